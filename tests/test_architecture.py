@@ -18,6 +18,7 @@ ROOMS = (
         "errors",
         "escapes",
         "exit_status",
+        "installation",
         "fact_registry",
         "records",
         "switch",

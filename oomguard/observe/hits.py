@@ -65,8 +65,6 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
         return None  # what does not touch the anchor's line belongs to another window
     facts = captured(found)
     start, stop = found.span()
-    if not _counts_here(signature, window, start, time):
-        return None
     if signature.clauses:
         limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, window, stop, time))
         for clause in signature.clauses:
@@ -79,18 +77,6 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
         facts[name] = Fact(name, value, "printed")
     message = " ".join(text[start:stop].split())
     return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
-
-
-def _counts_here(signature: Signature, window: Window, position: int, time: SearchTime) -> bool:
-    """Return whether what a signature asks of the lines around a wording, and before it on its line, holds at a position."""
-    if signature.unless_behind is not None:
-        line, at = window.line_around(position)
-        if time.search(signature.unless_behind, line[:at]) is not None:
-            return False
-    if signature.beside is None:
-        return True
-    around = (window.above(window.index(position)), window.text)
-    return any(time.search(signature.beside, text) is not None for text in around)
 
 
 def _next_message(signature: Signature, own: Wording, window: Window, position: int, time: SearchTime) -> int:

@@ -25,9 +25,8 @@ def test_what_report_writes_is_read():
     assert read_record(json.dumps(RECORD), "starts.jsonl, line 1") == RECORD
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_what_is_no_start_of_nobody_is_refused_with_its_place(subtests):
+    for line, said in [
         ("{", "no JSON"),
         ("[]", "not a record of a start"),
         (changed(host="gpu7.example.org"), "host missing or unknown"),
@@ -47,10 +46,9 @@ def test_what_report_writes_is_read():
         (changed(printed={"weights_gib": float("nan")}), "printed.weights_gib is nan"),
         (changed(printed={"weights_gib": 20, "available_kv_gib": 20}), "40.00 GiB on a device of 23.64 GiB"),
         (changed(printed={"who": 1}), "figures that no start prints"),
-    ],
-)
-def test_what_is_no_start_of_nobody_is_refused_with_its_place(line, said):
-    with pytest.raises(InputError, match=r"starts\.jsonl, line 3") as refused:
-        read_record(line, "starts.jsonl, line 3")
-    assert said in str(refused.value)
-    assert "mary" not in str(refused.value)
+    ]:
+        with subtests.test(line=line, said=said):
+            with pytest.raises(InputError, match=r"starts\.jsonl, line 3") as refused:
+                read_record(line, "starts.jsonl, line 3")
+            assert said in str(refused.value)
+            assert "mary" not in str(refused.value)

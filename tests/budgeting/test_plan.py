@@ -101,9 +101,8 @@ def test_none_leaves_a_setting_to_the_engine(model):
     assert given == oomguard.plan(model, **asked)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message", "hint"),
-    [
+def test_a_setting_that_is_none_is_refused_and_the_nearest_one_named(subtests, model):
+    for settings, message, hint in [
         ({"max_model_length": 1}, "unknown setting: max_model_length", "did you mean max_model_len?"),
         ({"gpu_memroy": "1GiB"}, "unknown setting: gpu_memroy", "did you mean gpu_memory?"),
         ({"zzz": 1}, "unknown setting: zzz", "known settings: "),
@@ -120,21 +119,20 @@ def test_none_leaves_a_setting_to_the_engine(model):
         ({"memory_kind": "odd"}, "memory_kind is 'odd'", "one of discrete, wsl2, unified"),
         ({"engine": "transformers", "max_model_len": 1}, "unknown setting: max_model_len", None),
         ({"trace": True}, "unknown setting: trace", None),
-    ],
-    ids=str,
-)
-def test_a_setting_that_is_none_is_refused_and_the_nearest_one_named(model, settings, message, hint):
-    with pytest.raises(oomguard.SettingError) as error:
-        oomguard.plan(model, **{"gpu_memory": "24GiB", **settings})
-    assert str(error.value).startswith(message)
-    assert hint is None or str(error.value.hint).startswith(hint)
+    ]:
+        with subtests.test(settings=settings, message=message, hint=hint):
+            with pytest.raises(oomguard.SettingError) as error:
+                oomguard.plan(model, **{"gpu_memory": "24GiB", **settings})
+            assert str(error.value).startswith(message)
+            assert hint is None or str(error.value.hint).startswith(hint)
 
 
-@pytest.mark.parametrize("memory", [0, -1, True, 1.5, "0"], ids=str)
-def test_a_gpu_without_memory_is_refused(model, memory):
-    with pytest.raises(oomguard.SettingError, match="gpu_memory is ") as error:
-        oomguard.plan(model, gpu_memory=memory)
-    assert "24GiB" in error.value.hint
+def test_a_gpu_without_memory_is_refused(subtests, model):
+    for memory in [0, -1, True, 1.5, "0"]:
+        with subtests.test(memory=memory):
+            with pytest.raises(oomguard.SettingError, match="gpu_memory is ") as error:
+                oomguard.plan(model, gpu_memory=memory)
+            assert "24GiB" in error.value.hint
 
 
 def test_beside_a_size_a_gpus_name_decides_the_engines_defaults_alone(model):
@@ -164,7 +162,10 @@ def test_a_model_that_is_nowhere_says_what_was_expected():
     assert error.value.hint in error.value.__notes__  # a traceback shows it
 
 
-@pytest.mark.parametrize("model", [5, None, b"folder", {}], ids=repr)
-def test_what_is_no_name_of_a_model_is_refused(model):
-    with pytest.raises(oomguard.UsageError, match="plan expects a model by its path or name"):
-        oomguard.plan(model, gpu_memory="24GiB")
+def test_what_is_no_name_of_a_model_is_refused(subtests):
+    for model in [5, None, b"folder", {}]:
+        with (
+            subtests.test(model=model),
+            pytest.raises(oomguard.UsageError, match="plan expects a model by its path or name"),
+        ):
+            oomguard.plan(model, gpu_memory="24GiB")

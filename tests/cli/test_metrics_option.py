@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from oomguard.installation import install_hint
 from support.counted import BROKEN, run, scraped
 from support.each import each
 
@@ -145,7 +146,7 @@ def test_without_the_library_the_extra_is_named_and_the_command_is_not_started(t
     words = [sys.executable, "-c", WITHOUT, "run", "--metrics", "0", "--", "touch", str(tmp_path / "started")]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 2
-    assert "pip install 'oomguard[metrics]'" in ran.stderr
+    assert install_hint("metrics") in ran.stderr
     assert not (tmp_path / "started").exists()
 
 
@@ -155,7 +156,7 @@ def test_without_the_sdk_a_named_exporter_is_told_with_what_brings_it():
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     assert "no spans are sent: OpenTelemetry's SDK is not installed" in ran.stderr
-    assert "pip install 'oomguard[otel]' opentelemetry-exporter-zipkin" in ran.stderr
+    assert f"{install_hint('otel')} and pip install opentelemetry-exporter-zipkin" in ran.stderr
 
 
 def test_of_two_runs_inside_each_other_the_outer_one_heeds_the_variable(tmp_path):

@@ -155,7 +155,7 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
     [
         ("schema = 1", "schema = ", ":1, column 10"),
         ('status = "experimental"', 'status = "new"', ", status: 'new' is not a known status"),
-        ("tried_bytes > 0.0", "tried_byte > 0.0", ", column 1, when[0]: undeclared reference"),
+        ("tried_bytes > 0.0", "tried_byte > 0.0", ", column 1, when[0]: unknown fact 'tried_byte'"),
         ("tried_bytes = 1073741824", 'tried_bytes = "much"', ", test[0].facts.tried_bytes: expected int, found 'much'"),
         ("tried_bytes = 1073741824", "tried_bytes = inf", ", test[0].facts.tried_bytes: expected int, found inf"),
         ("tried_bytes = 1073741824", "tried_bytes = [1]", ", test[0].facts.tried_bytes: expected int, found [1]"),

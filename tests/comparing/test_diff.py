@@ -39,8 +39,9 @@ def test_a_path_that_is_nowhere_is_told_from_a_text(vllm):
         oomguard.diff(vllm(), "nowhere.log")
 
 
-@pytest.mark.parametrize("source", [5, None, b"log", []], ids=repr)
-def test_what_is_no_log_is_refused_and_says_what_was_expected(vllm, source):
-    with pytest.raises(oomguard.UsageError, match="diff expects a log, not") as error:
-        oomguard.diff(source, vllm())
-    assert "oomguard.diagnose" in error.value.hint
+def test_what_is_no_log_is_refused_and_says_what_was_expected(subtests, vllm):
+    for source in [5, None, b"log", []]:
+        with subtests.test(source=source):
+            with pytest.raises(oomguard.UsageError, match="diff expects a log, not") as error:
+                oomguard.diff(source, vllm())
+            assert "oomguard.diagnose" in error.value.hint

@@ -38,11 +38,12 @@ def test_a_number_that_the_log_does_not_hold_is_refused_with_those_it_holds(side
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 1 MiB is free.\n"
 
 
-@pytest.mark.parametrize("text", ["", "hello\n", OOM])
-def test_a_log_without_an_engines_start_is_refused_and_says_what_is_looked_for(side, text):
-    with pytest.raises(InputError, match="no start of an engine") as error:
-        side(text)
-    assert "Initializing a V1 LLM engine" in error.value.hint
+def test_a_log_without_an_engines_start_is_refused_and_says_what_is_looked_for(subtests, side):
+    for text in ["", "hello\n", OOM]:
+        with subtests.test(text=text):
+            with pytest.raises(InputError, match="no start of an engine") as error:
+                side(text)
+            assert "Initializing a V1 LLM engine" in error.value.hint
 
 
 def test_a_message_pasted_alone_is_a_start_known_by_its_failure(side, vllm):

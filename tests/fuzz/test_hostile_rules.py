@@ -267,38 +267,47 @@ def test_a_wrong_type_in_a_rule_is_refused_at_its_key(tmp_path, old, new, key):
 HOSTILE_CONDITIONS = {
     "unknown fact": "nope > 1.0",
     "no boolean": "tried_bytes",
-    "int beside double": "tried_bytes > 1",
+    "text beside number": "tried_bytes > '1'",
     "a call": "exec('x')",
     "open bracket": "(tried_bytes > 1.0",
-    "deep brackets": "(" * 3000 + "true" + ")" * 3000,
-    "deep not": "!" * 5000 + "true",
-    "long chain": " && ".join(["tried_bytes > 1.0"] * 20_000),
+    "deep brackets": "(" * 3000 + "True" + ")" * 3000,
+    "brackets within the length": "(" * 900 + "True" + ")" * 900,
+    "deep not": "not " * 490 + "True",
+    "deep minus": "-" * 1990 + "tried_bytes > 1",
+    "deep choice": "True if True else " * 115 + "True",
+    "long chain": " and ".join(["tried_bytes > 1.0"] * 20_000),
+    "towering power": "9 ** 9 ** 9 ** 9 ** 9 > tried_bytes",
+    "shift": "1 << 1000000000000 > tried_bytes",
     "huge text": "'a' * 1000000000 == 'a'",
     "nul": "tried_bytes > 1.0 \x01",
     "big integer": "tried_bytes > " + "9" * 5000,
-    "nested macros": "[1,2,3].all(a, [1,2,3].all(b, [1,2,3].all(c, nope)))",
+    "nested loops": "[[[x for x in 'abc'] for y in 'abc'] for z in 'abc'] == model",
+    "attributes": "().__class__.__base__.__subclasses__() == model",
+    "function": "(lambda: True)()",
+    "assignment": "(tried_bytes := 9) > 1",
+    "formatted text": "f'{tried_bytes:>99999999}' == model",
+    "the language of old files": "tried_bytes > 1.0 && true",
     "empty": "",
-    "statement": "tried_bytes > 1.0; true",
+    "statement": "tried_bytes > 1.0; True",
     "look-alike letter": "tr\u0456ed_bytes > 1.0",
 }
 
 
 @each("condition", HOSTILE_CONDITIONS.values())
 def test_a_hostile_condition_is_refused_at_its_key(tmp_path, condition):
-    escaped = condition.replace("\\", "\\\\").replace('"', '\\"').replace("\x01", "\\u0001")
+    escaped = condition.replace('"', '\\"').replace("\x01", "\\u0001")
     refused(tmp_path, RULE.replace('"tried_bytes > 1.0"', f'"{escaped}"'), key="when[0]", column=False)
 
 
-def test_a_condition_that_multiplies_its_work_ends_in_time(tmp_path):
-    digits = "[" + ",".join(str(i) for i in range(60)) + "]"
-    nest = "true"
-    for name in "abcdef":  # 60^6 steps
-        nest = f"{digits}.all({name}, {nest})"
+def test_the_longest_condition_is_evaluated_in_time(tmp_path):
+    nest = " and ".join(["(9.5 * tried_bytes / 2) > 1 - -1"] * 52)
+    assert 1800 < len(nest) < 2000
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free.\n"
     rule = RULE.replace('"tried_bytes > 1.0"', f'"tried_bytes > 1.0", "{nest}"')
     answer = in_child(tmp_path, rule, text, key="when[1]")
 
-    assert answer["refused"] or answer["kinds"] == ["cuda_oom"]
+    assert not answer["refused"]
+    assert answer["kinds"] == ["cuda_oom"]
 
 
 BROKEN_TOML = {

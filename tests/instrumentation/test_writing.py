@@ -47,15 +47,19 @@ def test_a_link_stays_one_and_rights_stay(tmp_path):
     assert (tmp_path / "real.csv").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("to_a_file", [True, False], ids=["file", "pipe"])
-def test_standard_output_is_written_to_after_what_stands_there(tmp_path, to_a_file):
-    code = "import os; os.write(1, b'first '); from oomguard.instrumentation.writing import write; write('/dev/stdout', b'then')"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with (tmp_path / "out").open("wb") as file:
-        out = file if to_a_file else subprocess.PIPE
-        ran = subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)
+def test_standard_output_is_written_to_after_what_stands_there(subtests, tmp_path):
+    for name, to_a_file in [
+        ("file", True),
+        ("pipe", False),
+    ]:
+        with subtests.test(name):
+            code = "import os; os.write(1, b'first '); from oomguard.instrumentation.writing import write; write('/dev/stdout', b'then')"
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            with (tmp_path / "out").open("wb") as file:
+                out = file if to_a_file else subprocess.PIPE
+                ran = subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)
 
-    assert ((tmp_path / "out").read_bytes() if to_a_file else ran.stdout) == b"first then"
+            assert ((tmp_path / "out").read_bytes() if to_a_file else ran.stdout) == b"first then"
 
 
 def test_a_folder_is_no_file(tmp_path):
@@ -63,11 +67,17 @@ def test_a_folder_is_no_file(tmp_path):
         write(tmp_path, b"x")
 
 
-@pytest.mark.parametrize("name", ["seen.pdf", "seen.svg", "seen.JPG"])
-def test_a_picture_is_not_written_under_the_name_of_another_format(tmp_path, name):
-    with oomguard.watch() as seen:
-        pass
-    with pytest.raises(oomguard.UsageError, match="is another format") as told:
-        seen.to_png(tmp_path / name)
-    assert "seen.png" in told.value.hint
+def test_a_plot_is_not_written_under_the_name_of_another_format(tmp_path):
+    seen = oomguard.watch()
+    for name in ("seen.pdf", "seen.svg", "seen.JPG", "seen.html"):
+        with pytest.raises(oomguard.UsageError, match="is another format") as caught:
+            seen.to_png(tmp_path / name)
+        assert "seen.png" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_removed_page_is_refused_with_what_there_is(tmp_path):
+    with pytest.raises(oomguard.UsageError, match="no longer writes HTML") as caught:
+        oomguard.watch().to_html(tmp_path / "seen.html")
+    assert 'seen.to_png("watch.png")' in caught.value.hint
     assert not list(tmp_path.iterdir())

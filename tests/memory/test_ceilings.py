@@ -9,19 +9,17 @@ from oomguard.facts import GIB
 from oomguard.memory.ceilings import free_at_start, kind_of
 
 
-@pytest.mark.parametrize(
-    ("name", "on_wsl2", "kind"),
-    [
+def test_the_kind_follows_the_gpu_then_the_host(subtests):
+    for name, on_wsl2, kind in [
         ("H100", False, "discrete"),
         (None, False, "discrete"),
         ("RTX 5090", True, "wsl2"),
         ("NVIDIA GB10", False, "unified"),
         ("DGX Spark", True, "unified"),
         ("Jetson AGX Orin", False, "unified"),
-    ],
-)
-def test_the_kind_follows_the_gpu_then_the_host(name, on_wsl2, kind):
-    assert kind_of(name, on_wsl2=on_wsl2) == kind
+    ]:
+        with subtests.test(name=name, on_wsl2=on_wsl2, kind=kind):
+            assert kind_of(name, on_wsl2=on_wsl2) == kind
 
 
 def test_a_discrete_gpu_of_one_s_own_has_no_ceiling_but_the_context():

@@ -86,12 +86,17 @@ def test_a_given_total_is_not_said_to_be_missing():
     assert not [cause for cause in causes if "does not say how large the device is" in cause.title]
 
 
-@pytest.mark.parametrize("missing", ["device_total_bytes", "gpu_memory_utilization_ratio", "kv_cache_available_bytes"])
-def test_a_missing_fact_leaves_the_break_even_unknown(missing):
-    facts = {"device_total_bytes": 40 * GIB, "gpu_memory_utilization_ratio": 0.5, "kv_cache_available_bytes": -GIB}
-    del facts[missing]
+def test_a_missing_fact_leaves_the_break_even_unknown(subtests):
+    for missing in ["device_total_bytes", "gpu_memory_utilization_ratio", "kv_cache_available_bytes"]:
+        with subtests.test(missing=missing):
+            facts = {
+                "device_total_bytes": 40 * GIB,
+                "gpu_memory_utilization_ratio": 0.5,
+                "kv_cache_available_bytes": -GIB,
+            }
+            del facts[missing]
 
-    assert derived(**facts).number("break_even_utilization_ratio") is None
+            assert derived(**facts).number("break_even_utilization_ratio") is None
 
 
 def test_the_rounding_of_what_it_follows_from_is_kept():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.diagnosing import diagnose_lines
 from oomguard.facts import GIB
 from oomguard.observe.source import Line
@@ -40,9 +38,10 @@ def test_no_byte_count_is_offered_where_one_had_no_effect():
     assert offered.get("kv_cache_memory_bytes") is None
 
 
-@pytest.mark.parametrize("given", [GIB, GIB - 20_000_000, GIB + 20_000_000])
-def test_a_size_that_differs_by_rounding_had_its_effect(given):
-    incident = failed(given, "1.0")
+def test_a_size_that_differs_by_rounding_had_its_effect(subtests):
+    for given in [GIB, GIB - 20_000_000, GIB + 20_000_000]:
+        with subtests.test(given=given):
+            incident = failed(given, "1.0")
 
-    assert incident.number("kv_cache_memory_bytes") == given
-    assert "ignored_kv_cache_bytes" not in incident.facts
+            assert incident.number("kv_cache_memory_bytes") == given
+            assert "ignored_kv_cache_bytes" not in incident.facts

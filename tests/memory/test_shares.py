@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,12 +41,13 @@ def test_an_old_message_with_the_total_reserved_tells_the_same_parts():
     assert old["others_bytes"] == 3 * GIB
 
 
-@pytest.mark.parametrize("seen", [0, 17179869184 * GIB, 3 * GIB])
-def test_an_implausible_figure_of_a_container_is_unknown_never_zero(seen):
-    told = shares(**DEVICE, **TENSORS, process_in_use_bytes=seen)
+def test_an_implausible_figure_of_a_container_is_unknown_never_zero(subtests):
+    for seen in [0, 17179869184 * GIB, 3 * GIB]:
+        with subtests.test(seen=seen):
+            told = shares(**DEVICE, **TENSORS, process_in_use_bytes=seen)
 
-    assert "non_torch_bytes" not in told
-    assert told["own_bytes"] == 20 * GIB
+            assert "non_torch_bytes" not in told
+            assert told["own_bytes"] == 20 * GIB
 
 
 def test_a_listed_process_that_fits_the_tensors_is_the_process_itself():
@@ -57,9 +57,10 @@ def test_a_listed_process_that_fits_the_tensors_is_the_process_itself():
     assert told["others_bytes"] == 2 * GIB
 
 
-@pytest.mark.parametrize("seen", [8 * GIB, 47 * GIB // 2])
-def test_a_listed_process_that_does_not_fit_the_tensors_is_another(seen):
-    assert shares(**DEVICE, **TENSORS, other_process_in_use_bytes=seen)["own_bytes"] == 20 * GIB
+def test_a_listed_process_that_does_not_fit_the_tensors_is_another(subtests):
+    for seen in [8 * GIB, 47 * GIB // 2]:
+        with subtests.test(seen=seen):
+            assert shares(**DEVICE, **TENSORS, other_process_in_use_bytes=seen)["own_bytes"] == 20 * GIB
 
 
 def test_reserved_below_allocated_is_rounding_and_no_unused_memory():

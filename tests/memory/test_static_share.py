@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.facts import GIB, Fact, FactValue
 from oomguard.memory.static_share import with_static_share
 
@@ -22,13 +20,15 @@ def test_a_model_larger_than_the_device_that_fills_it_is_being_built():
     assert known["before_kv_cache"].value is True
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"estimated_weights_bytes": 60 * GIB}, {"own_ratio": 0.5}, {"unused_ratio": 0.05}, {"pool_free_bytes": GIB}],
-    ids=["the weights fit", "others fill it", "torch holds pieces", "the pool stands"],
-)
-def test_nothing_tells_that_a_model_is_built_otherwise(more):
-    assert with_static_share(facts(**{**BUILT, **more}), "unknown") == "unknown"
+def test_nothing_tells_that_a_model_is_built_otherwise(subtests):
+    for name, more in [
+        ("the weights fit", {"estimated_weights_bytes": 60 * GIB}),
+        ("others fill it", {"own_ratio": 0.5}),
+        ("torch holds pieces", {"unused_ratio": 0.05}),
+        ("the pool stands", {"pool_free_bytes": GIB}),
+    ]:
+        with subtests.test(name):
+            assert with_static_share(facts(**{**BUILT, **more}), "unknown") == "unknown"
 
 
 def test_what_lines_and_frames_tell_of_the_phase_stays():
@@ -52,13 +52,14 @@ def test_a_table_of_requests_is_known_by_its_bytes_and_gives_the_context():
     assert known["max_model_len_tokens"].value == 80 * 131072
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"tried_bytes": 5 * GIB + 12345678}, {"tried_bytes": 30 * GIB, "max_num_seqs": 8}, {"tried_bytes": 16 * GIB}],
-    ids=["no context has such bytes", "eight requests", "a round size"],
-)
-def test_other_bytes_are_no_table_of_requests(more):
-    known = facts(**more)
-    with_static_share(known, "unknown")
+def test_other_bytes_are_no_table_of_requests(subtests):
+    for name, more in [
+        ("no context has such bytes", {"tried_bytes": 5 * GIB + 12345678}),
+        ("eight requests", {"tried_bytes": 30 * GIB, "max_num_seqs": 8}),
+        ("a round size", {"tried_bytes": 16 * GIB}),
+    ]:
+        with subtests.test(name):
+            known = facts(**more)
+            with_static_share(known, "unknown")
 
-    assert "buffer" not in known
+            assert "buffer" not in known

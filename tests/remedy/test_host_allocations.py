@@ -142,48 +142,47 @@ def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the
     assert 0.7 * (FREE - 4 * GIB) < 1024 * 4 * length <= 0.8 * (FREE - 4 * GIB)
 
 
-@pytest.mark.parametrize("drafts", ["None", "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=5)"])
-def test_the_same_bytes_are_the_drafter_s_only_where_it_drafts_so(start, drafts):
-    args = {"max_model_len": 10485760, "max_num_seqs": 4, "kv_cache_memory_bytes": 2 * GIB}
-    message = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 40.0 GiB for an array with shape (1024, 10485760) and data type int32"
-    found = start(LLAMA, args, [], message, drafts=drafts)
-    assert (found.causes[0].id == "speculative_decoding") == (drafts != "None")
+def test_the_same_bytes_are_the_drafter_s_only_where_it_drafts_so(subtests, start):
+    for drafts in ["None", "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=5)"]:
+        with subtests.test(drafts=drafts):
+            args = {"max_model_len": 10485760, "max_num_seqs": 4, "kv_cache_memory_bytes": 2 * GIB}
+            message = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 40.0 GiB for an array with shape (1024, 10485760) and data type int32"
+            found = start(LLAMA, args, [], message, drafts=drafts)
+            assert (found.causes[0].id == "speculative_decoding") == (drafts != "None")
 
 
 MANY = {"max_num_seqs": 16384, "max_num_batched_tokens": 65536}
 
 
-@pytest.mark.parametrize(
-    ("user", "limit", "images", "changed"),
-    [
+def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_requests_where_they_keep_it_long(
+    subtests, start
+):
+    """A step has a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
+    for user, limit, images, changed in [
         ({"max_num_seqs": 64, "max_num_batched_tokens": 65536}, None, 16384, {"max_num_batched_tokens"}),
         (MANY, None, 16384, {"max_num_batched_tokens", "max_num_seqs"}),
         (MANY, 1, 16384, {"max_num_batched_tokens", "max_num_seqs"}),
         ({"max_num_seqs": 8192, "max_num_batched_tokens": 65536}, 1, 8192, {"max_num_batched_tokens"}),
-    ],
-)
-def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_requests_where_they_keep_it_long(
-    start, user, limit, images, changed
-):
-    """A step has a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
-    args = {"max_model_len": 2048, "kv_cache_memory_bytes": 128 * 2**20, **user}
-    if limit:
-        args["limit_mm_per_prompt"] = {"image": limit}
-    frames = [
-        'vllm/v1/worker/gpu_model_runner.py", line 6100, in profile_run',
-        'vllm/model_executor/models/blip.py", line 200, in forward',
-    ]
-    tried = images * 5 * 196608 * 2
-    loaded = "(Worker pid=19414) INFO 11-22 17:57:58 [gpu_model_runner.py:5145] Model loading took 0.14 GiB memory and 0.1 seconds"
-    found = start(BLIP2, args, frames, REFUSED.format(tried), loaded)
-    assert found.causes[0].id == "multimodal_profile"
-    new = solved(found)
-    together = {patch.setting for patch in found.plan if patch.applicable and patch.group}
-    assert changed == (together or {next(patch.setting for patch in found.plan if patch.applicable)})
-    step = new["max_num_batched_tokens"]
-    assert step >= new.get("max_num_seqs", 0)
-    assert 2048 <= step // 4 < images
-    assert 2 * tried / images * (step // 4) < 0.8 * FREE  # two such tensors live at once
+    ]:
+        with subtests.test(user=user, limit=limit, images=images, changed=changed):
+            args = {"max_model_len": 2048, "kv_cache_memory_bytes": 128 * 2**20, **user}
+            if limit:
+                args["limit_mm_per_prompt"] = {"image": limit}
+            frames = [
+                'vllm/v1/worker/gpu_model_runner.py", line 6100, in profile_run',
+                'vllm/model_executor/models/blip.py", line 200, in forward',
+            ]
+            tried = images * 5 * 196608 * 2
+            loaded = "(Worker pid=19414) INFO 11-22 17:57:58 [gpu_model_runner.py:5145] Model loading took 0.14 GiB memory and 0.1 seconds"
+            found = start(BLIP2, args, frames, REFUSED.format(tried), loaded)
+            assert found.causes[0].id == "multimodal_profile"
+            new = solved(found)
+            together = {patch.setting for patch in found.plan if patch.applicable and patch.group}
+            assert changed == (together or {next(patch.setting for patch in found.plan if patch.applicable)})
+            step = new["max_num_batched_tokens"]
+            assert step >= new.get("max_num_seqs", 0)
+            assert 2048 <= step // 4 < images
+            assert 2 * tried / images * (step // 4) < 0.8 * FREE  # two such tensors live at once
 
 
 def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start, monkeypatch):

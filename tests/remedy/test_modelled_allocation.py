@@ -86,11 +86,12 @@ def test_a_limit_of_private_memory_leaves_what_its_worker_does_not_hold(failed, 
     assert 0.75 * 1.75 * GIB * 0.8 < step * VOCAB * 12 <= 1.75 * GIB * 0.8
 
 
-@pytest.mark.parametrize("caches", [True, False])
-def test_prefix_caching_is_not_offered_off_as_it_frees_nothing(failed, free_host, caches):
-    free_host(6 * GIB)
-    found = planned(failed(8190 * VOCAB * 2, user={"enable_prefix_caching": caches}))
-    assert not found.alternatives
+def test_prefix_caching_is_not_offered_off_as_it_frees_nothing(subtests, failed, free_host):
+    for caches in [True, False]:
+        with subtests.test(caches=caches):
+            free_host(6 * GIB)
+            found = planned(failed(8190 * VOCAB * 2, user={"enable_prefix_caching": caches}))
+            assert not found.alternatives
 
 
 def test_where_nothing_tells_what_is_free_an_eighth_is_tried(failed, monkeypatch):
@@ -107,15 +108,20 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
     assert value(found, "max_num_batched_tokens") == 1024
 
 
-@pytest.mark.parametrize(("free_gib", "now"), [(12, 8192), (None, 65536)])
-def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(failed, monkeypatch, free_gib, now):
+def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(subtests, failed, monkeypatch):
     """Windows of 2048 tokens: a step of 3000 tokens would make the same 2047 x 128256 logits again."""
-    free = None if free_gib is None else 12 * GIB
-    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: free)
-    user = {"max_num_batched_tokens": now, "max_model_len": 2049, "kv_cache_memory_bytes": 5 * GIB + 2**29}
-    found = planned(failed(2047 * VOCAB * 4, user=user))
-    assert 64 <= value(found, "max_num_batched_tokens") < 2047
-    assert "at 8192" not in found.plan[0].reason
+
+    def check(free_gib, now):
+        free = None if free_gib is None else 12 * GIB
+        monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: free)
+        user = {"max_num_batched_tokens": now, "max_model_len": 2049, "kv_cache_memory_bytes": 5 * GIB + 2**29}
+        found = planned(failed(2047 * VOCAB * 4, user=user))
+        assert 64 <= value(found, "max_num_batched_tokens") < 2047
+        assert "at 8192" not in found.plan[0].reason
+
+    for free_gib, now in [(12, 8192), (None, 65536)]:
+        with subtests.test(free_gib=free_gib, now=now):
+            check(free_gib, now)
 
 
 def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(failed, free_host, monkeypatch):
@@ -126,16 +132,15 @@ def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(failed, 
     assert 1300 < value(found, "max_num_batched_tokens") < 1800
 
 
-@pytest.mark.parametrize(("weights", "solved"), [(GIB, 9_800), (None, None)])
-def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the_engine_s(
-    failed, free_host, weights, solved
-):
+def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the_engine_s(subtests, failed, free_host):
     """1 GiB of each and 2 GiB for the worker: 80 % of 6 GiB hold 5 bytes of 104,857 tokens for that many requests."""
-    free_host(10 * GIB)
-    user = {"kv_cache_memory_bytes": GIB, "max_num_seqs": 1_000_000, "max_model_len": 104_857}
-    incident = failed(1_000_000 * 104_857 * 4, user=user, model=None, model_weights_bytes=weights)
-    rows = value(planned(incident, "reduces-capacity"), "max_num_seqs")
-    assert rows == (256 if solved is None else pytest.approx(solved, rel=0.01))
+    for weights, solved in [(GIB, 9_800), (None, None)]:
+        with subtests.test(weights=weights, solved=solved):
+            free_host(10 * GIB)
+            user = {"kv_cache_memory_bytes": GIB, "max_num_seqs": 1_000_000, "max_model_len": 104_857}
+            incident = failed(1_000_000 * 104_857 * 4, user=user, model=None, model_weights_bytes=weights)
+            rows = value(planned(incident, "reduces-capacity"), "max_num_seqs")
+            assert rows == (256 if solved is None else pytest.approx(solved, rel=0.01))
 
 
 def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):

@@ -66,21 +66,21 @@ class NoTrace:
         return 0
 
 
-@pytest.mark.parametrize(("kept", "waits"), [(0, False), (10 * MIB, False), (64 * MIB, True)])
-def test_results_wait_on_the_host_where_the_rows_that_fit_leave_them_no_room(kept, waits):
-    call = CallModel(16, 64 * MIB, trace=LineTrace(20 * MIB, kept_bytes=kept))
+def test_results_wait_on_the_host_where_the_rows_that_fit_leave_them_no_room(subtests):
+    for kept, waits in [(0, False), (10 * MIB, False), (64 * MIB, True)]:
+        with subtests.test(kept=kept, waits=waits):
+            call = CallModel(16, 64 * MIB, trace=LineTrace(20 * MIB, kept_bytes=kept))
 
-    assert call.results_wait(incident(device_total_bytes=256 * MIB)) is waits
+            assert call.results_wait(incident(device_total_bytes=256 * MIB)) is waits
 
 
-@pytest.mark.parametrize(
-    ("asks", "cached", "fit"), [(None, True, 12), (True, True, 12), (False, True, 8), (False, False, 12)]
-)
-def test_what_was_refused_and_no_trace_asks_for_is_left_room_for_by_the_rows(asks, cached, fit):
-    call = CallModel(16, 0, trace=LineTrace(20 * MIB, asks=asks), is_cached=cached)
+def test_what_was_refused_and_no_trace_asks_for_is_left_room_for_by_the_rows(subtests):
+    for asks, cached, fit in [(None, True, 12), (True, True, 12), (False, True, 8), (False, False, 12)]:
+        with subtests.test(asks=asks, cached=cached, fit=fit):
+            call = CallModel(16, 0, trace=LineTrace(20 * MIB, asks=asks), is_cached=cached)
 
-    # 160 MiB of 16 rows: 10 MiB more for each
-    assert rows(call, device_total_bytes=256 * MIB, tried_bytes=160 * MIB).value == fit
+            # 160 MiB of 16 rows: 10 MiB more for each
+            assert rows(call, device_total_bytes=256 * MIB, tried_bytes=160 * MIB).value == fit
 
 
 # What a row needs is known -----------------------------------------------------------------------------------------
@@ -144,18 +144,19 @@ def test_rows_are_fewer_than_failed_and_fit(number, row, base, total, others, se
         assert base + value * (row if value > 1 or seen is None else min(row, seen)) <= total - (others or 0)
 
 
-@pytest.mark.parametrize("missing", ["row_bytes", "baseline_bytes", "device_total_bytes"])
-def test_rows_name_the_one_figure_that_is_missing(missing):
-    call = CallModel(
-        8,
-        None if missing == "baseline_bytes" else GIB,
-        row_bytes=None if missing == "row_bytes" else GIB,
-    )
+def test_rows_name_the_one_figure_that_is_missing(subtests):
+    for missing in ["row_bytes", "baseline_bytes", "device_total_bytes"]:
+        with subtests.test(missing=missing):
+            call = CallModel(
+                8,
+                None if missing == "baseline_bytes" else GIB,
+                row_bytes=None if missing == "row_bytes" else GIB,
+            )
 
-    solution = rows(call, **({} if missing == "device_total_bytes" else {"device_total_bytes": 8 * GIB}))
+            solution = rows(call, **({} if missing == "device_total_bytes" else {"device_total_bytes": 8 * GIB}))
 
-    assert solution.value is None
-    assert solution.reason == f"not known: {missing}"
+            assert solution.value is None
+            assert solution.reason == f"not known: {missing}"
 
 
 # Only what the rows held is known ----------------------------------------------------------------------------------
@@ -175,14 +176,16 @@ def test_rows_to_be_measured_are_few_and_would_have_fitted_as_they_were(number, 
 # Nothing is known that gives a number ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "left", "value"), [(64, 7, 32), (5000, 7, 1250), (64, 1, 1), (2, 7, 1)])
-def test_rows_that_no_figure_solves_are_halved_or_as_many_fewer_as_the_attempts_need(number, left, value):
-    assert rows(CallModel(number, None, attempts_left=left)).value == value
+def test_rows_that_no_figure_solves_are_halved_or_as_many_fewer_as_the_attempts_need(subtests):
+    for number, left, value in [(64, 7, 32), (5000, 7, 1250), (64, 1, 1), (2, 7, 1)]:
+        with subtests.test(number=number, left=left, value=value):
+            assert rows(CallModel(number, None, attempts_left=left)).value == value
 
 
-@pytest.mark.parametrize(("number", "left"), [(1, 7), (64, 0)])
-def test_one_row_and_the_last_attempt_are_not_halved(number, left):
-    assert rows(CallModel(number, None, attempts_left=left)).value is None
+def test_one_row_and_the_last_attempt_are_not_halved(subtests):
+    for number, left in [(1, 7), (64, 0)]:
+        with subtests.test(number=number, left=left):
+            assert rows(CallModel(number, None, attempts_left=left)).value is None
 
 
 def test_where_other_rows_ran_those_beside_a_heavy_one_are_run_in_halves():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Effect, Incident
 from oomguard.remedy.modelled_load import Lighter, LoadModel, Weights
@@ -21,9 +19,10 @@ def chosen(device_gib):
     return {patch.setting: (patch.new, patch.reason) for patch in patches}
 
 
-@pytest.mark.parametrize(("device_gib", "taken"), [(6, "8bit"), (4, "4bit"), (2, None)])
-def test_of_fewer_bits_the_most_that_fit_are_taken(device_gib, taken):
-    assert chosen(device_gib)["quantization"][0] == taken
+def test_of_fewer_bits_the_most_that_fit_are_taken(subtests):
+    for device_gib, taken in [(6, "8bit"), (4, "4bit"), (2, None)]:
+        with subtests.test(device_gib=device_gib, taken=taken):
+            assert chosen(device_gib)["quantization"][0] == taken
 
 
 def test_where_none_fit_the_reason_is_that_of_the_fewest():

@@ -146,9 +146,10 @@ def test_the_effect_of_each_patch_is_the_registry_s(model):
     assert effects == {"gpu_memory_utilization": Effect.OUTPUT_PRESERVING, "max_model_len": Effect.REDUCES_CAPACITY}
 
 
-@pytest.mark.parametrize("name", ["~nobody_such/model", "x" * 300, "a\0b"])
-def test_a_name_that_is_no_path_here_reads_no_model(name):
-    assert read_failed_start(none_left(name)) is None
+def test_a_name_that_is_no_path_here_reads_no_model(subtests):
+    for name in ["~nobody_such/model", "x" * 300, "a\0b"]:
+        with subtests.test(name=name):
+            assert read_failed_start(none_left(name)) is None
 
 
 def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
@@ -223,12 +224,12 @@ def test_where_the_sampler_did_not_fit_fewer_requests_run(model):
     assert 256 <= patch.new < 4096
 
 
-@pytest.mark.parametrize(
-    ("kind", "phase", "rows"), [("cuda_oom", "profile_run", 64), ("sampler_warmup_oom", "sampling_logits", 4096)]
-)
-def test_before_there_is_a_kv_cache_no_share_is_lowered(model, kind, phase, rows):
+def test_before_there_is_a_kv_cache_no_share_is_lowered(subtests, model):
     """vLLM's own message advises it; the share holds nothing yet that could be given back."""
-    found = planned(
-        profiling(model, kind, phase, max_num_batched_tokens=8192, max_num_seqs=rows), make_policy("reduces-capacity")
-    )
-    assert "gpu_memory_utilization" not in by_setting(found)
+    for kind, phase, rows in [("cuda_oom", "profile_run", 64), ("sampler_warmup_oom", "sampling_logits", 4096)]:
+        with subtests.test(kind=kind, phase=phase, rows=rows):
+            found = planned(
+                profiling(model, kind, phase, max_num_batched_tokens=8192, max_num_seqs=rows),
+                make_policy("reduces-capacity"),
+            )
+            assert "gpu_memory_utilization" not in by_setting(found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.diagnosing import diagnose_lines
 from oomguard.facts import Fact
 from oomguard.incident import Effect, Incident, Patch, SettingInForce
@@ -67,11 +65,10 @@ def test_a_printed_value_is_known():
     assert (present_value(SHARE, known), why_blocked(patch(), known, Policy())) == (0.5, None)
 
 
-@pytest.mark.parametrize(
-    ("setting", "new"), [("enforce_eager", True), ("batch_size", 4), ("attn_implementation", "sdpa")]
-)
-def test_a_switch_and_what_a_call_takes_are_set_whatever_they_are_now(setting, new):
-    assert why_blocked(patch(setting, new), incident(), Policy()) is None
+def test_a_switch_and_what_a_call_takes_are_set_whatever_they_are_now(subtests):
+    for setting, new in [("enforce_eager", True), ("batch_size", 4), ("attn_implementation", "sdpa")]:
+        with subtests.test(setting=setting, new=new):
+            assert why_blocked(patch(setting, new), incident(), Policy()) is None
 
 
 def test_requested_over_total_tells_the_share_and_it_is_raised_from_there():

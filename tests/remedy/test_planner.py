@@ -286,27 +286,24 @@ def test_the_pool_s_own_memory_is_not_taken_for_a_neighbour_s():
     assert proposed["gpu_memory_utilization"] is None or proposed["gpu_memory_utilization"] > 0.5
 
 
-@pytest.mark.parametrize("value", ["1.0 / 0.0", "0.0 / 0.0"])
-def test_a_value_that_is_no_number_is_not_solved(value):
-    assert planned(fix("batch_size", value=value)).plan[0].new is None
+def test_a_value_that_is_no_number_is_not_solved(subtests):
+    for value in ["1.0 / 0.0", "0.0 / 0.0"]:
+        with subtests.test(value=value):
+            assert planned(fix("batch_size", value=value)).plan[0].new is None
 
 
 def test_a_value_of_another_type_than_the_setting_s_is_not_solved():
     assert planned(fix("batch_size", value="'many'")).plan[0].new is None
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
+def test_a_rule_of_an_unknown_setting_is_the_rule_author_s_mistake(subtests):
+    for way in [
         {"value": "1.0"},
         {"solve": "rows_that_fit"},
         {"lever": "l", "missing": "m"},
-    ],
-    ids=lambda way: next(iter(way)),
-)
-def test_a_rule_of_an_unknown_setting_is_the_rule_author_s_mistake(way):
-    with pytest.raises(OomguardError, match="batchsize"):
-        planned(fix("batchsize", **way))
+    ]:
+        with subtests.test(way=way), pytest.raises(OomguardError, match="batchsize"):
+            planned(fix("batchsize", **way))
 
 
 def test_a_rule_of_an_unknown_solver_is_the_rule_author_s_mistake():
@@ -391,35 +388,35 @@ def test_a_plan_is_ordered_and_says_why(kind, facts, policy, complete):
             assert patch.effect <= policy.allow
 
 
-@pytest.mark.parametrize(("pinned", "applied"), [((), ["max_num_seqs"]), (("max_num_seqs",), ["max_model_len"])])
-def test_an_alternative_is_what_is_done_once_the_user_ruled_out_what_is_better(pinned, applied):
-    result = planned(
-        fix("max_num_seqs", value="8.0", effect=Effect.REDUCES_CAPACITY),
-        fix("max_model_len", value="4096.0", effect=Effect.REDUCES_CAPACITY, alternative=True),
-        policy=Policy(allow=Effect.REDUCES_CAPACITY, pinned=frozenset(pinned)),
-        base=incident("cuda_oom", max_model_len_tokens=8192, max_num_seqs=64),
-    )
-    assert [patch.setting for patch in result.plan if patch.applicable] == applied
-    assert [other.setting for other in result.alternatives] == ([] if pinned else ["max_model_len"])
+def test_an_alternative_is_what_is_done_once_the_user_ruled_out_what_is_better(subtests):
+    for pinned, applied in [((), ["max_num_seqs"]), (("max_num_seqs",), ["max_model_len"])]:
+        with subtests.test(pinned=pinned, applied=applied):
+            result = planned(
+                fix("max_num_seqs", value="8.0", effect=Effect.REDUCES_CAPACITY),
+                fix("max_model_len", value="4096.0", effect=Effect.REDUCES_CAPACITY, alternative=True),
+                policy=Policy(allow=Effect.REDUCES_CAPACITY, pinned=frozenset(pinned)),
+                base=incident("cuda_oom", max_model_len_tokens=8192, max_num_seqs=64),
+            )
+            assert [patch.setting for patch in result.plan if patch.applicable] == applied
+            assert [other.setting for other in result.alternatives] == ([] if pinned else ["max_model_len"])
 
 
-@pytest.mark.parametrize(
-    ("user", "effect"), [({}, "reduces-capacity"), ({"num_gpu_blocks_override": 256}, "output-preserving")]
-)
-@pytest.mark.parametrize("kind", ["startup_free_memory_below_utilization", "cpu_node_memory"])
-def test_a_share_that_decides_nothing_is_lowered_for_nothing(kind, user, effect):
+def test_a_share_that_decides_nothing_is_lowered_for_nothing(subtests):
     """The engine claims its share before anything else, also where blocks decide how large the KV cache is."""
-    base = incident(
-        kind,
-        user={"gpu_memory_utilization": 0.9, **user},
-        device_free_bytes=8 * GIB,
-        device_total_bytes=24 * GIB,
-        desired_bytes=21.6 * GIB,
-        gpu_memory_utilization_ratio=0.9,
-        gpu_memory_utilization_set=True,
-        num_gpu_blocks_override_set=bool(user),
-        **user,
-    )
-    found = assessed(replace(base, framework="vllm"))
-    (patch,) = [patch for patch in found.plan if patch.setting == "gpu_memory_utilization"]
-    assert (str(patch.effect), patch.applicable) == (effect, effect == "output-preserving")
+    for user, effect in [({}, "reduces-capacity"), ({"num_gpu_blocks_override": 256}, "output-preserving")]:
+        for kind in ["startup_free_memory_below_utilization", "cpu_node_memory"]:
+            with subtests.test(user=user, effect=effect, kind=kind):
+                base = incident(
+                    kind,
+                    user={"gpu_memory_utilization": 0.9, **user},
+                    device_free_bytes=8 * GIB,
+                    device_total_bytes=24 * GIB,
+                    desired_bytes=21.6 * GIB,
+                    gpu_memory_utilization_ratio=0.9,
+                    gpu_memory_utilization_set=True,
+                    num_gpu_blocks_override_set=bool(user),
+                    **user,
+                )
+                found = assessed(replace(base, framework="vllm"))
+                (patch,) = [patch for patch in found.plan if patch.setting == "gpu_memory_utilization"]
+                assert (str(patch.effect), patch.applicable) == (effect, effect == "output-preserving")

@@ -34,9 +34,10 @@ def blocks(policy: Policy, change, *, set_by_user: bool | None = False, complete
     return policy.blocks(patch(*change), Incident("cuda_oom", "boom", settings=settings, settings_complete=complete))
 
 
-@pytest.mark.parametrize("set_by_user", [True, False, None])
-def test_output_preserving_patches_are_always_permitted(set_by_user):
-    assert blocks(Policy(), UP, set_by_user=set_by_user, complete=False) is None
+def test_output_preserving_patches_are_always_permitted(subtests):
+    for set_by_user in [True, False, None]:
+        with subtests.test(set_by_user=set_by_user):
+            assert blocks(Policy(), UP, set_by_user=set_by_user, complete=False) is None
 
 
 def test_reduced_capacity_is_permitted_on_what_the_user_left_alone():
@@ -65,47 +66,53 @@ def test_a_setting_of_unknown_origin_may_have_been_set():
     assert why.startswith("not known whether you set it")
 
 
-@pytest.mark.parametrize("set_by_user", [True, False, None])
-def test_changed_outputs_are_never_permitted_by_default(set_by_user):
-    assert "changes outputs" in blocks(Policy(), QUANTISE, set_by_user=set_by_user)
+def test_changed_outputs_are_never_permitted_by_default(subtests):
+    for set_by_user in [True, False, None]:
+        with subtests.test(set_by_user=set_by_user):
+            assert "changes outputs" in blocks(Policy(), QUANTISE, set_by_user=set_by_user)
 
 
-@pytest.mark.parametrize("allow", list(Effect))
-@pytest.mark.parametrize("change", [UP, DOWN, QUANTISE])
-@pytest.mark.parametrize("set_by_user", [True, False])
-def test_an_explicit_limit_permits_up_to_it_on_every_setting_and_forbids_the_rest(allow, change, set_by_user):
-    why = blocks(Policy(allow=allow), change, set_by_user=set_by_user)
+def test_an_explicit_limit_permits_up_to_it_on_every_setting_and_forbids_the_rest(subtests):
+    for allow in list(Effect):
+        for change in [UP, DOWN, QUANTISE]:
+            for set_by_user in [True, False]:
+                with subtests.test(allow=allow, change=change, set_by_user=set_by_user):
+                    why = blocks(Policy(allow=allow), change, set_by_user=set_by_user)
 
-    assert (why is None) == (effect_of(*change) <= allow)
-    assert why is None or f"--allow {allow}" in why
+                    assert (why is None) == (effect_of(*change) <= allow)
+                    assert why is None or f"--allow {allow}" in why
 
 
-@pytest.mark.parametrize("allow", [None, *Effect])
-def test_a_pinned_setting_is_never_touched(allow):
-    assert blocks(Policy(allow=allow, pinned=frozenset({"gpu_memory_utilization"})), UP) == "pinned"
+def test_a_pinned_setting_is_never_touched(subtests):
+    for allow in [None, *Effect]:
+        with subtests.test(allow=allow):
+            assert blocks(Policy(allow=allow, pinned=frozenset({"gpu_memory_utilization"})), UP) == "pinned"
 
 
 def test_a_pin_says_nothing_of_other_settings():
     assert blocks(Policy(pinned=frozenset({"max_model_len"})), UP) is None
 
 
-@pytest.mark.parametrize(("floor", "blocked"), [(8193, True), (8192, False), (4096, False)])
-@pytest.mark.parametrize("allow", [None, *Effect])
-def test_a_floor_holds_whatever_is_allowed(floor, blocked, allow):
-    why = blocks(Policy(allow=allow, minimum={"max_model_len": floor}), DOWN)
+def test_a_floor_holds_whatever_is_allowed(subtests):
+    for floor, blocked in [(8193, True), (8192, False), (4096, False)]:
+        for allow in [None, *Effect]:
+            with subtests.test(floor=floor, blocked=blocked, allow=allow):
+                why = blocks(Policy(allow=allow, minimum={"max_model_len": floor}), DOWN)
 
-    assert (why == f"below your floor of {floor}") == blocked
+                assert (why == f"below your floor of {floor}") == blocked
 
 
 def test_a_floor_does_not_keep_a_value_from_rising():
     assert blocks(Policy(minimum={"gpu_memory_utilization": 0.85}), UP) is None
 
 
-@pytest.mark.parametrize("allow", [None, *Effect])
-def test_a_byte_count_the_user_wrote_is_never_raised(allow):
-    assert (
-        blocks(Policy(allow=allow), ("kv_cache_memory_bytes", 1000, 2000), set_by_user=True) == "a byte count you set"
-    )
+def test_a_byte_count_the_user_wrote_is_never_raised(subtests):
+    for allow in [None, *Effect]:
+        with subtests.test(allow=allow):
+            assert (
+                blocks(Policy(allow=allow), ("kv_cache_memory_bytes", 1000, 2000), set_by_user=True)
+                == "a byte count you set"
+            )
 
 
 def test_a_byte_count_the_user_did_not_write_may_be_raised():
@@ -119,11 +126,12 @@ def test_a_byte_count_the_user_wrote_may_be_lowered_where_that_is_allowed():
     assert blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True) is None
 
 
-@pytest.mark.parametrize("old", [None, "8G"])
-def test_a_byte_count_the_user_wrote_and_nobody_could_read_is_not_raised_either(old):
-    change = ("kv_cache_memory_bytes", old, 2000)
+def test_a_byte_count_the_user_wrote_and_nobody_could_read_is_not_raised_either(subtests):
+    for old in [None, "8G"]:
+        with subtests.test(old=old):
+            change = ("kv_cache_memory_bytes", old, 2000)
 
-    assert blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True) == "a byte count you set"
+            assert blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True) == "a byte count you set"
 
 
 def test_the_default_policy_is_the_documented_one():
@@ -134,12 +142,15 @@ def test_the_default_policy_is_the_documented_one():
     assert policy.max_per_hour == DEFAULT_MAX_PER_HOUR == 3
 
 
-@pytest.mark.parametrize(("need", "blocked"), [(8193, True), (8192, False), (float("inf"), True), (10**6, True)])
-@pytest.mark.parametrize("allow", [None, *Effect])
-def test_what_the_command_itself_needs_holds_whatever_is_allowed(need, blocked, allow):
-    policy = with_needed(Policy(allow=allow), {"max_model_len": Need(need, "the command asks for")})
-    why = blocks(policy, DOWN)
-    assert (why is not None and why.startswith("below ") and why.endswith("the command asks for")) == blocked
+def test_what_the_command_itself_needs_holds_whatever_is_allowed(subtests):
+    for need, blocked in [(8193, True), (8192, False), (float("inf"), True), (10**6, True)]:
+        for allow in [None, *Effect]:
+            with subtests.test(need=need, blocked=blocked, allow=allow):
+                policy = with_needed(Policy(allow=allow), {"max_model_len": Need(need, "the command asks for")})
+                why = blocks(policy, DOWN)
+                assert (
+                    why is not None and why.startswith("below ") and why.endswith("the command asks for")
+                ) == blocked
 
 
 def test_of_two_needs_the_larger_one_counts():

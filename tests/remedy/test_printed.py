@@ -72,24 +72,30 @@ def test_every_solver_has_its_missing_facts_tested():
     assert set(MISSING) == set(SOLVERS)
 
 
-@pytest.mark.parametrize("name", SOLVERS)
-def test_without_facts_nothing_is_solved_and_what_is_missing_is_named(name):
-    solution = SOLVERS[name](incident())
+def test_without_facts_nothing_is_solved_and_what_is_missing_is_named(subtests):
+    for name in SOLVERS:
+        with subtests.test(name=name):
+            solution = SOLVERS[name](incident())
 
-    assert solution.value is None
-    assert solution.reason
-    assert any(MISSING[name] in text for text in solution.unknown)
+            assert solution.value is None
+            assert solution.reason
+            assert any(MISSING[name] in text for text in solution.unknown)
 
 
-@pytest.mark.parametrize("solver", [utilization_for_max_len, utilization_for_kv_cache])
-def test_without_the_total_the_rise_is_told_as_a_fraction_of_it(solver):
-    solution = solver(
-        incident(kv_cache_needed_bytes=0, kv_cache_available_bytes=round(-3.79 * GIB), gpu_memory_utilization_ratio=0.8)
-    )
+def test_without_the_total_the_rise_is_told_as_a_fraction_of_it(subtests):
+    for solver in [utilization_for_max_len, utilization_for_kv_cache]:
+        with subtests.test(solver=solver):
+            solution = solver(
+                incident(
+                    kv_cache_needed_bytes=0,
+                    kv_cache_available_bytes=round(-3.79 * GIB),
+                    gpu_memory_utilization_ratio=0.8,
+                )
+            )
 
-    assert solution.value is None
-    assert "3.79 GiB / device total, which is not printed" in solution.reason
-    assert solution.unknown == ("device total: not printed",)
+            assert solution.value is None
+            assert "3.79 GiB / device total, which is not printed" in solution.reason
+            assert solution.unknown == ("device total: not printed",)
 
 
 def test_without_the_utilization_the_rise_is_told_from_an_unknown_value():

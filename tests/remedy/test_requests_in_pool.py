@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.facts import Fact
 from oomguard.incident import Incident
 from oomguard.remedy.requests_in_pool import requests_in_pool, requests_in_table
@@ -18,9 +16,8 @@ def incident(phase: str = "unknown", **facts: float) -> Incident:
     )
 
 
-@pytest.mark.parametrize(
-    ("phase", "facts", "value"),
-    [
+def test_it_takes_three_in_four_of_those_that_ran_else_what_fits_at_full_length(subtests):
+    for phase, facts, value in [
         ("decode", {"running_requests": 24}, 18),
         ("decode", {"kv_slots_needed_tokens": 40}, 30),
         (
@@ -31,28 +28,25 @@ def incident(phase: str = "unknown", **facts: float) -> Incident:
         ("decode", {"running_requests": 1}, None),
         ("prefill", {"kv_slots_needed_tokens": 4096}, None),
         ("prefill", {"kv_cache_capacity_tokens": 4096, "max_model_len_tokens": 8192}, None),
-    ],
-)
-def test_it_takes_three_in_four_of_those_that_ran_else_what_fits_at_full_length(phase, facts, value):
-    assert requests_in_pool(incident(phase, **facts)).value == value
+    ]:
+        with subtests.test(phase=phase, facts=facts, value=value):
+            assert requests_in_pool(incident(phase, **facts)).value == value
 
 
 def test_it_names_what_is_missing():
     assert "how many requests ran" in requests_in_pool(incident()).reason
 
 
-@pytest.mark.parametrize(
-    ("facts", "value"),
-    [
+def test_a_table_takes_what_may_run_less_what_lacked_else_what_ran_and_what_was_free(subtests):
+    for facts, value in [
         ({"request_slots_free": 1, "request_slots_needed": 2, "max_num_seqs": 64}, 63),
         ({"request_slots_free": 1, "request_slots_needed": 2, "running_requests": 40}, 41),
         ({"request_slots_free": 19, "request_slots_needed": 20}, 19),
         ({"request_slots_free": 1, "request_slots_needed": 2}, None),
         ({"request_slots_free": 3, "request_slots_needed": 2, "running_requests": 40}, None),
-    ],
-)
-def test_a_table_takes_what_may_run_less_what_lacked_else_what_ran_and_what_was_free(facts, value):
-    assert requests_in_table(incident(**facts)).value == value
+    ]:
+        with subtests.test(facts=facts, value=value):
+            assert requests_in_table(incident(**facts)).value == value
 
 
 def test_a_rank_s_part_of_the_places_is_less_than_its_batch_so_more_places_are_made():

@@ -84,13 +84,12 @@ def test_a_share_that_leaves_more_than_the_engine_s_own_is_not_lowered_without_f
     assert static_share_for_tried(incident(mem_fraction_static_ratio=0.6)).value is None
 
 
-@pytest.mark.parametrize(
-    ("more", "kept_gib"), [({}, 13.125), ({"speculative": True}, 17.125), ({"tensor_parallel_size": 8}, 14.5)]
-)
-def test_what_a_large_device_keeps_grows_with_its_graphs_its_ranks_and_a_draft(more, kept_gib):
-    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **more))
+def test_what_a_large_device_keeps_grows_with_its_graphs_its_ranks_and_a_draft(subtests):
+    for more, kept_gib in [({}, 13.125), ({"speculative": True}, 17.125), ({"tensor_parallel_size": 8}, 14.5)]:
+        with subtests.test(more=more, kept_gib=kept_gib):
+            found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **more))
 
-    assert found.value == pytest.approx(1 - kept_gib / 80, abs=0.001)
+            assert found.value == pytest.approx(1 - kept_gib / 80, abs=0.001)
 
 
 def test_a_share_that_no_command_gives_is_the_engine_s_own():

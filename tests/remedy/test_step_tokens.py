@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,21 +34,18 @@ def test_the_tokens_that_ran_count_where_they_are_fewer_than_the_limit():
     assert step_tokens_for_tried(incident(**figures, step_tokens=4096)).value == 1792
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({"multimodal_frames": True}, "an encoder takes an image whole"),
-        ({"device_free_bytes": 5 * GIB}, "a step is not what is too large"),
-        ({"device_free_bytes": 1 << 20}, "with 1.00 MiB free"),
-    ],
-    ids=["an encoder's input", "enough was free", "nearly nothing was free"],
-)
-def test_no_step_is_small_enough_where_its_tokens_are_not_what_was_refused(more, why):
-    figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 8192}
-    solution = step_tokens_for_tried(incident(**{**figures, **more}))
+def test_no_step_is_small_enough_where_its_tokens_are_not_what_was_refused(subtests):
+    for name, more, why in [
+        ("an encoder's input", {"multimodal_frames": True}, "an encoder takes an image whole"),
+        ("enough was free", {"device_free_bytes": 5 * GIB}, "a step is not what is too large"),
+        ("nearly nothing was free", {"device_free_bytes": 1 << 20}, "with 1.00 MiB free"),
+    ]:
+        with subtests.test(name):
+            figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 8192}
+            solution = step_tokens_for_tried(incident(**{**figures, **more}))
 
-    assert solution.value is None
-    assert why in solution.reason
+            assert solution.value is None
+            assert why in solution.reason
 
 
 def test_a_step_of_decoding_has_no_prompt_to_cut():

@@ -1,4 +1,4 @@
-"""Health that sees a hang, with a server of vLLM in small under the real oomguard run (the real engine: benchmarks/hangs.py)."""
+"""Health that sees a hang, with a server of vLLM in small under the real oomguard run (the real engine: tests/vllm/test_hangs.py)."""
 
 from __future__ import annotations
 

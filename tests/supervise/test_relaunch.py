@@ -145,13 +145,13 @@ def test_a_report_is_written(tmp_path, form):
 
 
 def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_again(tmp_path):
-    script = f"echo run >> {tmp_path}/runs; echo 'ERROR arena grow failed: not enough device memory for 3.50 GiB (1.25 GiB free)' >&2; exit 5"
+    script = f"echo run >> {tmp_path}/runs; echo 'ERROR arena: grow refused: out of device memory' >&2; exit 5"
     command = [sys.executable, "-m", "oomguard", "run", "--allow", "changes-outputs", "--", "sh", "-c", script]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 5
     assert (tmp_path / "runs").read_text() == "run\n"
-    assert "CUDA out of memory: 3.50 GiB asked for, 1.25 GiB free" in ran.stderr
+    assert "CUDA out of memory" in ran.stderr
     assert "no signature has it" in ran.stderr
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oomguard.engines.command import Launch
-from oomguard.journal.reading import reading
+from oomguard.journal.read import open_journal
 from oomguard.journal.store import Journal, Ran, Record
 from oomguard.remedy.policy import make_policy
 from oomguard.supervise.reusing import known_changes
@@ -50,13 +51,13 @@ def write(
 
 
 def taken(journal: Journal, argv: tuple[str, ...] = SERVE, allow: str | None = "reduces-capacity", **policy: Any):
-    patches = known_changes(Launch(argv), make_policy(allow, **policy), lambda: reading(journal.path))
+    patches = known_changes(Launch(argv), make_policy(allow, **policy), lambda: open_journal(journal.path))
     return {patch.setting: patch.new for patch in patches}
 
 
 def test_the_change_under_which_the_command_ran_is_taken_with_what_it_measured(journal: Journal, caplog):
     write(journal)
-    (patch,) = known_changes(Launch(SERVE), make_policy("reduces-capacity"), lambda: reading(journal.path))
+    (patch,) = known_changes(Launch(SERVE), make_policy("reduces-capacity"), lambda: open_journal(journal.path))
 
     assert (patch.setting, patch.old, patch.new, str(patch.effect)) == (
         "max_model_len",
@@ -223,6 +224,14 @@ def test_a_command_that_ran_as_given_last_is_not_changed(journal: Journal):
     journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0"))
 
     assert taken(journal) == {}
+
+
+def test_without_a_journal_or_with_a_damaged_one_the_command_runs_as_given(tmp_path: Path):
+    (tmp_path / "damaged").write_text("no database at all, and long enough to be taken for one" * 20)
+    policy = make_policy()
+
+    assert known_changes(Launch(SERVE), policy, lambda: nullcontext(None)) == ()
+    assert known_changes(Launch(SERVE), policy, lambda: open_journal(tmp_path / "damaged")) == ()
 
 
 def run(tmp_path: Path, *options: str, engine: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

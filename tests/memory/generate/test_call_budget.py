@@ -69,19 +69,21 @@ def test_more_tokens_than_positions_are_said():
     assert any("5064 tokens are more than the model's 4096 positions" in line for line in found.assumptions)
 
 
-@pytest.mark.parametrize(
-    ("config", "call", "message"),
-    [
-        ({**LLAMA, "sliding_window": 64}, CALL, "plain decoders"),
-        (LLAMA, replace(CALL, cache_implementation="static"), "dynamic cache"),
-        (LLAMA, replace(CALL, attn_implementation="flash_attention_2"), "attn_implementation is 'flash_attention_2'"),
-    ],
-    ids=["sliding", "static", "flash"],
-)
-def test_where_the_closed_form_does_not_hold_the_trace_is_named(config, call, message):
-    with pytest.raises(SettingError, match=message) as caught:
-        budget_call(model_of(config), call, GIB)
-    assert "--trace" in str(caught.value.hint)
+def test_where_the_closed_form_does_not_hold_the_trace_is_named(subtests):
+    for name, config, call, message in [
+        ("sliding", {**LLAMA, "sliding_window": 64}, CALL, "plain decoders"),
+        ("static", LLAMA, replace(CALL, cache_implementation="static"), "dynamic cache"),
+        (
+            "flash",
+            LLAMA,
+            replace(CALL, attn_implementation="flash_attention_2"),
+            "attn_implementation is 'flash_attention_2'",
+        ),
+    ]:
+        with subtests.test(name):
+            with pytest.raises(SettingError, match=message) as caught:
+                budget_call(model_of(config), call, GIB)
+            assert "--trace" in str(caught.value.hint)
 
 
 def test_a_gpu_of_no_bytes_is_refused():

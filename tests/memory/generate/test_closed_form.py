@@ -57,14 +57,13 @@ def test_padding_adds_a_mask():
     assert padded - plain == 4096 * 4096
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"sliding_window": 512, "model_type": "mistral"}, {"num_local_experts": 8, "model_type": "mixtral"}],
-    ids=["a window", "experts"],
-)
-def test_what_is_no_plain_decoder_is_refused(changes):
-    with pytest.raises(SettingError, match="plain decoders"):
-        generate_row_bytes(shape(**changes), 1024, 1)
+def test_what_is_no_plain_decoder_is_refused(subtests):
+    for name, changes in [
+        ("a window", {"sliding_window": 512, "model_type": "mistral"}),
+        ("experts", {"num_local_experts": 8, "model_type": "mixtral"}),
+    ]:
+        with subtests.test(name), pytest.raises(SettingError, match="plain decoders"):
+            generate_row_bytes(shape(**changes), 1024, 1)
 
 
 @settings(deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,11 +84,12 @@ def test_of_parts_of_one_size_the_heaviest_counts():
     assert ran.rows_within(1600) == 8
 
 
-@pytest.mark.parametrize("room", [-5, 0, 3])
-def test_one_row_is_always_left(room):
-    ran = RowsThatRan()
-    ran.add(2, 1000)
-    assert ran.rows_within(room) == 1
+def test_one_row_is_always_left(subtests):
+    for room in [-5, 0, 3]:
+        with subtests.test(room=room):
+            ran = RowsThatRan()
+            ran.add(2, 1000)
+            assert ran.rows_within(room) == 1
 
 
 def test_after_a_failure_nothing_grows_so_far_again():

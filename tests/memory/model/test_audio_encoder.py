@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.memory.model.audio_encoder import read_audio_encoder
 from oomguard.memory.model.layer_caches import layer_caches
 from oomguard.memory.model.shape import read_shape
@@ -46,14 +44,12 @@ def test_one_audio_is_as_long_as_the_encoder_s_positions_and_no_part_of_the_prom
     assert not encoder.in_prompt
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_an_encoder_without_its_numbers_is_none(subtests):
+    for config in [
         {**WHISPER, "max_source_positions": None},
         {**WHISPER, "encoder_ffn_dim": "5120"},
         {**WHISPER, "model_type": ["whisper"]},
         {"model_type": "llama"},
-    ],
-)
-def test_an_encoder_without_its_numbers_is_none(config):
-    assert read_audio_encoder(config, 1280) is None
+    ]:
+        with subtests.test(config=config):
+            assert read_audio_encoder(config, 1280) is None

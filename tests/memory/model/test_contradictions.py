@@ -28,31 +28,27 @@ def headers(rows=1000, width=64, layers=2, prefix="model."):
     return [table, *own, Parameter("visual.layers.9.weight", (4, 4), 32)]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_padded_tables_layers_that_draft_and_names_of_any_family_are_of_the_model(subtests):
+    for fields in [
         {},
         {"rows": 1024},
         {"layers": 3},
         {"layers": 0},
         {"prefix": "model.language_model."},
         {"prefix": "language_model.model."},
-    ],
-)
-def test_padded_tables_layers_that_draft_and_names_of_any_family_are_of_the_model(fields):
-    check_headers(headers(**fields), SHAPE, "config.json")
+    ]:
+        with subtests.test(fields=fields):
+            check_headers(headers(**fields), SHAPE, "config.json")
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
+def test_weights_of_another_model_are_refused_with_both_numbers(subtests):
+    for fields, said in [
         ({"width": 32}, "hidden_size 64, the weights' headers have model.embed_tokens.weight as 1000 by 32"),
         ({"rows": 2000}, "vocab_size is 1000"),
         ({"layers": 1}, "num_hidden_layers is 2, the weights' headers have 1 layers"),
         ({"layers": 5}, "the weights' headers have 5 layers"),
-    ],
-)
-def test_weights_of_another_model_are_refused_with_both_numbers(fields, said):
-    with pytest.raises(ConfigError, match=r"config\.json") as refused:
-        check_headers(headers(**fields), SHAPE, "config.json")
-    assert said in str(refused.value)
+    ]:
+        with subtests.test(fields=fields, said=said):
+            with pytest.raises(ConfigError, match=r"config\.json") as refused:
+                check_headers(headers(**fields), SHAPE, "config.json")
+            assert said in str(refused.value)

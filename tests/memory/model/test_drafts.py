@@ -8,30 +8,27 @@ from oomguard.errors import SettingError
 from oomguard.memory.model.drafts import read_speculation
 
 
-@pytest.mark.parametrize(
-    ("text", "method", "tokens", "model", "own"),
-    [
+def test_each_method_is_read(subtests):
+    for text, method, tokens, model, own in [
         ('{"model": "some/draft", "num_speculative_tokens": 5}', "draft_model", 5, "some/draft", False),
         ('{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}', "eagle3", 3, "some/head", False),
         ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}', "ngram", 4, None, False),
         ('{"model": "ngram", "num_speculative_tokens": 4}', "ngram", 4, None, False),
         ('{"method": "mtp"}', "mtp", 1, None, True),
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 2}', "deepseek_mtp", 2, None, True),
-    ],
-)
-def test_each_method_is_read(text, method, tokens, model, own):
-    found = read_speculation(text)
-    assert found is not None
-    assert (found.method, found.tokens, found.model, found.uses_mtp_layers) == (method, tokens, model, own)
+    ]:
+        with subtests.test(text=text, method=method, tokens=tokens, model=model, own=own):
+            found = read_speculation(text)
+            assert found is not None
+            assert (found.method, found.tokens, found.model, found.uses_mtp_layers) == (method, tokens, model, own)
 
 
 def test_no_speculation_is_none():
     assert read_speculation(None) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_vllm_would_not_take_is_refused_by_name(subtests):
+    for text, message in [
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
         ("[]", "not an object"),
@@ -40,8 +37,6 @@ def test_no_speculation_is_none():
         ('{"model": "some/draft", "num_speculative_tokens": true}', "num_speculative_tokens is True"),
         ('{"num_speculative_tokens": 5}', "model is None"),
         ('{"model": ["a"], "num_speculative_tokens": 5}', r"model is \['a'\]"),
-    ],
-)
-def test_what_vllm_would_not_take_is_refused_by_name(text, message):
-    with pytest.raises(SettingError, match=message):
-        read_speculation(text)
+    ]:
+        with subtests.test(text=text, message=message), pytest.raises(SettingError, match=message):
+            read_speculation(text)

@@ -55,14 +55,15 @@ def test_a_folder_whose_files_are_not_asked_for_is_read_as_before(folder):
     assert weights_bytes(folder) == before
 
 
-@pytest.mark.parametrize("names", [(), ("a-Q4_0.gguf", "a-Q8_0.gguf")], ids=["none", "several"])
-def test_without_one_file_the_plan_says_what_to_give(folder, names):
-    for name in names:
-        (folder / name).write_bytes(bytes(FILE_BYTES))
+def test_without_one_file_the_plan_says_what_to_give(subtests, folder):
+    for names in [(), ("a-Q4_0.gguf", "a-Q8_0.gguf")]:
+        with subtests.test(names=names):
+            for name in names:
+                (folder / name).write_bytes(bytes(FILE_BYTES))
 
-    with pytest.raises(SettingError, match="gguf") as refused:
-        weights_bytes(folder, quantization="gguf")
-    assert "name FILE.gguf" in str(refused.value.hint)
+            with pytest.raises(SettingError, match="gguf") as refused:
+                weights_bytes(folder, quantization="gguf")
+            assert "name FILE.gguf" in str(refused.value.hint)
 
 
 def test_a_file_without_a_configuration_beside_it_says_so(tmp_path):

@@ -38,15 +38,15 @@ def test_keys_and_values_of_a_token_are_heads_times_their_size_times_the_element
     assert layer_caches(shape(), kv_element_bytes=1)[0].token_bytes == 2 * 2 * 8
 
 
-@pytest.mark.parametrize(("ranks", "heads"), [(1, 2), (2, 1), (4, 1), (8, 1)])
-def test_ranks_beyond_the_heads_each_hold_a_copy(ranks, heads):
-    (first, *_) = layer_caches(shape(), kv_element_bytes=2, tensor_parallel_size=ranks)
-    assert first.token_bytes == 2 * heads * 8 * 2
+def test_ranks_beyond_the_heads_each_hold_a_copy(subtests):
+    for ranks, heads in [(1, 2), (2, 1), (4, 1), (8, 1)]:
+        with subtests.test(ranks=ranks, heads=heads):
+            (first, *_) = layer_caches(shape(), kv_element_bytes=2, tensor_parallel_size=ranks)
+            assert first.token_bytes == 2 * heads * 8 * 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
+def test_the_layers_kinds_follow_the_family(subtests):
+    for changes, expected in [
         ({"sliding_window": 128}, "sliding sliding sliding sliding"),
         ({"sliding_window": 128, "use_sliding_window": False}, "full full full full"),
         (
@@ -75,26 +75,21 @@ def test_ranks_beyond_the_heads_each_hold_a_copy(ranks, heads):
         ({"model_type": "lfm2", "full_attn_idxs": [3]}, "conv conv conv full"),
         ({"model_type": "mamba", "state_size": 16}, "mamba1 mamba1 mamba1 mamba1"),
         ({"num_kv_shared_layers": 2}, "full full none none"),
-    ],
-    ids=str,
-)
-def test_the_layers_kinds_follow_the_family(changes, expected):
-    assert kinds(**changes) == expected
+    ]:
+        with subtests.test(changes=changes, expected=expected):
+            assert kinds(**changes) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_layer_types_that_cannot_be_are_named(subtests):
+    for changes, message in [
         ({"layer_types": ["full_attention"] * 3}, "name 3 layers, num_hidden_layers is 4"),
         ({"layer_types": ["no such"] * 4}, "layer_types has 'no such'"),
         ({"layer_types": [1] * 4}, "layer_types has 1"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "MMXM"}, "hybrid_override_pattern has 'X'"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4 of 4 layers"),
-    ],
-)
-def test_layer_types_that_cannot_be_are_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        kinds(**changes)
+    ]:
+        with subtests.test(changes=changes, message=message), pytest.raises(ConfigError, match=message):
+            kinds(**changes)
 
 
 def test_a_latent_cache_is_one_vector_that_every_rank_holds():
@@ -193,9 +188,8 @@ def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
     assert (latent.kind, latent.token_bytes) == ("full", (512 + 64) * 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_pattern_that_cannot_be_is_named(subtests):
+    for changes, message in [
         ({**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]}, "not a list of 0 and 1"),
         ({**MIMO, "swa_head_dim": None}, "swa_head_dim is missing"),
         ({"block_configs": [{"attention": {}}]}, "does not say the attention of each of 4 layers"),
@@ -207,11 +201,9 @@ def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
             {"linear_attn_config": {"kda_layers": [1], "num_heads": True}},
             "num_heads, head_dim and short_conv_kernel_size",
         ),
-    ],
-)
-def test_a_pattern_that_cannot_be_is_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        layer_caches(shape(**changes), kv_element_bytes=2)
+    ]:
+        with subtests.test(changes=changes, message=message), pytest.raises(ConfigError, match=message):
+            layer_caches(shape(**changes), kv_element_bytes=2)
 
 
 def test_blocks_of_another_form_are_said_to_be_not_read():

@@ -44,17 +44,24 @@ def names_and_shapes(found):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_type_is_laid_out_as_transformers_builds_it(kind):
-    said_by = [row["field"] for row in layouts._layouts()[kind].get("where", ()) if row["field"] != "q_lora_rank"]
-    for more in ({}, {"tie_word_embeddings": True}, *({name: value} for name in said_by for value in (True, False))):
-        shape = read_shape(config_of(kind, **more))
-        found, built = laid_out(shape, tied=is_tied(shape)), built_on_meta(shape)
+def test_a_type_is_laid_out_as_transformers_builds_it(subtests):
+    for kind in TYPES:
+        with subtests.test(kind=kind):
+            said_by = [
+                row["field"] for row in layouts._layouts()[kind].get("where", ()) if row["field"] != "q_lora_rank"
+            ]
+            for more in (
+                {},
+                {"tie_word_embeddings": True},
+                *({name: value} for name in said_by for value in (True, False)),
+            ):
+                shape = read_shape(config_of(kind, **more))
+                found, built = laid_out(shape, tied=is_tied(shape)), built_on_meta(shape)
 
-        assert found is not None
-        assert built is not None
-        assert names_and_shapes(found) == names_and_shapes(built), more
-        assert sum(parameter.bytes for parameter in found) == sum(parameter.bytes for parameter in built)
+                assert found is not None
+                assert built is not None
+                assert names_and_shapes(found) == names_and_shapes(built), more
+                assert sum(parameter.bytes for parameter in found) == sum(parameter.bytes for parameter in built)
 
 
 @pytest.mark.torch
@@ -68,22 +75,19 @@ def test_a_query_without_a_rank_is_one_matrix():
     assert names_and_shapes(found) == names_and_shapes(built)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        config_of("qwen3", head_dim=None),
-        config_of("llama", intermediate_size=None),
-        config_of("qwen3_moe", mlp_only_layers=[1]),
-        config_of("qwen3_moe", decoder_sparse_step=2),
-        config_of("deepseek_v3", n_shared_experts=None),
-        config_of("glm4_moe", mlp_layer_types=["dense", "sparse", "sparse"]),
-        config_of("a_type_of_tomorrow"),
-        config_of("llama", vision_config={"hidden_size": 8}),
-    ],
-    ids=["head_dim", "width", "dense layers", "step", "shared", "by layer", "type", "encoder"],
-)
-def test_what_a_layout_does_not_hold_is_not_laid_out(config):
-    assert laid_out(read_shape(config), tied=False) is None
+def test_what_a_layout_does_not_hold_is_not_laid_out(subtests):
+    for name, config in [
+        ("head_dim", config_of("qwen3", head_dim=None)),
+        ("width", config_of("llama", intermediate_size=None)),
+        ("dense layers", config_of("qwen3_moe", mlp_only_layers=[1])),
+        ("step", config_of("qwen3_moe", decoder_sparse_step=2)),
+        ("shared", config_of("deepseek_v3", n_shared_experts=None)),
+        ("by layer", config_of("glm4_moe", mlp_layer_types=["dense", "sparse", "sparse"])),
+        ("type", config_of("a_type_of_tomorrow")),
+        ("encoder", config_of("llama", vision_config={"hidden_size": 8})),
+    ]:
+        with subtests.test(name):
+            assert laid_out(read_shape(config), tied=False) is None
 
 
 def test_each_type_stands_in_one_layout_and_each_block_in_some():

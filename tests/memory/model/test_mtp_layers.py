@@ -51,8 +51,7 @@ def test_a_layer_is_the_last_one_beside_its_projection(model):
     assert of_layer(found, 2) == of_layer(found, 1) + 64 * 128 * 2
 
 
-@pytest.mark.parametrize(
-    ("layers", "speculation"), [(1, None), (0, MTP), (1, '{"method": "ngram", "num_speculative_tokens": 1}')]
-)
-def test_none_is_counted_without_speculation_by_such_layers(model, layers, speculation):
-    assert of_layer(model(layers, speculation), 2) == 0
+def test_none_is_counted_without_speculation_by_such_layers(subtests, model):
+    for layers, speculation in [(1, None), (0, MTP), (1, '{"method": "ngram", "num_speculative_tokens": 1}')]:
+        with subtests.test(layers=layers, speculation=speculation):
+            assert of_layer(model(layers, speculation), 2) == 0

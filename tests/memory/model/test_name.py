@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
+def test_a_size_in_a_name_is_told(subtests):
+    for name, billions in [
         ("Qwen/Qwen3-32B", 32),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.5),
         ("meta-llama/Llama-2-7b-hf", 7),
@@ -22,20 +19,19 @@ from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters
         ("allenai/OLMoE-1B-7B-0924", 7),
         ("/models/llama-70b", 70),
         ("./m_13b.Q4_K_M.gguf", 13),
-    ],
-)
-def test_a_size_in_a_name_is_told(name, billions):
-    assert parameters_from_name(name) == billions * 1e9
+    ]:
+        with subtests.test(name=name, billions=billions):
+            assert parameters_from_name(name) == billions * 1e9
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("Mixtral-8x7B-v0.1", 44, 48), ("Mixtral-8x22B-v0.1", 137, 146)])
-def test_experts_share_a_part_of_their_parameters(name, least, most):
-    assert least * 1e9 <= parameters_from_name(name) <= most * 1e9
+def test_experts_share_a_part_of_their_parameters(subtests):
+    for name, least, most in [("Mixtral-8x7B-v0.1", 44, 48), ("Mixtral-8x22B-v0.1", 137, 146)]:
+        with subtests.test(name=name, least=least, most=most):
+            assert least * 1e9 <= parameters_from_name(name) <= most * 1e9
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_name_without_a_size_tells_none(subtests):
+    for name in [
         "gpt2",
         "facebook/opt-125m",
         "microsoft/Phi-3-mini-4k-instruct",
@@ -46,10 +42,9 @@ def test_experts_share_a_part_of_their_parameters(name, least, most):
         "x/v2.5beta",
         "",
         "/",
-    ],
-)
-def test_a_name_without_a_size_tells_none(name):
-    assert parameters_from_name(name) is None
+    ]:
+        with subtests.test(name=name):
+            assert parameters_from_name(name) is None
 
 
 def test_of_a_path_the_last_part_that_tells_a_size_counts():
@@ -63,9 +58,8 @@ def test_the_revision_in_a_cache_folder_is_no_size():
     assert parameters_from_name(f"/root/.cache/models--Qwen--Qwen3-32B/snapshots/{revision}") == 32e9
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [
+def test_a_quantisation_in_a_name_is_told(subtests):
+    for name, bits in [
         ("TheBloke/Llama-2-70B-GPTQ", 4.5),
         ("Qwen/Qwen2.5-72B-Instruct-AWQ", 4.5),
         ("x/awq-8B", 4.5),
@@ -82,23 +76,28 @@ def test_the_revision_in_a_cache_folder_is_no_size():
         ("x/8B-Q5_K_M.gguf", 5.6),
         ("x/8B-Q2_K.gguf", 3.2),
         ("x/8B-IQ3_XXS.gguf", 3.2),
-    ],
-)
-def test_a_quantisation_in_a_name_is_told(name, bits):
-    assert bits_from_name(name) == bits
+    ]:
+        with subtests.test(name=name, bits=bits):
+            assert bits_from_name(name) == bits
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "x/7B-bf16", "x/16bit-7B", "gpt2", ""])
-def test_a_name_without_a_quantisation_tells_none(name):
-    assert bits_from_name(name) is None
+def test_a_name_without_a_quantisation_tells_none(subtests):
+    for name in ["Qwen/Qwen3-32B", "x/7B-bf16", "x/16bit-7B", "gpt2", ""]:
+        with subtests.test(name=name):
+            assert bits_from_name(name) is None
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bits"),
-    [("torch.float32", 32), ("float32", 32), ("torch.bfloat16", 16), ("half", 16), ("auto", 16), (None, 16)],
-)
-def test_a_data_type_has_its_bits(dtype, bits):
-    assert bits_of_dtype(dtype) == bits
+def test_a_data_type_has_its_bits(subtests):
+    for dtype, bits in [
+        ("torch.float32", 32),
+        ("float32", 32),
+        ("torch.bfloat16", 16),
+        ("half", 16),
+        ("auto", 16),
+        (None, 16),
+    ]:
+        with subtests.test(dtype=dtype, bits=bits):
+            assert bits_of_dtype(dtype) == bits
 
 
 def test_a_name_with_hundreds_of_digits_is_no_size():

@@ -24,9 +24,8 @@ def sizes(
     return [p.bytes for p in quantized(parameters, shape, asked, [] if notes is None else notes)]
 
 
-@pytest.mark.parametrize(
-    ("config", "bits"),
-    [
+def test_a_matrix_takes_its_bits_and_its_share_of_scales(subtests):
+    for config, bits in [
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
         ({"quant_method": "gptq", "bits": 8, "group_size": 32}, 8 + 24 / 32),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
@@ -48,11 +47,9 @@ def sizes(
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, 8),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8),
-    ],
-    ids=str,
-)
-def test_a_matrix_takes_its_bits_and_its_share_of_scales(config, bits):
-    assert sizes(config, MATRIX) == [round(128 * 128 * bits / 8)]
+    ]:
+        with subtests.test(config=config, bits=bits):
+            assert sizes(config, MATRIX) == [round(128 * 128 * bits / 8)]
 
 
 def test_norms_embeddings_and_routers_stay_as_they_are():
@@ -63,15 +60,17 @@ def test_microscaling_takes_the_experts_only():
     assert sizes({"quant_method": "mxfp4"}, MATRIX, EXPERT) == [32768, round(128 * 128 * 4.25 / 8)]
 
 
-@pytest.mark.parametrize("pattern", ["model.layers.0.mlp.up_proj", "up_proj", r"re:.*up_proj$"])
-def test_what_the_checkpoint_leaves_alone_is_left_alone(pattern):
-    assert sizes({"quant_method": "fp8", "ignore": [pattern, "re:("]}, MATRIX) == [32768]
+def test_what_the_checkpoint_leaves_alone_is_left_alone(subtests):
+    for pattern in ["model.layers.0.mlp.up_proj", "up_proj", r"re:.*up_proj$"]:
+        with subtests.test(pattern=pattern):
+            assert sizes({"quant_method": "fp8", "ignore": [pattern, "re:("]}, MATRIX) == [32768]
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "auto-round"])
-def test_an_encoder_stays_as_it_is_beside_whole_numbers_of_which_no_module_is_left_out(method):
-    encoder = Parameter("visual.blocks.0.mlp.fc1.weight", (128, 128), 32768)
-    assert sizes({"quant_method": method, "bits": 4, "group_size": 128}, encoder, MATRIX) == [32768, 8512]
+def test_an_encoder_stays_as_it_is_beside_whole_numbers_of_which_no_module_is_left_out(subtests):
+    for method in ["awq", "gptq", "auto-round"]:
+        with subtests.test(method=method):
+            encoder = Parameter("visual.blocks.0.mlp.fc1.weight", (128, 128), 32768)
+            assert sizes({"quant_method": method, "bits": 4, "group_size": 128}, encoder, MATRIX) == [32768, 8512]
 
 
 def test_a_method_nobody_knows_is_an_upper_bound_and_said():
@@ -89,10 +88,10 @@ def test_a_method_that_needs_its_own_checkpoint_is_refused():
         sizes(None, MATRIX, asked="awq")
 
 
-@pytest.mark.parametrize("config", [{"quant_method": "awq", "bits": "four"}, {"quant_method": "compressed-tensors"}])
-def test_an_absurd_quantization_is_named(config):
-    with pytest.raises(ConfigError, match="quantization_config"):
-        sizes(config, MATRIX)
+def test_an_absurd_quantization_is_named(subtests):
+    for config in [{"quant_method": "awq", "bits": "four"}, {"quant_method": "compressed-tensors"}]:
+        with subtests.test(config=config), pytest.raises(ConfigError, match="quantization_config"):
+            sizes(config, MATRIX)
 
 
 PACKED = Parameter("model.layers.0.mlp.up_proj.qweight", (16, 128), 8192, floating=False)
@@ -115,26 +114,25 @@ def test_plain_tensors_are_loaded_in_the_engine_s_data_type():
     assert [p.bytes for p in loaded([single], read_shape(LLAMA), None, [])] == [32768]
 
 
-@pytest.mark.parametrize("pattern", ["model.layers.*.mlp*", "model.layers.0", "mlp"])
-def test_a_module_that_holds_the_matrix_leaves_it_alone_too(pattern):
-    assert sizes({"quant_method": "awq", "bits": 4, "modules_to_not_convert": [pattern]}, MATRIX) == [32768]
+def test_a_module_that_holds_the_matrix_leaves_it_alone_too(subtests):
+    for pattern in ["model.layers.*.mlp*", "model.layers.0", "mlp"]:
+        with subtests.test(pattern=pattern):
+            assert sizes({"quant_method": "awq", "bits": 4, "modules_to_not_convert": [pattern]}, MATRIX) == [32768]
 
 
 def test_experts_in_eight_bits_leave_the_rest_alone():
     assert sizes(None, MATRIX, EXPERT, asked="experts_int8") == [32768, 16384]
 
 
-@pytest.mark.parametrize(
-    ("config", "wanted"),
-    [
+def test_a_checkpoint_may_want_its_keys_and_values_in_eight_bits(subtests):
+    for config, wanted in [
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, True),
         ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, True),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": None}, False),
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, False),
-    ],
-)
-def test_a_checkpoint_may_want_its_keys_and_values_in_eight_bits(config, wanted):
-    assert quantizes_cache(read_shape({**LLAMA, "quantization_config": config})) is wanted
+    ]:
+        with subtests.test(config=config, wanted=wanted):
+            assert quantizes_cache(read_shape({**LLAMA, "quantization_config": config})) is wanted
 
 
 def test_groups_that_name_modules_have_bits_of_their_own_and_the_rest_stays():
@@ -192,20 +190,17 @@ def test_a_checkpoint_of_several_formats_names_each_module_s_own():
     assert sizes(config, HEAD, MATRIX, EXPERT, other) == [NVFP4, FP8, NVFP4, WHOLE]
 
 
-@pytest.mark.parametrize(
-    ("config", "head"),
-    [
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*visual*"]}, NVFP4),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, WHOLE),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, WHOLE),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "lm_head": True}, 8192),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, WHOLE),
-        ({"quant_method": "fp8", "ignore": ["mlp"]}, WHOLE),
-    ],
-    ids=["left out of the list", "in the list", "no list", "said", "not said", "fp8"],
-)
-def test_a_head_is_quantised_where_the_checkpoint_says_so(config, head):
-    assert sizes(config, HEAD) == [head]
+def test_a_head_is_quantised_where_the_checkpoint_says_so(subtests):
+    for name, config, head in [
+        ("left out of the list", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*visual*"]}, NVFP4),
+        ("in the list", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, WHOLE),
+        ("no list", {"quant_method": "modelopt", "quant_algo": "FP8"}, WHOLE),
+        ("said", {"quant_method": "gptq", "bits": 4, "group_size": -1, "lm_head": True}, 8192),
+        ("not said", {"quant_method": "gptq", "bits": 4, "group_size": -1}, WHOLE),
+        ("fp8", {"quant_method": "fp8", "ignore": ["mlp"]}, WHOLE),
+    ]:
+        with subtests.test(name):
+            assert sizes(config, HEAD) == [head]
 
 
 def test_a_matrix_of_aqlm_has_its_codes_and_a_codebook():
@@ -220,20 +215,18 @@ def test_a_matrix_of_aqlm_has_its_codes_and_a_codebook():
     assert sizes(config, MATRIX) == [128 * 128 * 2 / 8 + 2**16 * 8 * 2]
 
 
-@pytest.mark.parametrize(
-    ("config", "quantised"),
-    [
-        (None, True),
-        ({"quant_method": "fp8"}, True),
-        ({"quant_method": "modelopt", "ignore": ["*mtp*"]}, False),
-        ({"quant_method": "compressed-tensors", "ignore": ["re:.*mtp.*"]}, False),
-        ({"quant_method": "modelopt", "exclude_modules": ["model.layers.1*"]}, False),
+def test_mtp_layers_are_quantised_unless_the_checkpoint_leaves_them_alone(subtests):
+    for name, config, quantised in [
+        ("whole", None, True),
+        ("all", {"quant_method": "fp8"}, True),
+        ("glob", {"quant_method": "modelopt", "ignore": ["*mtp*"]}, False),
+        ("pattern", {"quant_method": "compressed-tensors", "ignore": ["re:.*mtp.*"]}, False),
+        ("layer behind the last", {"quant_method": "modelopt", "exclude_modules": ["model.layers.1*"]}, False),
         (
+            "named formats",
             {"quant_method": "modelopt", "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}},
             False,
         ),
-    ],
-    ids=["whole", "all", "glob", "pattern", "layer behind the last", "named formats"],
-)
-def test_mtp_layers_are_quantised_unless_the_checkpoint_leaves_them_alone(config, quantised):
-    assert quantizes_mtp(read_shape({**LLAMA, "quantization_config": config})) is quantised
+    ]:
+        with subtests.test(name):
+            assert quantizes_mtp(read_shape({**LLAMA, "quantization_config": config})) is quantised

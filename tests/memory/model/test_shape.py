@@ -30,9 +30,8 @@ def test_a_plain_decoder_is_read():
     assert (shape.vocab, shape.dtype_bytes, shape.max_positions) == (128256, 2, 131072)
 
 
-@pytest.mark.parametrize(
-    ("config", "numbers"),
-    [
+def test_each_family_is_read_under_its_own_names(subtests):
+    for config, numbers in [
         (
             {
                 "model_type": "gpt2",
@@ -91,13 +90,11 @@ def test_a_plain_decoder_is_read():
             },
             (2, 64, 4, 2, 16),
         ),
-    ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)
-def test_each_family_is_read_under_its_own_names(config, numbers):
-    shape = read_shape(config)
+    ]:
+        with subtests.test(config=config, numbers=numbers):
+            shape = read_shape(config)
 
-    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == numbers
+            assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == numbers
 
 
 def test_the_language_model_s_part_of_a_multimodal_configuration_counts():
@@ -108,12 +105,13 @@ def test_the_language_model_s_part_of_a_multimodal_configuration_counts():
     assert (shape.model_type, shape.layers) == ("llama", 32)
 
 
-@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"])
-@pytest.mark.parametrize("value", [None, 0, -1, 1.5, "32", True, 10**12, [1]])
-def test_a_missing_or_absurd_field_is_named_with_the_file(name, value):
-    with pytest.raises(ConfigError, match=rf"^model/config.json: {name} ") as caught:
-        read_shape({**LLAMA, name: value}, "model/config.json")
-    assert caught.value.path == "model/config.json"
+def test_a_missing_or_absurd_field_is_named_with_the_file(subtests):
+    for name in ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"]:
+        for value in [None, 0, -1, 1.5, "32", True, 10**12, [1]]:
+            with subtests.test(name=name, value=value):
+                with pytest.raises(ConfigError, match=rf"^model/config.json: {name} ") as caught:
+                    read_shape({**LLAMA, name: value}, "model/config.json")
+                assert caught.value.path == "model/config.json"
 
 
 def test_a_head_size_that_does_not_follow_is_asked_for():
@@ -121,11 +119,10 @@ def test_a_head_size_that_does_not_follow_is_asked_for():
         read_shape({**LLAMA, "hidden_size": 4097})
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("float16", 2), ("torch.bfloat16", 2), ("float32", 2), ("fp8", 2), (None, 2)]
-)
-def test_the_activations_are_in_half_precision_as_vllm_loads_them(dtype, size):
-    assert read_shape({**LLAMA, "torch_dtype": dtype}).dtype_bytes == size
+def test_the_activations_are_in_half_precision_as_vllm_loads_them(subtests):
+    for dtype, size in [("float16", 2), ("torch.bfloat16", 2), ("float32", 2), ("fp8", 2), (None, 2)]:
+        with subtests.test(dtype=dtype, size=size):
+            assert read_shape({**LLAMA, "torch_dtype": dtype}).dtype_bytes == size
 
 
 @given(
@@ -143,9 +140,8 @@ def test_a_damaged_configuration_is_read_or_refused_by_name(damage):
     assert message.startswith("config.json: ")
 
 
-@pytest.mark.parametrize(
-    ("changes", "longest", "default"),
-    [
+def test_the_longest_request_follows_vllm_s_own_rules(subtests):
+    for changes, longest, default in [
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 4 * 131072, 4 * 131072),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072, 131072),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072, 131072),
@@ -157,12 +153,10 @@ def test_a_damaged_configuration_is_read_or_refused_by_name(damage):
         ({"max_position_embeddings": None}, None, None),
         ({"rope_scaling": {"type": ["linear"], "factor": float("nan")}}, 131072, 131072),
         ({"rope_scaling": {"type": "linear", "factor": 1e308}}, 131072, 131072),
-    ],
-    ids=str,
-)
-def test_the_longest_request_follows_vllm_s_own_rules(changes, longest, default):
-    shape = read_shape({**LLAMA, **changes})
-    assert (shape.max_positions, shape.default_length) == (longest, default)
+    ]:
+        with subtests.test(changes=changes, longest=longest, default=default):
+            shape = read_shape({**LLAMA, **changes})
+            assert (shape.max_positions, shape.default_length) == (longest, default)
 
 
 def test_of_a_list_by_layer_the_largest_counts():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.memory.model.vision_encoder import read_vision_encoder
 
 QWEN25 = {
@@ -70,27 +68,24 @@ SIGLIP = {
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "tokens", "patches", "tensors", "width"),
-    [
-        (QWEN25, 16384, 4, 3, 1280),
-        (QWEN2, 16384, 4, 3, 1280),
-        (GEMMA3, 256, 16, 2, 1152),
-        (LLAVA_NEXT, 5 * 576, 1, 3, 1024),
-        (INTERN, 13 * 256, 4, 2, 1024),
-        (SIGLIP, 1, 196, 2, 768),
-    ],
-    ids=["qwen2.5-vl", "qwen2-vl", "gemma 3", "llava-next", "internvl", "siglip"],
-)
-def test_an_encoder_is_read_from_its_family_s_fields(config, tokens, patches, tensors, width):
-    found = read_vision_encoder(config, {}, 2048)
-    assert found is not None
-    assert (found.tokens_per_item, found.patches_per_token, found.mlp_tensors, found.width) == (
-        tokens,
-        patches,
-        tensors,
-        width,
-    )
+def test_an_encoder_is_read_from_its_family_s_fields(subtests):
+    for name, config, tokens, patches, tensors, width in [
+        ("qwen2.5-vl", QWEN25, 16384, 4, 3, 1280),
+        ("qwen2-vl", QWEN2, 16384, 4, 3, 1280),
+        ("gemma 3", GEMMA3, 256, 16, 2, 1152),
+        ("llava-next", LLAVA_NEXT, 5 * 576, 1, 3, 1024),
+        ("internvl", INTERN, 13 * 256, 4, 2, 1024),
+        ("siglip", SIGLIP, 1, 196, 2, 768),
+    ]:
+        with subtests.test(name):
+            found = read_vision_encoder(config, {}, 2048)
+            assert found is not None
+            assert (found.tokens_per_item, found.patches_per_token, found.mlp_tensors, found.width) == (
+                tokens,
+                patches,
+                tensors,
+                width,
+            )
 
 
 def test_a_family_that_takes_videos_does_so_without_their_token_in_the_file():
@@ -104,8 +99,7 @@ def test_the_processor_says_how_large_an_image_can_be():
     assert read_vision_encoder(QWEN25, {"size": {"longest_edge": 28 * 28 * 900}}, 2048).tokens_per_item == 900
 
 
-@pytest.mark.parametrize(
-    "vision", [None, 3, {}, {"hidden_size": 0, "patch_size": 14}, {"hidden_size": 1280, "patch_size": "14"}]
-)
-def test_an_encoder_whose_numbers_are_not_given_is_none(vision):
-    assert read_vision_encoder({"vision_config": vision}, {}, 2048) is None
+def test_an_encoder_whose_numbers_are_not_given_is_none(subtests):
+    for vision in [None, 3, {}, {"hidden_size": 0, "patch_size": 14}, {"hidden_size": 1280, "patch_size": "14"}]:
+        with subtests.test(vision=vision):
+            assert read_vision_encoder({"vision_config": vision}, {}, 2048) is None

@@ -34,25 +34,24 @@ R1 = LITE | {
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "layers", "gib"),
-    [(LITE, 27, 3.97 - 3.73), (R1, 61, 83.88 - 79.31)],  # as printed, less the parameters, on eight ranks
-)
-def test_published_weights_of_0_7_are_met_with_them(config, layers, gib):
-    found = absorbed_bytes(read_shape(config), Version("0.7.3"), ranks=8, layers=layers)
-    assert found / GIB == pytest.approx(gib, rel=0.05, abs=0.02)
+def test_published_weights_of_0_7_are_met_with_them(subtests):
+    for config, layers, gib in [(LITE, 27, 3.97 - 3.73), (R1, 61, 83.88 - 79.31)]:
+        with subtests.test(config=config, layers=layers, gib=gib):
+            found = absorbed_bytes(read_shape(config), Version("0.7.3"), ranks=8, layers=layers)
+            assert found / GIB == pytest.approx(gib, rel=0.05, abs=0.02)
 
 
 def test_before_them_there_was_nothing():
     assert absorbed_bytes(read_shape(R1), Version("0.7.0"), ranks=8, layers=61) == 0
 
 
-@pytest.mark.parametrize("version", ["0.8.5", "0.11.2", "0.33.0"])
-def test_later_versions_keep_only_the_projection_of_an_fp8_checkpoint_in_half_precision(version):
+def test_later_versions_keep_only_the_projection_of_an_fp8_checkpoint_in_half_precision(subtests):
     """79.74 GiB were printed for DeepSeek-R1 on eight H200 with 0.11.2, of which its parameters are 79.31."""
-    found = absorbed_bytes(read_shape(R1), Version(version), ranks=8, layers=61)
-    assert found == 61 * 16 * 512 * (128 + 128) * 2
-    assert absorbed_bytes(read_shape(LITE), Version(version), ranks=8, layers=27) == 0
+    for version in ["0.8.5", "0.11.2", "0.33.0"]:
+        with subtests.test(version=version):
+            found = absorbed_bytes(read_shape(R1), Version(version), ranks=8, layers=61)
+            assert found == 61 * 16 * 512 * (128 + 128) * 2
+            assert absorbed_bytes(read_shape(LITE), Version(version), ranks=8, layers=27) == 0
 
 
 def test_other_models_have_none():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from packaging.version import Version
 
 from oomguard.facts import GIB
@@ -57,11 +56,12 @@ def test_fewer_sequences_make_the_sampler_smaller_and_fewer_tokens_do_not():
     assert peak(LLAMA, "0.19", rows=1024, tokens=1024).bytes == many.bytes
 
 
-@pytest.mark.parametrize(("version", "added"), [("0.11", False), ("0.19", True)])
-def test_the_experts_workspace_stays_beside_the_sampler_since_it_is_kept(version, added):
-    found = peak(EXPERTS, version, rows=1024)
-    assert found.workspace_bytes > 0
-    assert (found.bytes == found.sampler_bytes + found.workspace_bytes) is added
+def test_the_experts_workspace_stays_beside_the_sampler_since_it_is_kept(subtests):
+    for version, added in [("0.11", False), ("0.19", True)]:
+        with subtests.test(version=version, added=added):
+            found = peak(EXPERTS, version, rows=1024)
+            assert found.workspace_bytes > 0
+            assert (found.bytes == found.sampler_bytes + found.workspace_bytes) is added
 
 
 def test_a_plain_profile_leaves_the_sampler_s_copy_unreserved():

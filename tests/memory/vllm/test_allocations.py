@@ -6,8 +6,6 @@ import itertools
 import math
 import random
 
-import pytest
-
 from oomguard.facts import GIB, MIB
 from oomguard.memory.vllm.allocations import allocation_told_by, allocations, name_allocation
 
@@ -33,9 +31,8 @@ def named(tried: float, slack: float = 0.0, phase: str = "unknown", **more: int)
     return name_allocation(round(tried), slack, NUMBERS | more, phase)
 
 
-@pytest.mark.parametrize(
-    ("tried", "more", "name", "terms"),
-    [
+def test_bytes_that_are_a_product_of_known_numbers_are_named(subtests):
+    for tried, more, name, terms in [
         (8190 * 128256 * 2, {}, "prompt_logprobs", "8190 tokens x 128256 vocabulary x 2 bytes"),
         (4097 * 128256 * 4, {}, "prompt_logprobs", "4097 tokens x 128256 vocabulary x 4 bytes"),
         (
@@ -56,13 +53,12 @@ def named(tried: float, slack: float = 0.0, phase: str = "unknown", **more: int)
             "encoder_activations",
             "14 images x 577 patches_and_class x 16384 encoder_mlp x 4 bytes",
         ),
-    ],
-)
-def test_bytes_that_are_a_product_of_known_numbers_are_named(tried, more, name, terms):
-    found = named(tried, **more)
-    assert found is not None
-    assert (found.product.allocation.name, str(found.product)) == (name, terms)
-    assert found.sure > 0.9
+    ]:
+        with subtests.test(tried=tried, more=more, name=name, terms=terms):
+            found = named(tried, **more)
+            assert found is not None
+            assert (found.product.allocation.name, str(found.product)) == (name, terms)
+            assert found.sure > 0.9
 
 
 def test_the_activations_of_a_step_that_was_not_full_are_named_where_the_engine_works():
@@ -171,11 +167,12 @@ def test_a_sampler_s_warm_up_tells_the_allocation_where_its_bytes_are_rounded():
     assert allocation_told_by(1.9 * GIB, NUMBERS, ("cuda_oom", "decode")) is None
 
 
-@pytest.mark.parametrize("tried", [32 * MIB, 64 * MIB, 256 * MIB, GIB, 8192 * 28672 * 2])
-def test_a_round_size_tells_nothing(tried):
+def test_a_round_size_tells_nothing(subtests):
     """256 rows of 32768 tokens are 32 MiB, and so is much else: all their factors are powers of two."""
-    assert named(tried) is None
-    assert named(tried, 0.005 * MIB) is None
+    for tried in [32 * MIB, 64 * MIB, 256 * MIB, GIB, 8192 * 28672 * 2]:
+        with subtests.test(tried=tried):
+            assert named(tried) is None
+            assert named(tried, 0.005 * MIB) is None
 
 
 def test_a_round_size_that_is_larger_than_tensors_are_is_told():

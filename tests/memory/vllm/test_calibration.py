@@ -76,9 +76,8 @@ def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(tmp_path,
     assert again.find(other, settings) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_spoiled_file_is_named(subtests, tmp_path, model, start):
+    for text in [
         "{",
         "[]",
         '{"schema": 2, "calibrations": []}',
@@ -89,13 +88,12 @@ def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(tmp_path,
                 "calibrations": [{"of": {"gpu_total_bytes": 1}, "correction": {"source": "x", "weights_bytes": "1"}}],
             }
         ),
-    ],
-)
-def test_a_spoiled_file_is_named(tmp_path, model, start, text):
-    path = tmp_path / "calibrations.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="calibrations"):
-        Calibrations(path).find(model, settings_of_start(start))
+    ]:
+        with subtests.test(text=text):
+            path = tmp_path / "calibrations.json"
+            path.write_text(text)
+            with pytest.raises(ConfigError, match="calibrations"):
+                Calibrations(path).find(model, settings_of_start(start))
 
 
 def test_a_start_with_other_ranks_is_kept_for_them_and_not_taken_for_these(tmp_path, model, start):

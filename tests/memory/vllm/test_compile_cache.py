@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from oomguard.memory.model.shape import read_shape
 from oomguard.memory.vllm.compile_cache import cache_root, has_entry
 
@@ -49,9 +47,10 @@ def test_without_a_folder_the_next_start_compiles(tmp_path):
     assert not has_entry(tmp_path, SHAPE, 1, environ={})
 
 
-@pytest.mark.parametrize("other", [{"rows": 128_256}, {"hidden": 1024}, {"ranks": 2}])
-def test_an_entry_of_another_table_or_of_more_ranks_is_of_another_start(tmp_path, other):
-    assert not has_entry(entry(tmp_path, **other), SHAPE, 1, environ={})
+def test_an_entry_of_another_table_or_of_more_ranks_is_of_another_start(subtests, tmp_path):
+    for other in [{"rows": 128_256}, {"hidden": 1024}, {"ranks": 2}]:
+        with subtests.test(other=other):
+            assert not has_entry(entry(tmp_path / str(other), **other), SHAPE, 1, environ={})
 
 
 def test_on_several_ranks_the_table_is_a_share_of_the_vocabulary(tmp_path):
@@ -74,12 +73,10 @@ def test_a_folder_that_cannot_be_read_has_no_entry(tmp_path):
     assert not has_entry(tmp_path, SHAPE, 1, environ={})
 
 
-@pytest.mark.parametrize(
-    ("environ", "root"),
-    [
+def test_the_folder_is_where_vllm_has_it(subtests):
+    for environ, root in [
         ({"VLLM_CACHE_ROOT": "/data/vllm"}, "/data/vllm"),
         ({"XDG_CACHE_HOME": "/data/cache"}, "/data/cache/vllm"),
-    ],
-)
-def test_the_folder_is_where_vllm_has_it(environ, root):
-    assert cache_root(environ) == Path(root)
+    ]:
+        with subtests.test(environ=environ, root=root):
+            assert cache_root(environ) == Path(root)

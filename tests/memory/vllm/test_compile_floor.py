@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.files import ModelFiles
@@ -36,19 +35,16 @@ def test_the_floor_is_the_table_of_a_rank():
     assert alone - shared == TABLE_BYTES // 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "config"),
-    [
-        (replace(SETTINGS, enforce_eager=True), CONFIG),
-        (replace(SETTINGS, device="cpu"), CONFIG),
-        (replace(SETTINGS, version=Version("0.16")), CONFIG),
-        (replace(SETTINGS, gpu_name="MI300X"), CONFIG),
-        (SETTINGS, {"model_type": "llava", "text_config": CONFIG}),
-    ],
-    ids=["eager", "cpu", "before", "rocm", "images"],
-)
-def test_what_compiles_no_lookup_has_no_floor(settings, config):
-    assert compile_floor_bytes(settings, read_shape(config)) == 0
+def test_what_compiles_no_lookup_has_no_floor(subtests):
+    for name, settings, config in [
+        ("eager", replace(SETTINGS, enforce_eager=True), CONFIG),
+        ("cpu", replace(SETTINGS, device="cpu"), CONFIG),
+        ("before", replace(SETTINGS, version=Version("0.16")), CONFIG),
+        ("rocm", replace(SETTINGS, gpu_name="MI300X"), CONFIG),
+        ("images", SETTINGS, {"model_type": "llava", "text_config": CONFIG}),
+    ]:
+        with subtests.test(name):
+            assert compile_floor_bytes(settings, read_shape(config)) == 0
 
 
 def test_a_first_start_has_less_for_its_cache_than_a_second_one_and_says_so():
@@ -66,14 +62,18 @@ def test_a_peak_above_the_table_is_the_same_at_every_start():
     assert budget_start(model, replace(SETTINGS, max_num_seqs=1024, version=Version("0.19"))).compile_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "tables"), [("0.26", 0), ("0.27", 1), ("0.30.1", 1), ("0.31", 0)], ids=["0.26", "0.27", "0.30", "0.31"]
-)
-def test_versions_that_split_large_blocks_may_count_the_freed_table_once_more(version, tables):
-    settings = replace(SETTINGS, version=Version(version))
+def test_versions_that_split_large_blocks_may_count_the_freed_table_once_more(subtests):
+    for name, version, tables in [
+        ("0.26", "0.26", 0),
+        ("0.27", "0.27", 1),
+        ("0.30", "0.30.1", 1),
+        ("0.31", "0.31", 0),
+    ]:
+        with subtests.test(name):
+            settings = replace(SETTINGS, version=Version(version))
 
-    assert pinned_bytes(settings, SHAPE) == tables * TABLE_BYTES
-    assert pinned_bytes(replace(settings, enforce_eager=True), SHAPE) == 0
+            assert pinned_bytes(settings, SHAPE) == tables * TABLE_BYTES
+            assert pinned_bytes(replace(settings, enforce_eager=True), SHAPE) == 0
 
 
 def test_a_table_that_may_be_counted_twice_is_named_and_left_out_of_the_plan():

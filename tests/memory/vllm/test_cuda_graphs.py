@@ -35,9 +35,8 @@ SHAPE = read_shape(
 SETTINGS = VllmSettings(Version("0.26"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192)
 
 
-@pytest.mark.parametrize(
-    ("version", "rows", "graphs"),
-    [  # as the logs of those versions and vllm/config say
+def test_a_start_captures_as_many_graphs_as_its_version_says(subtests):
+    for version, rows, graphs in [  # as the logs of those versions and vllm/config say
         ("0.7.2", 128, 19),
         ("0.7.2", 256, 35),
         ("0.7.2", 1024, 131),
@@ -52,19 +51,19 @@ SETTINGS = VllmSettings(Version("0.26"), 80 << 30, 0.9, max_num_seqs=256, max_nu
         ("0.33.0", 1024, 102),
         ("0.18.1", 32, 18),
         ("0.19.0", 100, 45),
-    ],
-)
-def test_a_start_captures_as_many_graphs_as_its_version_says(version, rows, graphs):
-    assert captured_graphs(replace(SETTINGS, version=Version(version), max_num_seqs=rows)) == graphs
+    ]:
+        with subtests.test(version=version, rows=rows, graphs=graphs):
+            assert captured_graphs(replace(SETTINGS, version=Version(version), max_num_seqs=rows)) == graphs
 
 
 def test_no_size_is_captured_beyond_a_step():
     assert captured_graphs(replace(SETTINGS, max_num_batched_tokens=64)) < captured_graphs(SETTINGS)
 
 
-@pytest.mark.parametrize("changes", [{"enforce_eager": True}, {"device": "cpu"}])
-def test_without_graphs_there_are_none(changes):
-    assert cuda_graphs(replace(SETTINGS, **changes), SHAPE) == NO_GRAPHS
+def test_without_graphs_there_are_none(subtests):
+    for changes in [{"enforce_eager": True}, {"device": "cpu"}]:
+        with subtests.test(changes=changes):
+            assert cuda_graphs(replace(SETTINGS, **changes), SHAPE) == NO_GRAPHS
 
 
 def test_a_stage_of_a_pipeline_has_as_many_graphs_with_fewer_all_reduces_each():
@@ -85,21 +84,19 @@ def test_what_the_engine_reserves_is_its_own_estimate_and_not_what_the_graphs_ta
     assert graphs.estimated_bytes > graphs.bytes
 
 
-@pytest.mark.parametrize(
-    ("changes", "captured"),
-    [  # NCCL's all-reduces are captured without links only, and not where vLLM has its own
+def test_all_reduces_without_links_take_more_for_a_graph(subtests):
+    for changes, captured in [  # NCCL's all-reduces are captured without links only, and not where vLLM has its own
         ({"gpu_name": "H200"}, False),
         ({"gpu_name": "H200", "disable_custom_all_reduce": True}, False),
         ({"gpu_name": "L40S", "tensor_parallel_size": 2}, False),
         ({"gpu_name": "L40S"}, True),
         ({"gpu_name": "L40S", "tensor_parallel_size": 2, "disable_custom_all_reduce": True}, True),
         ({"gpu_name": "RTX 4090", "tensor_parallel_size": 2}, True),
-    ],
-)
-def test_all_reduces_without_links_take_more_for_a_graph(changes, captured):
-    start = replace(SETTINGS, **{"tensor_parallel_size": 8, **changes})
-    alone = cuda_graphs(replace(start, tensor_parallel_size=1), SHAPE)
-    assert (cuda_graphs(start, SHAPE).bytes > alone.bytes) is captured
+    ]:
+        with subtests.test(changes=changes, captured=captured):
+            start = replace(SETTINGS, **{"tensor_parallel_size": 8, **changes})
+            alone = cuda_graphs(replace(start, tensor_parallel_size=1), SHAPE)
+            assert (cuda_graphs(start, SHAPE).bytes > alone.bytes) is captured
 
 
 def test_an_indexer_has_its_logits_of_the_longest_request_in_both_pools():
@@ -134,9 +131,8 @@ def test_graphs_of_blackwell_take_less():
     assert cuda_graphs(shared, SHAPE).bytes == more
 
 
-@pytest.mark.parametrize(
-    ("changes", "graphs"),
-    [  # each size, and those up to max_num_seqs a second time
+def test_sizes_that_are_given_are_those_that_are_captured(subtests):
+    for changes, graphs in [  # each size, and those up to max_num_seqs a second time
         ({"cudagraph_capture_sizes": "1 2 4 8"}, 8),
         ({"cudagraph_capture_sizes": "[1, 2, 4, 512]"}, 7),
         ({"cudagraph_capture_sizes": "8 8 9000"}, 2),
@@ -144,16 +140,15 @@ def test_graphs_of_blackwell_take_less():
         ({"max_cudagraph_capture_size": 8}, 8),
         ({"max_cudagraph_capture_size": 1024}, 34 + 49 + 35),
         ({"max_cudagraph_capture_size": 8, "enforce_eager": False, "version": Version("0.9.2")}, 4),
-    ],
-)
-def test_sizes_that_are_given_are_those_that_are_captured(changes, graphs):
-    assert captured_graphs(replace(SETTINGS, **changes)) == graphs
+    ]:
+        with subtests.test(changes=changes, graphs=graphs):
+            assert captured_graphs(replace(SETTINGS, **changes)) == graphs
 
 
-@pytest.mark.parametrize("text", ["", "[]", "1 two", "0", "-1", "1.5"])
-def test_sizes_that_are_no_counts_are_refused(text):
-    with pytest.raises(SettingError, match="cudagraph_capture_sizes is"):
-        captured_graphs(replace(SETTINGS, cudagraph_capture_sizes=text))
+def test_sizes_that_are_no_counts_are_refused(subtests):
+    for text in ["", "[]", "1 two", "0", "-1", "1.5"]:
+        with subtests.test(text=text), pytest.raises(SettingError, match="cudagraph_capture_sizes is"):
+            captured_graphs(replace(SETTINGS, cudagraph_capture_sizes=text))
 
 
 def test_adapters_have_graphs_of_their_own_since_0_12():
@@ -162,18 +157,21 @@ def test_adapters_have_graphs_of_their_own_since_0_12():
     assert captured_graphs(replace(older, enable_lora=True)) == captured_graphs(older)
 
 
-@pytest.mark.parametrize(
-    ("version", "rows", "drafted", "graphs"),
-    [  # multiples of a request's tokens, up to twice those of all requests; those of whole decode steps a second time
+def test_drafts_are_captured_with_the_tokens_of_whole_requests(subtests):
+    for (
+        version,
+        rows,
+        drafted,
+        graphs,
+    ) in [  # multiples of a request's tokens, up to twice those of all requests; those of whole decode steps a second time
         ("0.27.0", 8, 1, 6 + 4),
         ("0.27.0", 1, 2, 1 + 1),
         ("0.11.0", 256, 2, 67 + 67 - 2),
-    ],
-)
-def test_drafts_are_captured_with_the_tokens_of_whole_requests(version, rows, drafted, graphs):
-    drafts = f'{{"method": "mtp", "num_speculative_tokens": {drafted}}}'
-    start = replace(SETTINGS, version=Version(version), max_num_seqs=rows, speculative_config=drafts)
-    assert captured_graphs(start) == graphs
+    ]:
+        with subtests.test(version=version, rows=rows, drafted=drafted, graphs=graphs):
+            drafts = f'{{"method": "mtp", "num_speculative_tokens": {drafted}}}'
+            start = replace(SETTINGS, version=Version(version), max_num_seqs=rows, speculative_config=drafts)
+            assert captured_graphs(start) == graphs
 
 
 @given(st.integers(1, 512), st.integers(0, 7))
@@ -185,11 +183,12 @@ def test_every_captured_size_of_drafts_is_a_whole_number_of_requests(rows, draft
     assert all(size % (1 + drafted) == 0 for size in sizes)
 
 
-@pytest.mark.parametrize("driver", ["535.129.03", "545"])
-def test_a_driver_older_than_cuda_12_4_takes_several_times_as_much(driver):
-    plain, old = (cuda_graphs(replace(SETTINGS, driver_version=d), SHAPE) for d in ("550.54", driver))
-    assert plain == cuda_graphs(SETTINGS, SHAPE)
-    assert 3.3 < old.bytes / plain.bytes < 3.4
+def test_a_driver_older_than_cuda_12_4_takes_several_times_as_much(subtests):
+    for driver in ["535.129.03", "545"]:
+        with subtests.test(driver=driver):
+            plain, old = (cuda_graphs(replace(SETTINGS, driver_version=d), SHAPE) for d in ("550.54", driver))
+            assert plain == cuda_graphs(SETTINGS, SHAPE)
+            assert 3.3 < old.bytes / plain.bytes < 3.4
 
 
 def test_a_driver_that_is_no_version_is_refused():
@@ -197,18 +196,16 @@ def test_a_driver_that_is_no_version_is_refused():
         cuda_graphs(replace(SETTINGS, driver_version="new"), SHAPE)
 
 
-@pytest.mark.parametrize(
-    ("driver", "version", "said"),
-    [
+def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(subtests):
+    for driver, version, said in [
         ("535", "0.19.0", "driver 535 takes 3.35 times"),
         (None, "0.19.0", "an older one takes 3.35 times"),
         ("580", "0.19.0", None),
         (None, "0.26.0", None),
-    ],
-)
-def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(driver, version, said):
-    found = of_old_driver(replace(SETTINGS, driver_version=driver, version=Version(version)), 1)
-    assert found is None if said is None else found is not None and said in found
+    ]:
+        with subtests.test(driver=driver, version=version, said=said):
+            found = of_old_driver(replace(SETTINGS, driver_version=driver, version=Version(version)), 1)
+            assert found is None if said is None else found is not None and said in found
 
 
 def test_experts_take_more_at_their_first_small_batch_quantized_ones_most():

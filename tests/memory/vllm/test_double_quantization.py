@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.files import ModelFiles
@@ -21,24 +20,21 @@ METHOD = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 DOUBLE, PLAIN = 4 + 8 / 64 + 32 / 16384, 4.5
 
 
-@pytest.mark.parametrize(
-    ("version", "config", "asked", "bits"),
-    [
-        ("0.8.5", None, "bitsandbytes", DOUBLE),
-        ("0.9", None, "bitsandbytes", PLAIN),
-        ("0.8.5", {**METHOD, "bnb_4bit_use_double_quant": True}, None, DOUBLE),
-        ("0.9", {**METHOD, "bnb_4bit_use_double_quant": True}, None, PLAIN),
-        ("0.8.5", METHOD, None, PLAIN),
-    ],
-    ids=["made early", "made late", "read early", "read late", "plain"],
-)
-def test_a_version_keeps_or_unpacks_scales_that_were_quantised(version, config, asked, bits):
-    files = ModelFiles("a model", "config.json", {**CONFIG, "quantization_config": config}, None)
+def test_a_version_keeps_or_unpacks_scales_that_were_quantised(subtests):
+    for name, version, config, asked, bits in [
+        ("made early", "0.8.5", None, "bitsandbytes", DOUBLE),
+        ("made late", "0.9", None, "bitsandbytes", PLAIN),
+        ("read early", "0.8.5", {**METHOD, "bnb_4bit_use_double_quant": True}, None, DOUBLE),
+        ("read late", "0.9", {**METHOD, "bnb_4bit_use_double_quant": True}, None, PLAIN),
+        ("plain", "0.8.5", METHOD, None, PLAIN),
+    ]:
+        with subtests.test(name):
+            files = ModelFiles("a model", "config.json", {**CONFIG, "quantization_config": config}, None)
 
-    model = with_scales_of_version(read_model(files, quantization=asked), Version(version), asked)
+            model = with_scales_of_version(read_model(files, quantization=asked), Version(version), asked)
 
-    (matrix,) = (p for p in model.parameters if p.name == "model.layers.0.mlp.up_proj.weight")
-    assert matrix.bytes == round(matrix.elements * bits / 8)
+            (matrix,) = (p for p in model.parameters if p.name == "model.layers.0.mlp.up_proj.weight")
+            assert matrix.bytes == round(matrix.elements * bits / 8)
 
 
 def test_other_weights_stay_as_they_are():

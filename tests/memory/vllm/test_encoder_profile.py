@@ -54,9 +54,8 @@ def test_a_published_start_of_qwen2_5_vl_3b_is_met():
     assert found.peak_bytes / GIB == pytest.approx(4.06, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("version", "length", "limits", "modality", "tokens"),
-    [
+def test_a_video_is_as_many_whole_images_as_the_longest_request_has_room_for(subtests):
+    for version, length, limits, modality, tokens in [
         ("0.23", 128000, None, "video", 114688),
         ("0.23", 60000, None, "video", 49152),
         ("0.23", 128000, '{"image": 1}', "video", 114688),
@@ -64,12 +63,11 @@ def test_a_published_start_of_qwen2_5_vl_3b_is_met():
         ("0.23", 20000, None, "image", 16384),
         ("0.10.2", 256000, None, "video", 131072),
         ("0.9.2", 60000, None, "video", 32768),
-    ],
-)
-def test_a_video_is_as_many_whole_images_as_the_longest_request_has_room_for(version, length, limits, modality, tokens):
-    asked = replace(SETTINGS, version=Version(version), max_model_len=length, limit_mm_per_prompt=limits)
-    found = profile_encoder(read_vision_encoder(QWEN25, {}, 3584), asked, 2)
-    assert (found.modality, found.items, found.tokens_per_item) == (modality, 1, tokens)
+    ]:
+        with subtests.test(version=version, length=length, limits=limits, modality=modality, tokens=tokens):
+            asked = replace(SETTINGS, version=Version(version), max_model_len=length, limit_mm_per_prompt=limits)
+            found = profile_encoder(read_vision_encoder(QWEN25, {}, 3584), asked, 2)
+            assert (found.modality, found.items, found.tokens_per_item) == (modality, 1, tokens)
 
 
 def test_a_published_start_that_was_refused_for_its_videos_is_met():
@@ -83,19 +81,20 @@ def test_an_image_larger_than_a_step_is_profiled_all_the_same():
     assert profile_encoder(read_vision_encoder(QWEN25, {}, 2048), SETTINGS, 2).items == 1
 
 
-@pytest.mark.parametrize(
-    ("limits", "images"),
-    [
+def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(subtests):
+    for limits, images in [
         (None, 32),
         ('{"image": 4}', 32),
         ('{"image": 1, "video": 0}', 2),
         ("image=1,video=0", 2),
         ('{"image": {"count": 1}, "video": 0}', 2),
-    ],
-)
-def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(limits, images):
-    encoder = read_vision_encoder({**GEMMA3, "video_token_id": 1}, {}, 2560)
-    assert profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).items == images
+    ]:
+        with subtests.test(limits=limits, images=images):
+            encoder = read_vision_encoder({**GEMMA3, "video_token_id": 1}, {}, 2560)
+            assert (
+                profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).items
+                == images
+            )
 
 
 def test_of_a_model_for_text_or_an_image_every_request_of_a_step_has_one():
@@ -117,12 +116,10 @@ def test_no_images_are_no_profile():
     )
 
 
-@pytest.mark.parametrize(
-    "limits", ["{", "image", '{"image": "many"}', '{"image": -1}', "[1]", '{"image": 1e400}', '{"a":' * 3000]
-)
-def test_a_limit_that_is_none_is_refused(limits):
-    with pytest.raises(SettingError, match="limit_mm_per_prompt"):
-        profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt=limits), 2)
+def test_a_limit_that_is_none_is_refused(subtests):
+    for limits in ["{", "image", '{"image": "many"}', '{"image": -1}', "[1]", '{"image": 1e400}', '{"a":' * 3000]:
+        with subtests.test(limits=limits), pytest.raises(SettingError, match="limit_mm_per_prompt"):
+            profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt=limits), 2)
 
 
 TEXT = {
@@ -138,16 +135,20 @@ TEXT = {
 }
 
 
-@pytest.mark.parametrize("config", [{**QWEN25, "text_config": TEXT}, {**TEXT, **QWEN25}], ids=["in parts", "flat"])
-def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(config):
-    model = read_model(ModelFiles("vl", "config.json", config, ()))
-    asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
-    found = budget_start(model, asked)
-    none = budget_start(model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}'))
-    assert any(line.startswith("images: profiled with 1 of 16384 tokens each, ") for line in found.assumptions)
-    assert not any(line.startswith("images") for line in none.assumptions)
-    assert found.kv_cache_pool_bytes < none.kv_cache_pool_bytes
-    assert found.uncertainty_bytes > none.uncertainty_bytes
+def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(subtests):
+    for name, config in [
+        ("in parts", {**QWEN25, "text_config": TEXT}),
+        ("flat", {**TEXT, **QWEN25}),
+    ]:
+        with subtests.test(name):
+            model = read_model(ModelFiles("vl", "config.json", config, ()))
+            asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
+            found = budget_start(model, asked)
+            none = budget_start(model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}'))
+            assert any(line.startswith("images: profiled with 1 of 16384 tokens each, ") for line in found.assumptions)
+            assert not any(line.startswith("images") for line in none.assumptions)
+            assert found.kv_cache_pool_bytes < none.kv_cache_pool_bytes
+            assert found.uncertainty_bytes > none.uncertainty_bytes
 
 
 def test_an_encoder_that_is_not_profiled_is_loaded_and_has_no_peak():

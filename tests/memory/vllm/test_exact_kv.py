@@ -127,24 +127,22 @@ def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cu
     assert found.plan[0].setting == "block_size"
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
+def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(subtests, too_small):
+    """As a log tells it: the length as it was asked for, or the model's own."""
+    for asked in [
         {"max_model_len_tokens": -1},
         {"user": {"max_model_len": -1}},
         {"user": {"max_model_len": "auto"}},
         {"user": {"max_model_len": None}},  # what a printed -1 is read as
-    ],
-)
-def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(too_small, asked):
-    """As a log tells it: the length as it was asked for, or the model's own."""
-    pool = 20 * 1024 * TOKEN_BYTES
-    user = {"kv_cache_memory_bytes": pool, "block_size": 16384, **asked.get("user", {})}
-    incident = too_small(user=user, **{name: value for name, value in asked.items() if name != "user"})
-    found = planned(replace(incident, kind="kv_cache_none_left"))
-    # 20,480 tokens less one block: 128 lose 0.6 %, 256 would lose 1.3 %.
-    assert values(found)["block_size"] == 128
-    assert found.causes[0].rule == "OG221"
+    ]:
+        with subtests.test(asked=asked):
+            pool = 20 * 1024 * TOKEN_BYTES
+            user = {"kv_cache_memory_bytes": pool, "block_size": 16384, **asked.get("user", {})}
+            incident = too_small(user=user, **{name: value for name, value in asked.items() if name != "user"})
+            found = planned(replace(incident, kind="kv_cache_none_left"))
+            # 20,480 tokens less one block: 128 lose 0.6 %, 256 would lose 1.3 %.
+            assert values(found)["block_size"] == 128
+            assert found.causes[0].rule == "OG221"
 
 
 def test_blocks_of_the_engine_s_own_size_are_left_alone(too_small):
@@ -315,24 +313,20 @@ def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_o
     assert "max_num_batched_tokens" not in values(tiny)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "printed", "longest"),
-    [
+def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vllm_fills_in_for_it(subtests, too_small):
+    for blocks, printed, longest in [
         (
             16,
             {"estimated_max_model_len_tokens": 128},
             384,
         ),  # 3 beside 12 of a step of 4 x 384 tokens: one audio is 1500
         (13, {}, None),  # 2 beside 8 of a step of 4 x 256 tokens, which holds no audio
-    ],
-)
-def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vllm_fills_in_for_it(
-    too_small, blocks, printed, longest
-):
-    user = {"num_gpu_blocks_override": blocks}
-    found = planned(too_small(WHISPER, user, max_num_seqs=4, max_model_len_tokens=448, **printed))
-    lengths = [other.new for other in found.alternatives if other.setting == "max_model_len"]
-    assert lengths == ([] if longest is None else [longest])
+    ]:
+        with subtests.test(blocks=blocks, printed=printed, longest=longest):
+            user = {"num_gpu_blocks_override": blocks}
+            found = planned(too_small(WHISPER, user, max_num_seqs=4, max_model_len_tokens=448, **printed))
+            lengths = [other.new for other in found.alternatives if other.setting == "max_model_len"]
+            assert lengths == ([] if longest is None else [longest])
 
 
 def test_where_the_layout_is_not_the_engine_s_nothing_is_solved_by_it(too_small):
@@ -372,22 +366,23 @@ MAMBA2 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("states", "cause", "changes"),
-    [
+def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(subtests, too_small, monkeypatch):
+    def check(states, cause, changes):
+        monkeypatch.setattr(start_caches, "multiplies_in_bfloat16", lambda: False)
+        state = 8 * 2 * (16 * 64 * 128 + 3 * (16 * 64 + 2 * 128))
+        user = {"kv_cache_memory_bytes": int(states * state), "max_model_len": 32768, "enable_prefix_caching": True}
+        found = planned(too_small(MAMBA2, user, prefix_caching=True, kv_cache_is_fixed=True))
+
+        assert found.causes[0].id == cause
+        assert values(found) == changes
+
+    for states, cause, changes in [
         (
             3,
             "prefix_caching",
             {"enable_prefix_caching": False},
         ),  # beside the engine's own one is needed, with prefixes three
         (1.5, "kv_cache_budget", {}),  # not one beside the engine's own, and a byte count of yours is never raised
-    ],
-)
-def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(too_small, monkeypatch, states, cause, changes):
-    monkeypatch.setattr(start_caches, "multiplies_in_bfloat16", lambda: False)
-    state = 8 * 2 * (16 * 64 * 128 + 3 * (16 * 64 + 2 * 128))
-    user = {"kv_cache_memory_bytes": int(states * state), "max_model_len": 32768, "enable_prefix_caching": True}
-    found = planned(too_small(MAMBA2, user, prefix_caching=True, kv_cache_is_fixed=True))
-
-    assert found.causes[0].id == cause
-    assert values(found) == changes
+    ]:
+        with subtests.test(states=states, cause=cause, changes=changes):
+            check(states, cause, changes)

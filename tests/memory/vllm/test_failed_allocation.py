@@ -45,19 +45,17 @@ def incident(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("shape", "name", "size"),
-    [
+def test_an_array_s_bytes_are_its_counts_and_its_type(subtests, incident):
+    for shape, name, size in [
         ("1024, 10485760", "int32", 40 * GIB),
         ("1000000000,", "float64", 8_000_000_000),
         ("3230, 400, 300, 3", "uint8", 3230 * 400 * 300 * 3),
         ("16, 4", "bool", 64),
         ("16, 4", "<U12", None),
         ("", "int32", None),
-    ],
-)
-def test_an_array_s_bytes_are_its_counts_and_its_type(incident, shape, name, size):
-    assert array_bytes(incident(1, array_shape=shape, array_type=name)) == size
+    ]:
+        with subtests.test(shape=shape, name=name, size=size):
+            assert array_bytes(incident(1, array_shape=shape, array_type=name)) == size
 
 
 def test_without_a_shape_the_printed_figure_stands(incident):
@@ -72,50 +70,50 @@ def test_the_drafts_of_a_step_are_those_that_the_engine_printed(incident):
     assert without.named.product.allocation.name != "draft_rows"
 
 
-@pytest.mark.parametrize("kind", ["cuda_oom", "host_oom"])
-def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(tmp_path, incident, kind):
+def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(subtests, tmp_path, incident):
     """The latent attention's up-projection: heads x (124 + 128) rows of a latent of 500, in no width of the configuration."""
-    latent = {
-        "model_type": "deepseek_v2",
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "kv_lora_rank": 500,
-        "qk_nope_head_dim": 124,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "q_lora_rank": None,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "n_shared_experts": 1,
-        "num_key_value_heads": 8,
-        "first_k_dense_replace": 2,
-    }
-    found = incident(8 * (124 + 128) * 500 * 2, kind)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | latent))
-    assert failed_allocation(found).named.product.allocation.name == "weights"
-    elsewhere = incident(8 * (124 + 128) * 500 * 2, kind, phase="decode")
-    assert failed_allocation(elsewhere) is None
+    for kind in ["cuda_oom", "host_oom"]:
+        with subtests.test(kind=kind):
+            latent = {
+                "model_type": "deepseek_v2",
+                "architectures": ["DeepseekV2ForCausalLM"],
+                "kv_lora_rank": 500,
+                "qk_nope_head_dim": 124,
+                "qk_rope_head_dim": 64,
+                "v_head_dim": 128,
+                "q_lora_rank": None,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 64,
+                "n_shared_experts": 1,
+                "num_key_value_heads": 8,
+                "first_k_dense_replace": 2,
+            }
+            found = incident(8 * (124 + 128) * 500 * 2, kind)
+            (tmp_path / "config.json").write_text(json.dumps(CONFIG | latent))
+            assert failed_allocation(found).named.product.allocation.name == "weights"
+            elsewhere = incident(8 * (124 + 128) * 500 * 2, kind, phase="decode")
+            assert failed_allocation(elsewhere) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "user", "blocks"),
-    [
+def test_a_row_of_block_numbers_has_the_blocks_of_the_longest_request(subtests, incident):
+    for kind, user, blocks in [
         ("cuda_oom", {}, 2048),  # of 16 tokens, padded to 128
         ("cuda_oom", {"block_size": 32}, 1024),
         ("host_oom", {}, 256),  # of 128 on the CPU
-    ],
-)
-def test_a_row_of_block_numbers_has_the_blocks_of_the_longest_request(incident, kind, user, blocks):
-    many = {"max_num_seqs": 65_519, **user}
-    found = failed_allocation(incident(65_519 * blocks * 4, kind, user=many))
-    assert found.named.product.allocation.name == "request_blocks"
-    assert found.named.product.numbers["max_num_seqs"] == 65_519
+    ]:
+        with subtests.test(kind=kind, user=user, blocks=blocks):
+            many = {"max_num_seqs": 65_519, **user}
+            found = failed_allocation(incident(65_519 * blocks * 4, kind, user=many))
+            assert found.named.product.allocation.name == "request_blocks"
+            assert found.named.product.numbers["max_num_seqs"] == 65_519
 
 
-@pytest.mark.parametrize(("kind", "name"), [("cuda_oom", "ngram_device_rows"), ("host_oom", "request_rows")])
-def test_a_drafter_s_copy_of_the_token_ids_is_on_the_device(incident, kind, name):
-    found = failed_allocation(incident(250 * 32750 * 4, kind, ngram_frames=True))
-    assert found.named.product.allocation.name == name
+def test_a_drafter_s_copy_of_the_token_ids_is_on_the_device(subtests, incident):
+    for kind, name in [("cuda_oom", "ngram_device_rows"), ("host_oom", "request_rows")]:
+        with subtests.test(kind=kind, name=name):
+            found = failed_allocation(incident(250 * 32750 * 4, kind, ngram_frames=True))
+            assert found.named.product.allocation.name == name
 
 
 def test_a_matrix_of_the_draft_model_is_told_from_the_target_s(incident, tmp_path):
@@ -136,24 +134,25 @@ def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_s
     assert not found.named.product.allocation.levers
 
 
-@pytest.mark.parametrize(("activation", "name", "together"), [("gelu", "plain_mlp", 8), ("gelu_new", "mlp", 16)])
-def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(
-    tmp_path, incident, activation, name, together
-):
-    bert = {
-        "model_type": "bert",
-        "architectures": ["BertModel"],
-        "hidden_size": 256,
-        "intermediate_size": 131072,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-        "torch_dtype": "float32",
-        "hidden_act": activation,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(bert))
-    tried, user = 3990 * 131072 * 4, {"max_num_batched_tokens": 4096, "max_model_len": 512}
-    found = failed_allocation(incident(tried, "host_oom", phase="prefill", user=user))
-    assert str(found.named.product) == f"3990 tokens x 131072 {name} x 4 bytes"
-    assert found.named.product.allocation.together == together
+def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(subtests, tmp_path, incident):
+    for activation, name, together in [("gelu", "plain_mlp", 8), ("gelu_new", "mlp", 16)]:
+        with subtests.test(activation=activation, name=name, together=together):
+            bert = {
+                "model_type": "bert",
+                "architectures": ["BertModel"],
+                "hidden_size": 256,
+                "intermediate_size": 131072,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "vocab_size": 30522,
+                "max_position_embeddings": 512,
+                "torch_dtype": "float32",
+                "hidden_act": activation,
+            }
+            (tmp_path / activation).mkdir()
+            (tmp_path / activation / "config.json").write_text(json.dumps(bert))
+            model = str(tmp_path / activation)
+            tried, user = 3990 * 131072 * 4, {"max_num_batched_tokens": 4096, "max_model_len": 512}
+            found = failed_allocation(incident(tried, "host_oom", phase="prefill", user=user, model=model))
+            assert str(found.named.product) == f"3990 tokens x 131072 {name} x 4 bytes"
+            assert found.named.product.allocation.together == together

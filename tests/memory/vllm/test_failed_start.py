@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from oomguard.diagnosing import assess, default_rules
 from oomguard.facts import Fact
 from oomguard.incident import Incident
@@ -57,11 +55,10 @@ def test_a_model_that_is_named_is_read_in_place_of_the_log_s(tmp_path):
     assert found.number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 2 * 16 * 2)
 
 
-@pytest.mark.parametrize(
-    "facts", [{"model": "org/name", "max_model_len_tokens": 8}, {"model": "x"}, {"max_model_len_tokens": 8}]
-)
-def test_without_a_local_model_the_need_stays_unknown(facts):
-    assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") is None
+def test_without_a_local_model_the_need_stays_unknown(subtests):
+    for facts in [{"model": "org/name", "max_model_len_tokens": 8}, {"model": "x"}, {"max_model_len_tokens": 8}]:
+        with subtests.test(facts=facts):
+            assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") is None
 
 
 def test_a_printed_need_is_not_computed_again(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.vllm.cuda_graphs import captured_graphs
@@ -14,9 +13,8 @@ from oomguard.memory.vllm.start import VllmSettings
 SETTINGS = VllmSettings(Version("0.8.2"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192)
 
 
-@pytest.mark.parametrize(
-    ("version", "changes", "first"),
-    [
+def test_settings_and_the_gpu_decide_where_a_version_has_both(subtests):
+    for version, changes, first in [
         ("0.7.3", {}, True),
         ("0.8.2", {}, False),
         ("0.8.2", {"enable_lora": True}, True),
@@ -26,10 +24,9 @@ SETTINGS = VllmSettings(Version("0.8.2"), 80 << 30, 0.9, max_num_seqs=256, max_n
         ("0.9.2", {"gpu_name": "T4"}, True),
         ("0.9.2", {"gpu_name": "A100"}, False),
         ("0.10.2", {"gpu_name": "T4"}, False),
-    ],
-)
-def test_settings_and_the_gpu_decide_where_a_version_has_both(version, changes, first):
-    assert is_first_engine(replace(SETTINGS, version=Version(version), **changes)) is first
+    ]:
+        with subtests.test(version=version, changes=changes, first=first):
+            assert is_first_engine(replace(SETTINGS, version=Version(version), **changes)) is first
 
 
 def test_the_first_engine_captures_its_own_sizes():

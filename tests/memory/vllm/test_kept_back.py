@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from packaging.version import Version
 
 from oomguard.facts import GIB
@@ -47,18 +46,15 @@ def test_a_share_of_the_device_is_kept_back_of_a_version_and_a_gpu_that_was_not_
     assert kept_back_bytes(L4) == round(kept_back()["device_ratio"] * L4.gpu_total_bytes) > 0
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
+def test_nothing_is_kept_back_where_the_start_or_its_like_was_measured(subtests):
+    for told in [
         {"device": "cpu"},
         {"kv_cache_memory_bytes": GIB},
         {"correction": Correction("a start")},
         {"version": Version("0.19.1"), "gpu_name": "NVIDIA H100 80GB HBM3"},
-    ],
-    ids=lambda told: next(iter(told)),
-)
-def test_nothing_is_kept_back_where_the_start_or_its_like_was_measured(told):
-    assert kept_back_bytes(replace(L4, **told)) == 0
+    ]:
+        with subtests.test(told=told):
+            assert kept_back_bytes(replace(L4, **told)) == 0
 
 
 def test_the_pool_is_smaller_by_it_and_the_plan_says_so():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,12 +87,11 @@ def test_ranks_that_share_a_request_s_tokens_hold_a_part_of_its_blocks_each():
     assert shared.longest(shared.block_bytes() * 64, 8000) == 4032
 
 
-@pytest.mark.parametrize(
-    ("cached", "checkpoints", "states"), [(False, 0, 1), (True, 0, 2), (True, 1, 3), (False, 1, 1)]
-)
-def test_a_request_keeps_more_states_where_prefixes_are_cached(cached, checkpoints, states):
-    layers = [LayerCache(0, "state", state_bytes=1000, checkpoints=checkpoints)]
-    assert lay_out(layers, KvSettings(16, 4096, 2048, cached_states=cached)).request_blocks() == states
+def test_a_request_keeps_more_states_where_prefixes_are_cached(subtests):
+    for cached, checkpoints, states in [(False, 0, 1), (True, 0, 2), (True, 1, 3), (False, 1, 1)]:
+        with subtests.test(cached=cached, checkpoints=checkpoints, states=states):
+            layers = [LayerCache(0, "state", state_bytes=1000, checkpoints=checkpoints)]
+            assert lay_out(layers, KvSettings(16, 4096, 2048, cached_states=cached)).request_blocks() == states
 
 
 def test_draft_tokens_keep_a_state_each():

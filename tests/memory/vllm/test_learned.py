@@ -26,36 +26,36 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Calibrations:
+def calibrations(path: Path) -> Calibrations:
     """Of three models: two that runs learned, one that a user gave."""
-    kept, start = Calibrations(tmp_path / "calibrations.json"), measured_start(diagnose(LOG).starts)
+    kept, start = Calibrations(path), measured_start(diagnose(LOG).starts)
     for layers, origin in ((32, {"session": "s1", "model": "./a"}), (16, {"session": "s2", "model": "./b"}), (8, {})):
         model = read_model(ModelFiles("m", "config.json", {**CONFIG, "num_hidden_layers": layers}, None))
         kept.keep(model, settings_of_start(start), correction_of(start, model, f"log of {layers}"), origin)
     return kept
 
 
-@pytest.mark.parametrize(
-    ("sessions", "model", "told"),
-    [
+def test_what_is_told_is_what_is_dropped(subtests, tmp_path):
+    cases = [
         (None, None, ["log of 32", "log of 16"]),
         (["s2"], None, ["log of 16"]),
         (["s1", "s2"], "./a", ["log of 32"]),
         ([], None, []),
         (None, "./c", []),
-    ],
-)
-def test_what_is_told_is_what_is_dropped(kept: Calibrations, sessions, model, told):
-    lines = learned(kept, sessions, model)
-    assert [line.rpartition(" by ")[2] for line in lines] == told
-    forget(kept, sessions, model)
+    ]
+    for number, (sessions, model, told) in enumerate(cases):
+        with subtests.test(sessions=sessions, model=model, told=told):
+            kept = calibrations(tmp_path / f"{number}.json")
+            lines = learned(kept, sessions, model)
+            assert [line.rpartition(" by ")[2] for line in lines] == told
+            forget(kept, sessions, model)
 
-    left = [entry["correction"]["source"] for entry in kept.entries()]
-    assert left == [name for name in ("log of 32", "log of 16", "log of 8") if name not in told]
+            left = [entry["correction"]["source"] for entry in kept.entries()]
+            assert left == [name for name in ("log of 32", "log of 16", "log of 8") if name not in told]
 
 
-def test_a_model_is_known_by_its_whole_path_too(kept: Calibrations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_is_known_by_its_whole_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = calibrations(tmp_path / "calibrations.json")
     monkeypatch.chdir(tmp_path)
     assert len(learned(kept, None, str(tmp_path.resolve() / "a"))) == 1
 

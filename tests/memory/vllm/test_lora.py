@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,10 +46,11 @@ def test_around_the_layers_the_embedding_is_on_the_first_stage_and_the_head_on_t
     assert lora_bytes((NORM, HEAD), 2, 1, **around) == (2 * 3 * 8 * 1064 * 2,)
 
 
-@pytest.mark.parametrize(("family", "adapted"), [("llama", 1064), ("qwen3", 1064), ("qwen2", 0)])
-def test_only_some_families_adapt_what_is_around_their_layers(family, adapted):
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
-    assert around_elements(read_shape({"model_type": family, **sizes})) == adapted
+def test_only_some_families_adapt_what_is_around_their_layers(subtests):
+    for family, adapted in [("llama", 1064), ("qwen3", 1064), ("qwen2", 0)]:
+        with subtests.test(family=family, adapted=adapted):
+            sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
+            assert around_elements(read_shape({"model_type": family, **sizes})) == adapted
 
 
 def test_a_stage_pays_for_its_own_layers():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.shape import read_shape
@@ -21,9 +20,8 @@ HYBRID = {**DENSE, "model_type": "qwen3_next"}
 IMAGES = {"model_type": "llava", "text_config": DENSE}
 
 
-@pytest.mark.parametrize(
-    ("config", "version", "runner"),
-    [
+def test_the_runner_follows_version_and_model(subtests):
+    for config, version, runner in [
         (DENSE, "0.22", 1),
         ({**DENSE, "model_type": "qwen3"}, "0.22", 2),
         (DENSE, "0.23", 2),
@@ -37,7 +35,6 @@ IMAGES = {"model_type": "llava", "text_config": DENSE}
         (EXPERTS, "0.30", 2),
         (HYBRID, "0.30", 2),
         (IMAGES, "0.33", 2),
-    ],
-)
-def test_the_runner_follows_version_and_model(config, version, runner):
-    assert model_runner(Version(version), read_shape(config)) == runner
+    ]:
+        with subtests.test(config=config, version=version, runner=runner):
+            assert model_runner(Version(version), read_shape(config)) == runner

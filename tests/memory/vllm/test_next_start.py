@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from packaging.version import Version
 
 from oomguard.facts import GIB
@@ -54,12 +53,13 @@ def test_an_entry_may_make_the_next_start_a_second_one():
     assert "the next may be that" in said(compile_cache_entry=True)[1]
 
 
-@pytest.mark.parametrize(("version", "counted_there"), [("0.11.0", True), ("0.11.2", False)])
-def test_on_unified_memory_the_page_cache_counts_until_the_host_is_asked(version, counted_there):
-    found, lines = said(version=Version(version), unified_memory=True)
-    assert (found.page_cache_bytes == found.weights_bytes) is counted_there
-    assert ("page cache" in lines) is counted_there
-    assert found.uncertainty_bytes >= found.page_cache_bytes
+def test_on_unified_memory_the_page_cache_counts_until_the_host_is_asked(subtests):
+    for version, counted_there in [("0.11.0", True), ("0.11.2", False)]:
+        with subtests.test(version=version, counted_there=counted_there):
+            found, lines = said(version=Version(version), unified_memory=True)
+            assert (found.page_cache_bytes == found.weights_bytes) is counted_there
+            assert ("page cache" in lines) is counted_there
+            assert found.uncertainty_bytes >= found.page_cache_bytes
 
 
 def test_a_gpu_of_its_own_has_no_page_cache():
@@ -76,16 +76,18 @@ VISION = {
 }
 
 
-@pytest.mark.parametrize(
-    ("version", "limit", "loaded"),
-    [("0.20", '{"image": 0, "video": 0}', False), ("0.20", None, True), ("0.14", '{"image": 0}', True)],
-)
-def test_an_encoder_that_no_prompt_may_use_is_not_loaded(version, limit, loaded):
-    config = {"model_type": "llava", "text_config": CONFIG, "vision_config": VISION}
-    tower = Parameter("vision_tower.layers.0.mlp.fc1.weight", (128, 64), 16384)
-    text = tuple(counted(read_shape(config)))
-    both = read_model(ModelFiles("model", "config.json", config, (*text, tower)))
-    asked = replace(SETTINGS, version=Version(version), limit_mm_per_prompt=limit)
-    alone = replace(both, parameters=text)
+def test_an_encoder_that_no_prompt_may_use_is_not_loaded(subtests):
+    for version, limit, loaded in [
+        ("0.20", '{"image": 0, "video": 0}', False),
+        ("0.20", None, True),
+        ("0.14", '{"image": 0}', True),
+    ]:
+        with subtests.test(version=version, limit=limit, loaded=loaded):
+            config = {"model_type": "llava", "text_config": CONFIG, "vision_config": VISION}
+            tower = Parameter("vision_tower.layers.0.mlp.fc1.weight", (128, 64), 16384)
+            text = tuple(counted(read_shape(config)))
+            both = read_model(ModelFiles("model", "config.json", config, (*text, tower)))
+            asked = replace(SETTINGS, version=Version(version), limit_mm_per_prompt=limit)
+            alone = replace(both, parameters=text)
 
-    assert (budget_start(both, asked).weights_bytes > budget_start(alone, asked).weights_bytes) is loaded
+            assert (budget_start(both, asked).weights_bytes > budget_start(alone, asked).weights_bytes) is loaded

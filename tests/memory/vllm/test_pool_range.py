@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.shape import read_shape
@@ -21,9 +20,8 @@ DENSE = {
 SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9)
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "kind"),
-    [
+def test_a_dense_model_of_text_on_a_gpu_of_its_own_is_known_best(subtests):
+    for config, changes, kind in [
         (DENSE, {}, "plain"),
         (DENSE, {"tensor_parallel_size": 2}, "several"),
         (DENSE, {"pipeline_parallel_size": 2}, "several"),
@@ -31,10 +29,9 @@ SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9)
         ({**DENSE, "model_type": "mixtral", "num_local_experts": 8}, {}, "other"),
         ({**DENSE, "model_type": "mamba2"}, {}, "other"),
         ({"model_type": "llava", "text_config": DENSE}, {}, "other"),
-    ],
-)
-def test_a_dense_model_of_text_on_a_gpu_of_its_own_is_known_best(config, changes, kind):
-    assert kind_of_start(read_shape(config), replace(SETTINGS, **changes)) == kind
+    ]:
+        with subtests.test(config=config, changes=changes, kind=kind):
+            assert kind_of_start(read_shape(config), replace(SETTINGS, **changes)) == kind
 
 
 def test_a_range_is_wider_on_a_larger_device_and_with_a_part_that_is_less_sure():

@@ -35,18 +35,16 @@ def tokens(config, **arguments):
     return processed(read_vision_encoder(config, {}, 2048), json.dumps(arguments)).tokens_per_item
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
+def test_an_image_has_as_many_pixels_as_the_user_permits(subtests):
+    for arguments, expected in [
         ({"max_pixels": 1003520}, 1280),
         ({"size": {"shortest_edge": 3136, "longest_edge": 1003520}}, 1280),
         ({"images_kwargs": {"max_pixels": 1003520}}, 1280),
         ({"min_pixels": 784, "fps": 1}, 16384),
         ({"max_pixels": 10}, 1),
-    ],
-)
-def test_an_image_has_as_many_pixels_as_the_user_permits(arguments, expected):
-    assert tokens(QWEN25, **arguments) == expected
+    ]:
+        with subtests.test(arguments=arguments, expected=expected):
+            assert tokens(QWEN25, **arguments) == expected
 
 
 def test_an_image_is_cut_into_as_many_tiles_as_the_user_permits():
@@ -59,11 +57,12 @@ def test_an_encoder_of_one_size_stays_as_it_is():
     assert processed(replace(plain, pixels_per_token=784), None).tokens_per_item == 256
 
 
-@pytest.mark.parametrize("given", ["", "{", "[1]", "12", '"max_pixels"'])
-def test_arguments_that_are_no_object_are_refused_with_an_example(given):
-    with pytest.raises(SettingError, match="mm_processor_kwargs") as refused:
-        processed(Encoder(8, 16, 2, 4, 256, 32), given)
-    assert "max_pixels" in refused.value.hint
+def test_arguments_that_are_no_object_are_refused_with_an_example(subtests):
+    for given in ["", "{", "[1]", "12", '"max_pixels"']:
+        with subtests.test(given=given):
+            with pytest.raises(SettingError, match="mm_processor_kwargs") as refused:
+                processed(Encoder(8, 16, 2, 4, 256, 32), given)
+            assert "max_pixels" in refused.value.hint
 
 
 def test_a_length_may_be_as_short_as_the_largest_image_that_is_permitted():

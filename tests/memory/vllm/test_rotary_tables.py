@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.memory.model.shape import read_shape
 from oomguard.memory.vllm.rotary_tables import rotary_bytes
 
@@ -24,9 +22,8 @@ BY_KIND = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "rows", "columns"),
-    [
+def test_a_table_is_positions_by_dimensions(subtests):
+    for changes, rows, columns in [
         ({}, 256, 8),
         ({"partial_rotary_factor": 0.5}, 256, 4),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 1024, 8),
@@ -36,10 +33,9 @@ BY_KIND = {
         ({"max_position_embeddings": None}, 0, 8),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}, 1024, 8),
         ({"rope_parameters": {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}, 1024, 4),
-    ],
-)
-def test_a_table_is_positions_by_dimensions(changes, rows, columns):
-    assert rotary_bytes(read_shape({**LLAMA, **changes})) == rows * columns * 2
+    ]:
+        with subtests.test(changes=changes, rows=rows, columns=columns):
+            assert rotary_bytes(read_shape({**LLAMA, **changes})) == rows * columns * 2
 
 
 def test_layers_of_two_kinds_have_a_table_each_and_wide_heads_a_wide_one():

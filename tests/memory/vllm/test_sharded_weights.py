@@ -64,11 +64,10 @@ def test_stages_share_the_layers_in_order_and_nearly_evenly(layers, stages):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize(
-    ("layers", "stages", "expected"), [(32, 4, [8, 8, 8, 8]), (30, 4, [7, 8, 8, 7]), (29, 2, [15, 14])]
-)
-def test_what_does_not_divide_goes_to_the_stages_before_the_last(layers, stages, expected):
-    assert [len(part) for part in stage_layers(layers, stages)] == expected
+def test_what_does_not_divide_goes_to_the_stages_before_the_last(subtests):
+    for layers, stages, expected in [(32, 4, [8, 8, 8, 8]), (30, 4, [7, 8, 8, 7]), (29, 2, [15, 14])]:
+        with subtests.test(layers=layers, stages=stages, expected=expected):
+            assert [len(part) for part in stage_layers(layers, stages)] == expected
 
 
 def test_matrices_are_sharded_and_vectors_are_whole():
@@ -81,20 +80,18 @@ def test_matrices_are_sharded_and_vectors_are_whole():
     assert norm.fullest_bytes - norm.tables_bytes == 128
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
+def test_what_a_rank_of_eight_holds_of_a_matrix(subtests):
+    for name, parts in [
         ("model.layers.0.self_attn.q_proj.weight", 8),
         ("model.layers.0.self_attn.k_proj.weight", 2),  # two heads: ranks beyond them hold copies
         ("model.layers.0.mlp.gate.weight", 1),  # the router
         ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", 1),
         ("model.layers.0.mlp.experts.0.up_proj.weight", 8),
         ("model.layers.0.mlp.gate_proj.weight", 8),
-    ],
-)
-def test_what_a_rank_of_eight_holds_of_a_matrix(name, parts):
-    held = rank_weights([Parameter(name, (64, 64), 8192)], SHAPE, tensor_parallel_size=8)
-    assert held.fullest_bytes - held.tables_bytes == 8192 // parts
+    ]:
+        with subtests.test(name=name, parts=parts):
+            held = rank_weights([Parameter(name, (64, 64), 8192)], SHAPE, tensor_parallel_size=8)
+            assert held.fullest_bytes - held.tables_bytes == 8192 // parts
 
 
 def test_experts_are_spread_over_the_data_parallel_ranks_too():
@@ -154,11 +151,10 @@ def test_experts_in_one_tensor_are_spread_too():
     assert held.fullest_bytes - held.tables_bytes == 16384
 
 
-@pytest.mark.parametrize(
-    ("mib", "unsplit_mib"), [(259, 1), (129.5, 0.5), (64.75, 0), (32, 0), (31.5, 0.5), (9.5, 0), (10.5, 0)]
-)
-def test_a_large_tensor_keeps_the_rest_of_its_block_that_is_not_split_off(mib, unsplit_mib):
-    assert unsplit_bytes(round(mib * 2**20)) == unsplit_mib * 2**20
+def test_a_large_tensor_keeps_the_rest_of_its_block_that_is_not_split_off(subtests):
+    for mib, unsplit_mib in [(259, 1), (129.5, 0.5), (64.75, 0), (32, 0), (31.5, 0.5), (9.5, 0), (10.5, 0)]:
+        with subtests.test(mib=mib, unsplit_mib=unsplit_mib):
+            assert unsplit_bytes(round(mib * 2**20)) == unsplit_mib * 2**20
 
 
 def test_projections_of_one_input_are_one_tensor():

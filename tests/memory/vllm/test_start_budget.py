@@ -130,19 +130,17 @@ def test_the_cpu_backend_makes_prompt_logprobs_in_the_first_runner():
     assert asked.prompt_logprobs_bytes == 4096 * 128256 * 10
 
 
-@pytest.mark.parametrize(
-    ("version", "gib", "seqs", "tokens"),
-    [
+def test_the_defaults_follow_the_version_and_the_device_and_are_said(subtests):
+    for version, gib, seqs, tokens in [
         ("0.19", 24, 256, 2048),
         ("0.19", 80, 1024, 8192),
         ("0.27", 180, 1024, 8192),
         ("0.28", 180, 1024, 16384),
-    ],
-)
-def test_the_defaults_follow_the_version_and_the_device_and_are_said(version, gib, seqs, tokens):
-    found = budget(version=Version(version), gpu_total_bytes=gib * GIB)
-    assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens) == (seqs, tokens)
-    assert any(str(seqs) in line for line in found.assumptions)
+    ]:
+        with subtests.test(version=version, gib=gib, seqs=seqs, tokens=tokens):
+            found = budget(version=Version(version), gpu_total_bytes=gib * GIB)
+            assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens) == (seqs, tokens)
+            assert any(str(seqs) in line for line in found.assumptions)
 
 
 def test_why_it_does_not_fit_is_said_with_both_numbers():
@@ -157,9 +155,8 @@ def test_why_it_does_not_fit_is_said_with_both_numbers():
     assert any("nothing is left" in reason for reason in budget(gpu_total_bytes=12 * GIB).reasons)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_the_engine_would_refuse_is_refused_by_name(subtests):
+    for changes, message in [
         ({"tensor_parallel_size": 3}, "does not divide the 32 attention heads"),
         ({"pipeline_parallel_size": 33}, "the model has 32 layers"),
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'"),
@@ -170,14 +167,10 @@ def test_why_it_does_not_fit_is_said_with_both_numbers():
             "max_num_batched_tokens is 512, less than max_num_seqs 2048",
         ),
         ({"block_size": 24, "version": Version("0.32")}, "block_size is 24"),
-        ({"mamba_ssm_cache_dtype": "int3"}, None),
-    ],
-)
-def test_what_the_engine_would_refuse_is_refused_by_name(changes, message):
-    if message is None:  # the model has no such state: nothing to refuse it for
-        message = "dtype is 'int3'"
-    with pytest.raises(SettingError, match=message):
-        budget(**changes)
+        ({"mamba_ssm_cache_dtype": "int3"}, "dtype is 'int3'"),
+    ]:
+        with subtests.test(changes=changes, message=message), pytest.raises(SettingError, match=message):
+            budget(**changes)
 
 
 def test_a_dtype_that_is_no_dtype_is_refused():
@@ -450,15 +443,16 @@ def test_the_gpu_that_would_do_is_the_smallest_also_where_all_of_it_was_asked_fo
     assert found.gpu_total_bytes < 64 * GIB
 
 
-@pytest.mark.parametrize(
-    ("version", "stages", "steps"), [("0.25", 2, 1), ("0.26", 1, 2), ("0.26", 2, 3), ("0.33", 1, 2), ("0.33", 2, 3)]
-)
-def test_a_window_holds_the_tokens_of_every_step_in_flight(version, stages, steps):
-    windowed = model_of({**LLAMA, "model_type": "mistral", "sliding_window": 4096})
-    changed = replace(H100, version=Version(version), pipeline_parallel_size=stages, max_num_batched_tokens=2048)
-    found = budget_start(windowed, replace(changed, max_num_seqs=64, max_model_len=131072))
-    blocks = -(-(4095 + steps * 2048) // 16) + 1
-    assert found.max_concurrency == pytest.approx(found.kv_cache_blocks / blocks)
+def test_a_window_holds_the_tokens_of_every_step_in_flight(subtests):
+    for version, stages, steps in [("0.25", 2, 1), ("0.26", 1, 2), ("0.26", 2, 3), ("0.33", 1, 2), ("0.33", 2, 3)]:
+        with subtests.test(version=version, stages=stages, steps=steps):
+            windowed = model_of({**LLAMA, "model_type": "mistral", "sliding_window": 4096})
+            changed = replace(
+                H100, version=Version(version), pipeline_parallel_size=stages, max_num_batched_tokens=2048
+            )
+            found = budget_start(windowed, replace(changed, max_num_seqs=64, max_model_len=131072))
+            blocks = -(-(4095 + steps * 2048) // 16) + 1
+            assert found.max_concurrency == pytest.approx(found.kv_cache_blocks / blocks)
 
 
 def test_a_runner_that_profiles_the_plain_sampler_only_is_said_to_take_more_later():
@@ -480,17 +474,14 @@ def test_a_utilization_leaves_room_for_the_sampling_that_no_start_reserves():
     assert found.budget.requested_bytes + found.budget.stages[-1].unprofiled_bytes <= free
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_ranks_that_cannot_share_a_request_are_refused(subtests):
+    for changes, message in [
         ({"tensor_parallel_size": 8, "decode_context_parallel_size": 3}, "does not divide tensor_parallel_size 8"),
         ({"tensor_parallel_size": 8, "decode_context_parallel_size": 2}, "1 of 8 ranks hold the same key-value heads"),
         ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks hold"),
-    ],
-)
-def test_ranks_that_cannot_share_a_request_are_refused(changes, message):
-    with pytest.raises(SettingError, match=message):
-        budget_start(MODEL, replace(H100, **changes))
+    ]:
+        with subtests.test(changes=changes, message=message), pytest.raises(SettingError, match=message):
+            budget_start(MODEL, replace(H100, **changes))
 
 
 def test_ranks_that_share_a_request_hold_as_many_times_its_tokens():

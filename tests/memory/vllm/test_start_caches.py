@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.files import ModelFiles
@@ -28,12 +27,13 @@ HYBRID = {
 }
 
 
-@pytest.mark.parametrize(("version", "states"), [("0.31", 2), ("0.32", 3)])
-def test_a_request_keeps_one_mamba_state_more_from_the_version_that_exports_them(version, states):
-    model = read_model(ModelFiles("a hybrid", "config.json", HYBRID, None))
-    settings = VllmSettings(Version(version), 24 << 30, 0.9, max_model_len=2048, enable_prefix_caching=True)
+def test_a_request_keeps_one_mamba_state_more_from_the_version_that_exports_them(subtests):
+    for version, states in [("0.31", 2), ("0.32", 3)]:
+        with subtests.test(version=version, states=states):
+            model = read_model(ModelFiles("a hybrid", "config.json", HYBRID, None))
+            settings = VllmSettings(Version(version), 24 << 30, 0.9, max_model_len=2048, enable_prefix_caching=True)
 
-    layout = start_caches(model, settings).layout
+            layout = start_caches(model, settings).layout
 
-    (group,) = (group for group in layout.groups if group.kind == "state")
-    assert group.request_blocks(layout.settings) == states
+            (group,) = (group for group in layout.groups if group.kind == "state")
+            assert group.request_blocks(layout.settings) == states

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.memory.constants import engine_version
 from oomguard.memory.model.shape import ModelShape
 from oomguard.memory.vllm import refusals, start_caches
 from oomguard.memory.vllm.start import VllmSettings
 
 
-@pytest.mark.parametrize(
-    ("version", "has_tiles", "device", "multiple"),
-    [
+def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
+    def check(version, has_tiles, device, multiple):
+        monkeypatch.setattr(refusals, "has_matrix_tiles", lambda: has_tiles)
+        monkeypatch.setattr(refusals, "keeps_latent", lambda _shape: True)
+        settings = VllmSettings(engine_version(version), 2**34, 0.9, device=device)
+        assert refusals.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
+
+    for version, has_tiles, device, multiple in [
         ("0.32.0", True, "cpu", 32),
         ("0.32.0", False, "cpu", 16),
         ("0.28.0", True, "cpu", 16),
         ("0.32.0", True, "cuda", 16),
-    ],
-)
-def test_a_block_of_a_latent_cache_follows_the_kernel(monkeypatch, version, has_tiles, device, multiple):
-    monkeypatch.setattr(refusals, "has_matrix_tiles", lambda: has_tiles)
-    monkeypatch.setattr(refusals, "keeps_latent", lambda _shape: True)
-    settings = VllmSettings(engine_version(version), 2**34, 0.9, device=device)
-    assert refusals.block_multiple_tokens(settings, ModelShape.__new__(ModelShape)) == multiple
+    ]:
+        with subtests.test(version=version, has_tiles=has_tiles, device=device, multiple=multiple):
+            check(version, has_tiles, device, multiple)
 
 
-@pytest.mark.parametrize(
-    ("multiplies", "device", "asked", "size"),
-    [
+def test_a_recurrent_state_is_float32_where_the_processor_multiplies_bfloat16(subtests, monkeypatch):
+    def check(multiplies, device, asked, size):
+        monkeypatch.setattr(start_caches, "multiplies_in_bfloat16", lambda: multiplies)
+        settings = VllmSettings(engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked)
+        assert start_caches._state_bytes(settings) == size
+
+    for multiplies, device, asked, size in [
         (True, "cpu", "auto", 4),
         (False, "cpu", "auto", None),  # the model's own
         (False, "cpu", "float32", 4),
         (True, "cuda", "auto", None),
-    ],
-)
-def test_a_recurrent_state_is_float32_where_the_processor_multiplies_bfloat16(
-    monkeypatch, multiplies, device, asked, size
-):
-    monkeypatch.setattr(start_caches, "multiplies_in_bfloat16", lambda: multiplies)
-    settings = VllmSettings(engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked)
-    assert start_caches._state_bytes(settings) == size
+    ]:
+        with subtests.test(multiplies=multiplies, device=device, asked=asked, size=size):
+            check(multiplies, device, asked, size)

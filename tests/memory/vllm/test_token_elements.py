@@ -39,27 +39,23 @@ def test_a_token_of_fp8_experts_takes_what_a_published_start_printed():
     assert workspace + 2 * 4096 * 2 + fp8_inputs(read_shape(EXPERTS), 1) == pytest.approx(163e3, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("config", "ranks", "size"),
-    [
+def test_only_fp8_experts_copy_their_inputs_and_ranks_share_a_products_width(subtests):
+    for config, ranks, size in [
         (EXPERTS, 4, 4096 + 8 * 384),
         (EXPERTS | {"quantization_config": None}, 1, 0),
         (EXPERTS | {"num_experts": 0}, 1, 0),
-    ],
-)
-def test_only_fp8_experts_copy_their_inputs_and_ranks_share_a_products_width(config, ranks, size):
-    assert fp8_inputs(read_shape(config), ranks) == size
+    ]:
+        with subtests.test(config=config, ranks=ranks, size=size):
+            assert fp8_inputs(read_shape(config), ranks) == size
 
 
-@pytest.mark.parametrize(
-    ("config", "elements"),
-    [
+def test_attention_takes_its_projections_and_its_output(subtests):
+    for config, elements in [
         (EXPERTS, 2 * (64 + 4) * 128),
         (DELTA, 2 * 16 * 128 + 4 * 32 * 128),
         (EXPERTS | {"kv_lora_rank": 512}, 0),
-    ],
-)
-def test_attention_takes_its_projections_and_its_output(config, elements):
-    shape = read_shape(config)
-    assert mixer_elements(shape, 1) == elements
-    assert mixer_elements(shape, 4) == -(-elements // 4)
+    ]:
+        with subtests.test(config=config, elements=elements):
+            shape = read_shape(config)
+            assert mixer_elements(shape, 1) == elements
+            assert mixer_elements(shape, 4) == -(-elements // 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from packaging.version import Version
 
 from oomguard.memory.model.shape import read_shape
@@ -44,12 +43,15 @@ def test_shared_experts_have_a_part_of_their_width_on_a_rank():
     assert of(wide) == 8192 * 8 * (8192 + 4096) * 2
 
 
-@pytest.mark.parametrize(
-    ("version", "tokens", "requests"),
-    [("0.12", 163840, 2), ("0.26", 163840, 40), ("0.33", 262144, 40), ("0.33", 819200, 16)],
-)
-def test_an_indexer_gathers_the_keys_of_so_many_longest_requests(version, tokens, requests):
-    assert of(SPARSE, version, longest_tokens=tokens) == requests * tokens * (128 + 4)
+def test_an_indexer_gathers_the_keys_of_so_many_longest_requests(subtests):
+    for version, tokens, requests in [
+        ("0.12", 163840, 2),
+        ("0.26", 163840, 40),
+        ("0.33", 262144, 40),
+        ("0.33", 819200, 16),
+    ]:
+        with subtests.test(version=version, tokens=tokens, requests=requests):
+            assert of(SPARSE, version, longest_tokens=tokens) == requests * tokens * (128 + 4)
 
 
 def test_both_share_one_buffer():
