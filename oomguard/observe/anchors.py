@@ -24,13 +24,14 @@ GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
 # The same in a text of which no line break has anything around it, and what tells that one has: half as slow again.
 _BARE_GAP: Final = rb"(?: |\n|\\n)"
 _MARKED_BREAK: Final = rb"[ \r]\n|\n[ \t#>|*]"
-# What the plain finder takes out of a line and makes alike in it: digits, dashes, hexadecimal letters.
-_DROPPED: Final = b"0123456789-"
-_ALIKE: Final = bytes.maketrans(b"abcdefABCDEF", b"aaaaaaAAAAAA")
+# What the plain finder makes alike: digits and the letters of hexadecimal numbers.
+_HEXADECIMAL: Final = b"0123456789abcdefABCDEF"
+_ALIKE: Final = bytes.maketrans(_HEXADECIMAL, b"0" * len(_HEXADECIMAL))
 # So many shapes of lines are remembered, of lines that are not longer than this.
 _MAX_SHAPES: Final = 50_000
 _MAX_SHAPE_BYTES: Final = 2000
 _GAP_BYTES: Final = 11  # GAP matches no more
+_FEW_LINES: Final = 2000
 
 
 class Finder(Protocol):
@@ -169,68 +170,71 @@ def _cache_key(patterns: list[bytes]) -> list[bytes]:
 class _PlainFinder:
     """Without a library: looks once at each shape of line, because a long log repeats the same few shapes.
 
-    The shape of a line is the line without digits and dashes, with the letters of hexadecimal numbers made alike: times, counters and
-    request numbers vanish. If an anchor is in a line, the shape of the anchor is in the shape of the line, so the bytes of a line are
-    searched only if its shape may hold an anchor, or may end in the first words of one that goes on in the next line.
+    The shape of a line is the line with all digits and hexadecimal letters made alike: times, counters and request numbers no
+    longer differ. If an anchor is in a line, the shape of the anchor is in the shape of the line, so the bytes of a line are
+    searched only if its shape may hold an anchor, or ends in the first words of one that may go on in the next line.
     """
 
     name = "plain"
 
     def __init__(self, anchors: tuple[str, ...]) -> None:
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
-        self._longest_word: dict[bytes, bytes] = {}
-        self._without_shape: list[bytes] = []
-        self._reach_bytes = 0  # behind the line in which an anchor begins
+        self._words: dict[bytes, list[bytes]] = {}
         self._by_shape: dict[str, list[bytes]] = {}
-        self._by_ending: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        self._by_last_byte: dict[int, list[tuple[bytes, bytes]]] = {}  # the first words of anchors
+        self._reach_bytes = 0  # behind the line in which an anchor begins
         for anchor in anchors:
-            text = anchor.encode()
-            self._patterns[text] = re.compile(flexible(anchor))
-            self._longest_word[text] = max(text.split(), key=len)
-            self._reach_bytes = max(self._reach_bytes, len(text) + _GAP_BYTES * text.count(b" "))
-            words = _shape_words(text)
-            if not words or not _shape_words(text.split()[0]):
-                self._without_shape.append(
-                    text
-                )  # its first word is a number: a line that ends in it has no sign of that
-                continue
-            self._by_shape.setdefault(b" ".join(words).decode("latin-1"), []).append(text)
-            for count in range(1, len(words)):
-                head = b" ".join(words[:count])
-                self._by_ending.setdefault(words[count - 1][-1:], []).append((head, text))
+            self._add(anchor)
         self._inside = anchor_index(tuple(self._by_shape)).inside
         self._candidates: dict[bytes, tuple[bytes, ...]] = {}  # of the shapes that may hold or begin an anchor
         self._harmless: set[bytes] = set()
 
+    def _add(self, anchor: str) -> None:
+        text = anchor.encode()
+        words = text.split()
+        shapes = [word.translate(_ALIKE) for word in words]
+        self._patterns[text] = re.compile(flexible(anchor))
+        self._words[text] = sorted(words, key=len, reverse=True)
+        self._by_shape.setdefault(b" ".join(shapes).decode("latin-1"), []).append(text)
+        for count in range(1, len(shapes)):
+            first_words = b" ".join(shapes[:count])
+            self._by_last_byte.setdefault(first_words[-1], []).append((first_words, text))
+        self._reach_bytes = max(self._reach_bytes, len(text) + _GAP_BYTES * len(words))
+
     def ends(self, block: bytes | memoryview) -> list[int]:
         block = bytes(block)
-        shapes = block.translate(_ALIKE, _DROPPED).split(b"\n")
+        shapes = block.translate(_ALIKE).split(b"\n")
+        shapes[-1] += b"\n"  # nothing of this block follows it, so no anchor goes on behind it
         seen = set(shapes)
         for shape in seen - self._harmless:
             self._judge(shape)
         wanted = {shape: self._candidates.get(shape) or self._anchors_for(shape) for shape in seen - self._harmless}
-        possible = {*chain.from_iterable(wanted.values()), *self._without_shape}
-        present = {anchor for anchor in possible if self._longest_word[anchor] in block}
+        numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
+        if len(numbers) > _FEW_LINES:  # looking into each would take longer than looking for words in the whole block
+            possible = set(chain.from_iterable(wanted.values()))
+            absent = {anchor for anchor in possible if not all(word in block for word in self._words[anchor])}
+            wanted = {shape: tuple(set(anchors) - absent) for shape, anchors in wanted.items()}
+            numbers = [number for number in numbers if wanted[shapes[number]]]
         found: set[int] = set()
-        for anchor in present.intersection(self._without_shape):
-            found.update(_ends_of(self._patterns[anchor], block, 0, len(block), len(block)))
-        at_lines = {shape: present.intersection(anchors) for shape, anchors in wanted.items()}
-        found.update(self._ends_in_lines(block, shapes, {shape: some for shape, some in at_lines.items() if some}))
+        stops = list(accumulate(map(len, shapes))) if numbers else []
+        for number in numbers:
+            stop = stops[number] + number
+            start = stop - len(shapes[number])
+            for anchor in wanted[shapes[number]]:
+                found.update(_ends_of(self._patterns[anchor], block, start, stop, stop + self._reach_bytes))
         return sorted(found)
 
     def holds(self, block: bytes | memoryview) -> bool:
         return bool(self.ends(block))
 
     def _judge(self, shape: bytes) -> None:
-        """Decide which anchors a line of this shape may hold or begin."""
-        if shape in self._candidates:
+        """Decide which anchors a line of this shape may hold or begin, and remember it."""
+        if shape in self._candidates or len(shape) > _MAX_SHAPE_BYTES:
             return
-        found = self._anchors_for(shape)
         if len(self._harmless) + len(self._candidates) >= _MAX_SHAPES:
             self._harmless = set()
             self._candidates = {}
-        if len(shape) > _MAX_SHAPE_BYTES:
-            return
+        found = self._anchors_for(shape)
         if found:
             self._candidates[shape] = found
         else:
@@ -238,24 +242,10 @@ class _PlainFinder:
 
     def _anchors_for(self, shape: bytes) -> tuple[bytes, ...]:
         text = b" ".join(shape.replace(b"\\n", b" ").split())
-        inside = self._inside(text.decode("latin-1"))
-        found = dict.fromkeys(anchor for shape in inside for anchor in self._by_shape[shape])
-        for head, anchor in self._by_ending.get(text[-1:], ()):
-            if text.endswith(head):
-                found[anchor] = None
+        found = {anchor for one in self._inside(text.decode("latin-1")) for anchor in self._by_shape[one]}
+        if text and not shape.endswith(b"\n"):
+            found.update(anchor for words, anchor in self._by_last_byte.get(text[-1], ()) if text.endswith(words))
         return tuple(found)
-
-    def _ends_in_lines(self, block: bytes, shapes: list[bytes], wanted: dict[bytes, set[bytes]]) -> Iterator[int]:
-        """Yield where anchors end that begin in a line of a wanted shape."""
-        numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
-        if not numbers:
-            return
-        lengths = [len(line) + 1 for line in block.split(b"\n")]
-        starts = list(accumulate(lengths, initial=0))
-        for number in numbers:
-            start, stop = starts[number], starts[number + 1]
-            for anchor in wanted[shapes[number]]:
-                yield from _ends_of(self._patterns[anchor], block, start, stop, stop + self._reach_bytes)
 
 
 def _ends_of(pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, limit: int) -> Iterator[int]:
@@ -264,7 +254,3 @@ def _ends_of(pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, li
     while match and match.start() < stop:
         yield match.end()
         match = pattern.search(block, match.start() + 1, limit)
-
-
-def _shape_words(text: bytes) -> list[bytes]:
-    return text.translate(_ALIKE, _DROPPED).split()
