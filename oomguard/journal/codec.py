@@ -1,4 +1,4 @@
-"""Decode the journal's JSON, the contract's objects, into records; what is not in it stays unknown."""
+"""Decode the journal's JSON, the contract's objects, into records; what is missing is unknown."""
 
 from __future__ import annotations
 

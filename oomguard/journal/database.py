@@ -1,7 +1,7 @@
 """An open journal database, SQLite or PostgreSQL.
 
-Queries are plain SQL that both understand, with ``:name`` parameters. What differs is in ``sqlite.py``,
-``postgres.py`` and the folders of ``migrations/``.
+Queries are plain SQL that both understand, with ``:name`` parameters. What differs is in
+``sqlite.py``, ``postgres.py`` and the folders of ``migrations/``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from oomguard.errors import JournalError
-from oomguard.installation import upgrade_hint
 
 # The schema that this version writes. Its migrations are migrations/<dialect>/1.sql, 2.sql, ...
 SCHEMA_VERSION: Final = 5
@@ -47,7 +46,7 @@ class Database(ABC):
 
 
 def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterator[tuple[int, str]]:
-    """Yield number and SQL of each migration that a database of schema ``version`` lacks, in order."""
+    """Yield number and SQL of each migration after schema ``version``, in order."""
     numbers = sorted(int(path.stem) for path in (_MIGRATIONS / dialect).glob("*.sql"))
     for number in numbers:
         if number > version:
@@ -58,6 +57,8 @@ def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterat
 def require_readable(version: int) -> int:
     """Return the version; raise JournalError if a newer oomguard wrote it."""
     if version > SCHEMA_VERSION:
+        from oomguard.installation import upgrade_hint
+
         raise JournalError(
             f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})",
             hint=upgrade_hint(),

@@ -42,10 +42,11 @@ class Delivered:
 
 
 def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write records into a shared journal in one transaction; it is migrated first if its tables are older.
+    """Write records into a shared journal in one transaction, after migrating older tables.
 
     Raises:
-        JournalError: it is away, does not permit that, or is of a newer oomguard; nothing is written then.
+        JournalError: it is away, does not permit that, or is of a newer oomguard. Nothing is
+            written then.
     """
     begun, ran = set[str](), dict[str, Ran]()  # written once per run
     with open_server(location) as database, database.transaction():
@@ -71,7 +72,12 @@ def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
 def deliver_left_behind(
     location: JournalUrl, most: int | None = None, is_over: Callable[[], bool] = lambda: False
 ) -> Delivered:
-    """Deliver the outboxes of runs that are over, oldest first, at most ``most``, and none once it ``is_over``.
+    """Deliver the outboxes of runs that have ended, oldest first.
+
+    Args:
+        location: the shared journal.
+        most: at most this many; None: all.
+        is_over: asked after each one; True ends it.
 
     Raises:
         JournalError: as ``deliver`` does.
@@ -106,7 +112,7 @@ def require_tables(location: JournalUrl) -> None:
 
 
 def _is_about_a_record(error: JournalError) -> bool:
-    """Return whether the database refused what is in one file, so that other files may still be delivered."""
+    """Return whether the database refused one file's content; others may still be delivered."""
     import psycopg
 
     return isinstance(error.__cause__, (psycopg.DataError, psycopg.IntegrityError))

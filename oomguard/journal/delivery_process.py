@@ -1,8 +1,9 @@
-"""The process next to a run that delivers its outbox, so that the run itself never waits for the database.
+"""The process next to a run that delivers its outbox: the run never waits for the database.
 
-The run starts it after a write if none is alive, and says nothing more to it: it looks at the outbox itself, and notes
-how far that is delivered. Its standard input ends when the run does, or is killed. It then delivers a last time, and
-answers with one JSON line. Left alone for a while it exits: a server that runs for weeks keeps no process for one write.
+The run starts it after a write if none is alive, and sends it nothing more: it looks at the outbox
+itself, and notes how far that is delivered. Its standard input ends when the run ends or is killed.
+It then delivers a last time, and answers with one JSON line. When the outbox has not grown for a
+while it exits, so a server that runs for weeks keeps no process for one write.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from oomguard.report.json import json_line
 
 # Between two deliveries, so that writes go together and a fleet's jobs do not connect all the time.
 _BETWEEN_S: Final = 5.0
-# After a failure the pause doubles up to this, and is random, so that a fleet does not return at the same moment.
+# After a failure the pause doubles up to this, and is random, so that a fleet does not return at
+# the same moment.
 _LONGEST_PAUSE_S: Final = 60.0
 _IDLE_S: Final = 30.0
 # Of earlier runs' outboxes, delivered once per process; after the run's end no longer than this.
@@ -72,7 +74,7 @@ class DeliveryProcess:
         return self._process.poll() is None
 
     def last_answer(self, wait_s: float) -> dict[str, Any] | None:
-        """Say that the run is over, and return the answer; None if there is none within ``wait_s``."""
+        """Announce the end of the run and return the answer; None after ``wait_s``."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         out = self._process.stdout
@@ -171,7 +173,7 @@ class _Deliverer:
 
 
 def main() -> None:
-    """Deliver for the run that started this process; the first line names the database and the outbox."""
+    """Deliver for the run that started this process; the first line names database and outbox."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it never preempts the job

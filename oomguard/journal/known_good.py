@@ -1,4 +1,4 @@
-"""Known-good settings: the changes under which a command or a model ran, and how often they worked."""
+"""Known-good settings: the changes under which a command or model ran, and how often they worked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from oomguard.journal.codec import listed, mapped, numbers_of, patch_of, values_
 from oomguard.journal.database import Database
 from oomguard.past_runs import STOP_STATUSES, KnownSettings
 
-# 1 for an attempt that worked, 0 for one that ran out of memory, else NULL. It worked if it ended well, and if its user
-# stopped it after its engine had printed what it got. A failure of another kind, a hang too, says nothing.
+# 1 for an attempt that worked, 0 for one that ran out of memory, else NULL. It worked if it ended
+# well, and if its user stopped it after its engine had printed what it got. A failure of another
+# kind, a hang too, says nothing.
 _HELD: Final = f"""CASE
 WHEN attempt.ended_at IS NULL THEN NULL
 WHEN attempt.incident IS NOT NULL THEN 0
@@ -22,8 +23,9 @@ WHEN attempt.error <> '' THEN NULL
 WHEN attempt.exit_status = 0 THEN 1
 WHEN attempt.exit_status IN ({", ".join(map(str, STOP_STATUSES))}) AND attempt.measured <> '{{}}' THEN 1
 END"""
-# The last 20,000 attempts of runs that are not forgotten: a start does not wait for a journal of years. If a run does
-# not say whether masking hid more than secrets, a mask within a word may, and other commands would look like it.
+# The last 20,000 attempts of runs that are not forgotten: a start does not wait for a journal of
+# years. If a run does not say whether masking hid more than secrets, a mask within a word may, and
+# other commands would look like it.
 _TRIED: Final = f"""
 WITH tried AS (
   SELECT attempt.id, attempt.settings, run.original, run.folder, run.files,
@@ -148,7 +150,8 @@ def tried_before(database: Database) -> list[Known]:
 def last_run(database: Database, known: Known) -> KnownRun:
     """Return the last run in which it worked.
 
-    A patch of it goes from what the setting was before any change to what it was in the end, at the highest cost on the way.
+    A patch of it goes from the setting before any change to the last one, at the highest cost on
+    the way.
     """
     (row,) = database.query(_LAST_RUN, {"id": known.last_id})
     number, session, original, who, host, attempt, began_at, measured = row
@@ -165,7 +168,7 @@ def last_run(database: Database, known: Known) -> KnownRun:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Attempts started alike (command, folder, files, changes) on the same engine, version and device."""
+    """Attempts with the same command, folder, files and changes on the same engine and device."""
 
     started: tuple[Any, ...]
     ran_on: tuple[str | None, ...]
@@ -202,7 +205,9 @@ def _known(group: _Group, failures: list[_Group]) -> Known:
 
 
 def known_settings(database: Database, *, model: str | None = None, since: float | None = None) -> list[KnownSettings]:
-    """Return what worked or ran out of memory, by model, engine version, device and settings; last measured first.
+    """Return what worked or ran out of memory, by model, engine version, device and settings.
+
+    What was measured last comes first.
 
     Args:
         database: a journal.

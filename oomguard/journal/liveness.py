@@ -1,7 +1,8 @@
 """Whether a run is still alive: it binds a socket name that the kernel frees when its process dies.
 
-The name belongs to a socket without a file, so any user of the machine can ask and nothing has to be cleaned up.
-Names are per network namespace: a container with the host's name and its own network counts as dead.
+The name belongs to a socket without a file, so any user of the machine can ask and nothing has to be
+cleaned up. Names are per network namespace: a container with the host's name and its own network
+counts as dead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import socket
 import weakref
 from typing import Final
 
-# A leading NUL makes it one of Linux's abstract names (unix(7)); other systems have none, and nothing is known there.
+# A leading NUL makes it one of Linux's abstract names (unix(7)); other systems have none, and
+# nothing is known there.
 _NAME: Final = "\0oomguard-run-"
 
 
@@ -37,7 +39,7 @@ class LivenessLock:
 
 
 def is_alive(session: str, host: str | None) -> bool | None:
-    """Return whether the run that began on ``host`` is still alive; None: this machine cannot know."""
+    """Return whether the run that began on ``host`` is alive; None: this machine cannot know."""
     if host is None or host != platform.node():
         return None
     try:

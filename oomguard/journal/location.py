@@ -44,7 +44,7 @@ class JournalUrl:
 
     @property
     def hosts(self) -> tuple[tuple[str, str], ...]:
-        """Return host and port of each server in the URL (libpq takes several: ``h1:5432,h2``); "" if left out.
+        """Return host and port of each server (libpq takes several: ``h1:5432,h2``), "" if left out.
 
         Raises:
             ValueError: they cannot be read.
@@ -54,7 +54,7 @@ class JournalUrl:
 
     @property
     def outbox(self) -> Path:
-        """The folder of what waits on this machine for the database: the same for every user and password."""
+        """The folder of what waits here for the database: the same for every user and password."""
         parts, hosts = urlsplit(self.url), self.hosts
         names, ports = (",".join(each) for each in zip(*hosts, strict=True))
         there = (names.lower(), ports, parts.path.strip("/"), _host_of_query(parts.query))
@@ -97,9 +97,10 @@ def default_path() -> Path:
 
 
 def is_journal_file(path: str) -> bool:
-    """Return whether a file belongs to any run's journal: a database, SQLite's files next to it, or an outbox.
+    """Return whether a file belongs to any run's journal.
 
-    A file that cannot be read does not. Nothing is locked.
+    It may be the database, one of SQLite's files next to it, or an outbox. A file that cannot be
+    read is not one. Nothing is locked.
     """
     if _is_outbox_file(Path(path)):
         return True

@@ -16,7 +16,8 @@ _BUSY_S: Final = 10.0
 # A run on another machine that has no end may still serve; after this long it counts as killed.
 _UNHEARD_S: Final = 90 * 86400.0
 _UNCHANGED: Final = "nothing is changed; try again when no other program uses it"
-# Runs of which nothing began or ended since: host, when that was, and whether the last attempt ended.
+# Runs of which nothing began or ended since: host, when that was, and whether the last attempt
+# ended.
 _QUIET: Final = """
 SELECT attempt.session, max(run.host), max(coalesce(attempt.ended_at, attempt.started_at)),
   max(CASE WHEN attempt.ended_at IS NOT NULL THEN attempt.number ELSE -1 END) = max(attempt.number)
@@ -27,7 +28,13 @@ HAVING max(coalesce(attempt.ended_at, attempt.started_at)) < :moment"""
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """How many runs a journal holds, how many ended longer ago than they are kept, and how many have no end and stay."""
+    """What ``history --keep`` would do.
+
+    Attributes:
+        runs: how many the journal holds.
+        old: how many ended longer ago than they are kept.
+        not_ended: how many are as old, but have no end and stay.
+    """
 
     runs: int
     old: int
@@ -73,7 +80,7 @@ def remove_old(location: Location, keep_s: float) -> int:
 
 
 def _old(database: Database, keep_s: float) -> tuple[list[str], int]:
-    """Return the runs of which nothing began or ended since, and how many others have no end and may be alive."""
+    """Return the old runs, and how many others are as old but may be alive."""
     now = database.now()
     old, not_ended = list[str](), 0
     for session, host, last_at, is_ended in database.query(_QUIET, {"moment": now - keep_s}):

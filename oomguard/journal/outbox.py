@@ -1,8 +1,9 @@
-"""What a run writes for a shared journal waits in its outbox, a file of this machine, until it is delivered.
+"""A run's outbox: a file of this machine that holds its records until the shared journal has them.
 
-One file per run, one JSON line per record. When a call returns, its line is in the kernel: it survives the death of the
-process, but not a power failure. The writer locks its file for as long as it lives; anyone may deliver a file that is not
-locked. A last line without an end belongs to a call that never returned. A second file says how far the first is delivered.
+One file per run, one JSON line per record. When a call returns, its line is in the kernel: it
+survives the death of the process, but not a power failure. The writer locks its file for as long as
+it lives; any process may deliver a file that is not locked. A last line without an end belongs to a
+call that never returned. A second file says how far the first is delivered.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Outbox:
         self._append({"kind": "begin", "session": record.session, "number": record.number, "fields": _fields(record)})
 
     def end(self, begun: Record, ended: Ended, *, in_full: bool = False) -> None:
-        """Write how an attempt ended, ``in_full`` also how it began; raises OSError as ``begin`` does."""
+        """Write how an attempt ended, ``in_full`` also how it began; may raise as ``begin``."""
         ran = None if ended.ran is None else _fields(ended.ran)
         row = {
             "kind": "end",
@@ -112,7 +113,7 @@ def _locked(path: Path) -> int:
 
 @contextlib.contextmanager
 def left_behind(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
-    """Yield path and descriptor of each file whose writer is gone, oldest first; each is locked until the next is asked for."""
+    """Yield path and descriptor of each file whose writer is gone, oldest first, locked meanwhile."""
 
     def each() -> Generator[tuple[Path, int], None, None]:
         for path in waiting(folder):
@@ -145,7 +146,9 @@ def waiting(folder: Path) -> list[Path]:
 
 
 def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the whole records after byte ``start``, and the byte behind them; lines that are not records are skipped.
+    """Return the records after byte ``start``, and the byte behind the last whole line.
+
+    Lines that are not records are skipped.
 
     Raises:
         ValueError: a later oomguard wrote it, in another form.
@@ -164,7 +167,7 @@ def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    """Return a record as a line; making every value plain first would take as long again, and is seldom needed."""
+    """Return a record as a line; its values are seldom not plain, and making them so is slow."""
     try:
         line = json_line(row)
     except (TypeError, ValueError):  # NaN, or a type that JSON does not know
@@ -173,7 +176,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _fields(record: Record | Ended | Ran) -> dict[str, Any]:
-    """Return a record's fields; ``asdict`` would copy their contents, which is most of a write's time."""
+    """Return a record's fields, not copied as ``asdict`` does: that is most of a write's time."""
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 

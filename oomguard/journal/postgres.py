@@ -16,7 +16,8 @@ from oomguard.report.mask import mask
 if TYPE_CHECKING:
     import psycopg
 
-# The tables are in a PostgreSQL schema of this name, because a team's database holds other tables too.
+# The tables are in a PostgreSQL schema of this name, because a team's database holds other tables
+# too.
 _SCHEMA: Final = "oomguard"
 _CONNECT_S: Final = 5  # at most; libpq waits two at least
 _STATEMENT_S: Final = 30
@@ -116,10 +117,16 @@ class PostgresDatabase(Database):
 def open_server(
     location: JournalUrl, wait_s: float = _STATEMENT_S, *, read_only: bool = False
 ) -> Iterator[PostgresDatabase]:
-    """Connect to a shared journal's database; each answer is waited for ``wait_s`` at most, a connection 5 s.
+    """Connect to a shared journal's database.
+
+    Args:
+        location: the URL.
+        wait_s: how long to wait for each answer, and for a connection, but for that 5 s at most.
+        read_only: whether the server refuses every change.
 
     Raises:
-        JournalError: the extra is not installed, or the server cannot be reached; also for each statement.
+        JournalError: the extra is not installed, or the server cannot be reached; also for each
+            statement.
         UsageError: the URL cannot be read.
     """
     try:
@@ -171,7 +178,9 @@ def version_of(database: PostgresDatabase) -> int:
 
 
 def prepare(database: PostgresDatabase) -> None:
-    """Create the tables of this version, or migrate older ones, in the transaction of the caller; every record is kept.
+    """Create the tables of this version, or migrate older ones, in the caller's transaction.
+
+    Every record is kept.
 
     Raises:
         JournalError: as ``version_of``, or it cannot be written.

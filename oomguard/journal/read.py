@@ -1,4 +1,4 @@
-"""Read the runs of a journal: the last ones, those that failed, those of a command, or one in full."""
+"""Read the runs of a journal: the last, those that failed, those of a command, or one in full."""
 
 from __future__ import annotations
 
@@ -47,15 +47,16 @@ WHERE a.session = run.session AND a.ended_at IS NOT NULL
 def open_journal(location: Location | None = None, *, busy_s: float = _BUSY_S) -> Iterator[Database | None]:
     """Open a journal for reading, without changing it.
 
-    An older file is copied into memory and migrated there, so that a folder that cannot be written is read too.
+    An older file is copied into memory and migrated there. Yields None if the user's own file does
+    not exist, or if a shared database has no tables yet.
 
     Args:
-        location: the journal; None: the user's own file. If that does not exist, or nobody has written to a shared
-            database yet, None is yielded.
-        busy_s: how long to wait while others lock a file, and for each answer of a shared database.
+        location: the journal; None: the user's own file.
+        busy_s: how long to wait for others that lock a file, and for each answer of a server.
 
     Raises:
-        InputError: it is missing, not readable, locked, damaged, away, or not a journal of this version or before.
+        InputError: it is missing, not readable, locked, damaged, away, or not a journal of this
+            version or before.
     """
     where = location or default_path()
     try:
@@ -133,7 +134,7 @@ class Asked:
 
 
 def each_run(database: Database, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
-    """Yield the runs as ``past_runs`` returns them, a page at a time: no writer is locked out while they are shown.
+    """Yield the runs of ``past_runs`` a page at a time: no writer is locked out meanwhile.
 
     Raises:
         JournalError: the database is damaged, locked or away.
@@ -149,7 +150,7 @@ def each_run(database: Database, asked: Asked, *, limit: int | None = None) -> I
 
 
 def past_runs(database: Database, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
-    """Return the runs that are asked for, newest first, at most ``limit``; one that is asked by number in full.
+    """Return the runs that are asked for, newest first; one that is asked by number in full.
 
     Raises:
         JournalError: the database is damaged, locked or away.
@@ -173,7 +174,7 @@ def _runs(database: Database, asked: Asked, limit: int) -> list[tuple[Any, ...]]
 
 
 def _numbers(database: Database, asked: Asked, folded: str, limit: int) -> list[int]:
-    """Return the runs whose command contains a text: no database folds the letters of every script as Python does."""
+    """Return the runs whose command contains a text; only Python folds the case of every script."""
     found, contains = list[int](), dict[str, bool]()  # many runs have one command
     while len(found) < limit:
         page = _select(database, "run.number, run.original", asked, _COMMANDS_AT_ONCE)

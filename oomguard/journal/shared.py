@@ -1,4 +1,4 @@
-"""A journal that a team shares: the run writes to its outbox and continues, a process next to it delivers."""
+"""A journal that a team shares: a run writes to its outbox, and a process next to it delivers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, attempts_in, waiting
 from oomguard.journal.record import Ended, Ran, Record
 
-# ``history --keep`` may have removed the beginning of an attempt that took longer: it is written again with the end.
+# ``history --keep`` may have removed the beginning of an attempt that took longer: it is written
+# again with the end.
 _OLD_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What waits on this machine when a run ends, why, and the command that delivers it; ``is_refused``: no later run will."""
+    """What waits on this machine when a run ends.
+
+    Attributes:
+        attempts: how many.
+        reason: why.
+        command: what delivers them.
+        is_refused: whether no later run can deliver them either.
+    """
 
     attempts: int
     reason: str
@@ -31,7 +39,7 @@ class Undelivered:
 
 
 class SharedJournal:
-    """Writes the attempts of one run, as ``Journal`` does; what it returned from survives the death of the process.
+    """Writes the attempts of one run, as ``Journal`` does; they survive the death of the process.
 
     Args:
         location: the database.
@@ -98,7 +106,7 @@ class SharedJournal:
             self._start_delivery(self._outbox)
 
     def finish(self, wait_s: float) -> Undelivered | None:
-        """Wait at most so long until everything is delivered; return what is not, which a later run delivers."""
+        """Wait at most ``wait_s`` until all is delivered; return what is left to a later run."""
         if self._lock is not None:
             self._lock.release()
         if self._outbox is None:

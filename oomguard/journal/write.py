@@ -1,4 +1,4 @@
-"""Write an attempt when it begins and when it ends; the same statements for a file and for PostgreSQL."""
+"""Write an attempt when it begins and ends; the same statements for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ WHERE session = :session"""
 def write_begin(
     database: Database, record: Record, clock_offset_s: float | None = None, *, has_run: bool = False
 ) -> None:
-    """Write an attempt that begins, and its run if it has none; what is already there stays as it is.
+    """Write an attempt that begins, and its run if that is missing; what is there stays as it is.
 
     Args:
         database: in a transaction.
         record: the attempt.
-        clock_offset_s: seconds to add to this machine's clock to get the journal's; None: the same clock.
+        clock_offset_s: seconds from this machine's clock to the journal's; None: the same clock.
         has_run: whether its run is known to be there.
     """
     if not has_run:

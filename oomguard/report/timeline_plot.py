@@ -83,15 +83,15 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
         color = "tab:red" if row.error else "tab:blue" if row.kind == "call" else "tab:gray"
         axes.axvspan(row.began_s, row.began_s + row.seconds, color=color, alpha=0.12, linewidth=0)
         moments += [
-            (timed.ended_s, f"{row.what}: {attempt_words(timed)}", "tab:red")
+            (timed.ended_s, f"{row.what}: {attempt_words(timed)}", "tab:red", 0.98, "top")
             for timed in row.attempts
             if not timed.attempt.succeeded
         ]
-    moments += [(mark.seconds, mark.label, "tab:brown") for mark in timeline.marks[:_MOST_ROWS]]
-    for seconds, label, color in moments:
+    moments += [(mark.seconds, mark.label, "tab:brown", 0.02, "bottom") for mark in timeline.marks[:_MOST_ROWS]]
+    for seconds, label, color, height, alignment in moments:
         axes.axvline(seconds, color=color, linewidth=1)
         text = " ".join(drawn(label).split())[:_LABEL_CHARS]
-        place, look = axes.get_xaxis_transform(), {"color": color, "fontsize": "small", "rotation": 90, "va": "bottom"}
         # A dollar sign begins mathematics otherwise: a label is text.
-        shown = axes.text(seconds, 0.02, text, transform=place, parse_math=False, **look)
+        shown = axes.text(seconds, height, text, transform=axes.get_xaxis_transform(), color=color, parse_math=False)
+        shown.set(fontsize="small", rotation=90, verticalalignment=alignment)
         shown.set_in_layout(False)

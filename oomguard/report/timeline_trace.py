@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from oomguard.report.json import json_line
 from oomguard.report.presentable import drawn
 from oomguard.report.timeline_words import attempt_words, name
 from oomguard.timeline import SeenCall, Timeline
@@ -41,7 +41,7 @@ def trace_json(timeline: Timeline) -> str:
             for mark in timeline.marks
         ),
     ]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+    return json_line({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def _slices(timeline: Timeline) -> Iterator[_Slice]:

@@ -138,15 +138,11 @@ def test_a_fifo_is_followed_to_its_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["a.log", "b.log"], "--follow reads one log, not 2"),
         (["--format", "html", "a.log"], "--follow cannot write a page"),
         (["."], "a folder cannot be followed"),
-        (["/dev/zero"], "is a device, not a log"),
-        (["a\nb.gz"], "cannot be followed"),
     ],
 )
 def test_what_cannot_be_followed_is_one_message_and_status_2(tmp_path, arguments, words):
-    (tmp_path / "a\nb.gz").write_bytes(b"\x1f\x8b\x08" + b"\0" * 20)
     command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", *arguments]
     ran = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, cwd=tmp_path, text=True)
     assert ran.returncode == 2

@@ -17,6 +17,7 @@ from oomguard.journal.outbox import waiting
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
+from support.each import each
 from support.supervising import LIMIT_S
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -249,7 +250,7 @@ def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(database: 
     assert again.stdout == "nothing to remove: all but 1 that may still go on of 1 run ended since\n"
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ("--fleet", "1"),

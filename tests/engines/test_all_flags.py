@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.engines.all_flags import all_flags
 from oomguard.surfaces import left_alone, surfaces
 
 FLAGS = all_flags("vllm")
 
 
-@pytest.mark.parametrize(
-    ("word", "name"),
-    [
+def test_a_flag_is_known_in_every_spelling_that_the_parser_takes(subtests):
+    for word, name in [
         ("--max_model_len=8", "max-model-len"),
         ("--trust-rem", "trust-remote-code"),
         ("--no-enable-dbo", "no-enable-dbo"),
@@ -23,15 +20,13 @@ FLAGS = all_flags("vllm")
         ("--frobnicate", None),
         ("--no-max-model-len", None),
         ("--", None),
-    ],
-)
-def test_a_flag_is_known_in_every_spelling_that_the_parser_takes(word, name):
-    assert FLAGS.name_of(word) == name
+    ]:
+        with subtests.test(word=word, name=name):
+            assert FLAGS.name_of(word) == name
 
 
-@pytest.mark.parametrize(
-    ("words", "end"),
-    [
+def test_a_flag_has_as_many_words_as_the_parser_gives_it(subtests):
+    for words, end in [
         ("--enforce-eager m", 1),
         ("--no-enable-dbo m", 1),
         ("--seed 0 m", 2),
@@ -41,14 +36,13 @@ def test_a_flag_is_known_in_every_spelling_that_the_parser_takes(word, name):
         ("--hf-token x m", 2),
         ("-O3 m", 1),
         ("-O 3 m", 2),
-    ],
-)
-def test_a_flag_has_as_many_words_as_the_parser_gives_it(words, end):
-    split = words.split()
-    name = FLAGS.name_of(split[0])
+    ]:
+        with subtests.test(words=words, end=end):
+            split = words.split()
+            name = FLAGS.name_of(split[0])
 
-    assert name is not None
-    assert FLAGS.end_of(split, 0, name) == end
+            assert name is not None
+            assert FLAGS.end_of(split, 0, name) == end
 
 
 def test_no_flag_takes_words_in_two_ways():

@@ -17,12 +17,15 @@ def with_flag(launch, name, value):
     return flag_changed(launch, name, value, "vllm")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("--max-model-len", "8192"), ("--max_model_len", "8192"), ("--max-model-len=8192",), ("--max_model_len=8192",)],
-)
-def test_a_flag_is_read_in_every_spelling(words):
-    assert settings_given(("vllm", "serve", "m", *words))["max_model_len"].value == 8192
+def test_a_flag_is_read_in_every_spelling(subtests):
+    for words in [
+        ("--max-model-len", "8192"),
+        ("--max_model_len", "8192"),
+        ("--max-model-len=8192",),
+        ("--max_model_len=8192",),
+    ]:
+        with subtests.test(words=words):
+            assert settings_given(("vllm", "serve", "m", *words))["max_model_len"].value == 8192
 
 
 def test_of_a_repeated_flag_the_last_one_counts():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from oomguard.engines.inner_command import Edit, inner_commands
 
 
@@ -13,9 +11,8 @@ def inner(line):
     return inner_commands(shlex.split(line))[-1]
 
 
-@pytest.mark.parametrize(
-    "wrapped",
-    [
+def test_a_wrapped_command_is_found_and_changed_in_its_place(subtests):
+    for wrapped in [
         "{}",
         "/opt/env/bin/{}",
         "nohup {}",
@@ -44,19 +41,19 @@ def inner(line):
         "env A=1 nohup timeout 5 bash -c 'B=2 uv run {}'",
         "python /opt/env/bin/{}",
         "python3.11 -u -X dev {}",
-    ],
-)
-def test_a_wrapped_command_is_found_and_changed_in_its_place(wrapped):
-    found = inner(wrapped.format("vllm serve m --max-model-len 9"))
-    assert (found.program, found.args) == ("vllm", ("serve", "m", "--max-model-len", "9"))
-    assert found.change([Edit(3, 4, ("7",))]) == tuple(shlex.split(wrapped.format("vllm serve m --max-model-len 7")))
-    added = found.change([Edit(4, 4, ("--port", "1"))])
-    assert added == tuple(shlex.split(wrapped.format("vllm serve m --max-model-len 9 --port 1")))
+    ]:
+        with subtests.test(wrapped=wrapped):
+            found = inner(wrapped.format("vllm serve m --max-model-len 9"))
+            assert (found.program, found.args) == ("vllm", ("serve", "m", "--max-model-len", "9"))
+            assert found.change([Edit(3, 4, ("7",))]) == tuple(
+                shlex.split(wrapped.format("vllm serve m --max-model-len 7"))
+            )
+            added = found.change([Edit(4, 4, ("--port", "1"))])
+            assert added == tuple(shlex.split(wrapped.format("vllm serve m --max-model-len 9 --port 1")))
 
 
-@pytest.mark.parametrize(
-    ("line", "program", "args"),
-    [
+def test_what_python_and_launchers_run_is_told(subtests):
+    for line, program, args in [
         (
             "python -m vllm.entrypoints.openai.api_server --model m",
             "module:vllm.entrypoints.openai.api_server",
@@ -70,11 +67,10 @@ def test_a_wrapped_command_is_found_and_changed_in_its_place(wrapped):
         ("python a/script.py --x", "script", ("--x",)),
         ("python -c 'import vllm' x", "python", ("-c", "import vllm", "x")),
         ("bash run.sh m", "bash", ("run.sh", "m")),
-    ],
-)
-def test_what_python_and_launchers_run_is_told(line, program, args):
-    found = inner(line)
-    assert (found.program, found.args) == (program, args)
+    ]:
+        with subtests.test(line=line, program=program, args=args):
+            found = inner(line)
+            assert (found.program, found.args) == (program, args)
 
 
 def test_a_wrapper_with_an_option_that_is_not_known_is_the_command():
@@ -122,9 +118,8 @@ def test_words_are_taken_out_of_a_shell_s_text_with_the_blank_before_them():
     assert found.change([Edit(2, 4, ())])[2] == "vllm serve m > log"
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
+def test_a_command_line_that_runs_nothing_raises_nothing(subtests):
+    for argv in [
         (),
         ("",),
         ("env",),
@@ -134,10 +129,9 @@ def test_words_are_taken_out_of_a_shell_s_text_with_the_blank_before_them():
         ("bash", "-c", ""),
         ("python", "-m"),
         ("python",),
-    ],
-)
-def test_a_command_line_that_runs_nothing_raises_nothing(argv):
-    assert all(isinstance(one.program, str) for one in inner_commands(argv))
+    ]:
+        with subtests.test(argv=argv):
+            assert all(isinstance(one.program, str) for one in inner_commands(argv))
 
 
 def test_every_option_of_a_run_inside_a_run_is_known_so_that_its_command_is_found():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from oomguard.engines.command import Launch
 from oomguard.engines.ranks import ranks_in_command
 
@@ -14,18 +12,19 @@ def told(line: str) -> dict[str, object] | None:
     return ranks_in_command(Launch(tuple(shlex.split(line))))
 
 
-@pytest.mark.parametrize(
-    ("line", "rank"),
-    [
-        ("vllm serve m --data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address head", 0),
-        ("vllm serve m --headless -dp 4 -dpl 2 --data-parallel-start-rank 2 --data-parallel-address=head", 1),
-        ("env A=1 vllm serve m --headless --data_parallel_size=4 -dpl 2 -dpr 2 -dpa head", 1),
-    ],
-    ids=["head", "headless", "wrapped"],
-)
-def test_a_head_and_its_headless_hosts_are_ranks_of_one_job(line, rank):
-    found = told(line)
-    assert (found["rank"], found["size"], found["address"], found["port"]) == (rank, 2, "head", 29550)
+def test_a_head_and_its_headless_hosts_are_ranks_of_one_job(subtests):
+    for name, line, rank in [
+        ("head", "vllm serve m --data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address head", 0),
+        (
+            "headless",
+            "vllm serve m --headless -dp 4 -dpl 2 --data-parallel-start-rank 2 --data-parallel-address=head",
+            1,
+        ),
+        ("wrapped", "env A=1 vllm serve m --headless --data_parallel_size=4 -dpl 2 -dpr 2 -dpa head", 1),
+    ]:
+        with subtests.test(name):
+            found = told(line)
+            assert (found["rank"], found["size"], found["address"], found["port"]) == (rank, 2, "head", 29550)
 
 
 def test_hosts_of_one_engine_are_ranks_of_one_job():
@@ -33,9 +32,8 @@ def test_hosts_of_one_engine_are_ranks_of_one_job():
     assert (found["rank"], found["size"], found["address"], found["port"]) == (1, 2, "head", 7000)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_one_host_replicas_of_a_balancer_and_other_programs_are_no_ranks(subtests):
+    for line in [
         "vllm serve m",
         "vllm serve m --data-parallel-size 4",
         "vllm serve m --data-parallel-size 4 --data-parallel-size-local 4",
@@ -44,7 +42,6 @@ def test_hosts_of_one_engine_are_ranks_of_one_job():
         "vllm serve m --nnodes 1 --node-rank 0",
         "vllm serve m --nnodes two --node-rank 1",
         "python job.py --nnodes 2 --node-rank 1",
-    ],
-)
-def test_one_host_replicas_of_a_balancer_and_other_programs_are_no_ranks(line):
-    assert told(line) is None
+    ]:
+        with subtests.test(line=line):
+            assert told(line) is None

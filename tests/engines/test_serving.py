@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.engines.serving import serving_names
 
 VLLM = serving_names("vllm")
@@ -19,18 +17,15 @@ def test_the_flag_that_turns_its_counters_off_is_read():
     assert not VLLM.counts_nothing(SERVE)
 
 
-@pytest.mark.parametrize(
-    ("flags", "environ", "key"),
-    [
-        ((), {}, None),
-        (("--api-key", "a"), {}, "a"),
-        (("--api-key=a",), {"VLLM_API_KEY": "b"}, "a"),
-        ((), {"VLLM_API_KEY": "b"}, "b"),
-    ],
-    ids=["none", "flag", "flag over variable", "variable"],
-)
-def test_its_key_is_the_flag_s_or_the_variable_s(flags, environ, key):
-    assert VLLM.key((*SERVE, *flags), environ) == key
+def test_its_key_is_the_flag_s_or_the_variable_s(subtests):
+    for name, flags, environ, key in [
+        ("none", (), {}, None),
+        ("flag", ("--api-key", "a"), {}, "a"),
+        ("flag over variable", ("--api-key=a",), {"VLLM_API_KEY": "b"}, "a"),
+        ("variable", (), {"VLLM_API_KEY": "b"}, "b"),
+    ]:
+        with subtests.test(name):
+            assert VLLM.key((*SERVE, *flags), environ) == key
 
 
 def test_a_certificate_makes_it_speak_tls():

@@ -16,9 +16,8 @@ def words(text):
     return [[word.value for word in command] for command in simple_commands(text)]
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_plain_commands_are_told(subtests):
+    for text, found in [
         ("vllm serve m --max-model-len 9", [["vllm", "serve", "m", "--max-model-len", "9"]]),
         ("cd /x && exec vllm serve 'a b'", [["cd", "/x"], ["exec", "vllm", "serve", "a b"]]),
         ("vllm serve m > log 2>&1 &", [["vllm", "serve", "m"]]),
@@ -27,22 +26,21 @@ def words(text):
         ("vllm serve m \\\n  --port 1\n", [["vllm", "serve", "m", "--port", "1"]]),
         ("A=1 B='2 3' vllm serve m", [["A=1", "B=2 3", "vllm", "serve", "m"]]),
         ("vllm serve a#b c!", [["vllm", "serve", "a#b", "c!"]]),
-    ],
-)
-def test_plain_commands_are_told(text, found):
-    assert words(text) == found
+    ]:
+        with subtests.test(text=text, found=found):
+            assert words(text) == found
 
 
-@pytest.mark.parametrize("word", ["$M", '"$M"', "${M}", "~/m", "*.yaml", "{a,b}", "m$1"])
-def test_a_word_that_the_shell_expands_is_kept_as_it_is_written(word):
-    (command,) = simple_commands(f"vllm serve {word} --port 1")
-    assert (command[2].value, type(command[2].value)) == (word, Unread)
-    assert command[3].value == "--port"
+def test_a_word_that_the_shell_expands_is_kept_as_it_is_written(subtests):
+    for word in ["$M", '"$M"', "${M}", "~/m", "*.yaml", "{a,b}", "m$1"]:
+        with subtests.test(word=word):
+            (command,) = simple_commands(f"vllm serve {word} --port 1")
+            assert (command[2].value, type(command[2].value)) == (word, Unread)
+            assert command[3].value == "--port"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_more_than_a_list_of_commands_is_not_read(subtests):
+    for text in [
         "for i in 1 2; do vllm serve m; done",
         "if true; then vllm serve m; fi",
         "(vllm serve m)",
@@ -56,10 +54,9 @@ def test_a_word_that_the_shell_expands_is_kept_as_it_is_written(word):
         "vllm serve 'm",
         'vllm serve "m',
         "f() { vllm serve m; }",
-    ],
-)
-def test_what_is_more_than_a_list_of_commands_is_not_read(text):
-    assert simple_commands(text) == []
+    ]:
+        with subtests.test(text=text):
+            assert simple_commands(text) == []
 
 
 def test_each_word_stands_where_it_says():

@@ -31,17 +31,18 @@ def generate(model, batch):
     return model.generate(**batch, do_sample=False, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("call", [forward, generate])
-def test_a_call_that_succeeds_at_once_leaves_none_before_a_failure_and_after_it(llama, call):
-    with limit_memory("4 GiB") as device:
-        call(llama, padded())
-        capacity = int(device.peak_bytes * 0.6)
-    with limit_memory(capacity), oomguard.guard() as g:
-        call(llama, padded(2))
-        assert g.attempts == ()
-        call(llama, padded())
-        call(llama, padded(2))
-    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
+def test_a_call_that_succeeds_at_once_leaves_none_before_a_failure_and_after_it(subtests, llama):
+    for call in [forward, generate]:
+        with subtests.test(call=call):
+            with limit_memory("4 GiB") as device:
+                call(llama, padded())
+                capacity = int(device.peak_bytes * 0.6)
+            with limit_memory(capacity), oomguard.guard() as g:
+                call(llama, padded(2))
+                assert g.attempts == ()
+                call(llama, padded())
+                call(llama, padded(2))
+            assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
 
 
 def test_a_call_that_begins_with_fewer_rows_shows_them(llama):

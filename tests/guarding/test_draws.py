@@ -28,20 +28,19 @@ def seeded(model, batch, **options):
     return tokens, torch.rand(3)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="plain"),
-        pytest.param({"num_return_sequences": 3}, id="several of each row", marks=pytest.mark.breadth),
-        pytest.param({"top_k": 5}, id="top_k", marks=pytest.mark.breadth),
-        pytest.param({"num_beams": 3, "num_return_sequences": 2}, id="beams"),
-    ],
-)
-def test_a_seeded_call_gives_the_same_rows_in_parts_and_leaves_the_generator_where_it_would(llama, options):
-    whole, parts, g = whole_and_in_parts(lambda: seeded(llama, padded(), **options))
+def test_a_seeded_call_gives_the_same_rows_in_parts_and_leaves_the_generator_where_it_would(subtests, llama):
+    def check(options):
+        whole, parts, g = whole_and_in_parts(lambda: seeded(llama, padded(), **options))
 
-    assert_same(whole, parts)
-    assert [patch.setting for patch in g.attempts[-1].patches] == ["batch_size"]
+        assert_same(whole, parts)
+        assert [patch.setting for patch in g.attempts[-1].patches] == ["batch_size"]
+
+    for name, options in [
+        ("plain", {}),
+        ("beams", {"num_beams": 3, "num_return_sequences": 2}),
+    ]:
+        with subtests.test(name):
+            check(options)
 
 
 def test_rows_that_end_early_draw_on_as_in_the_whole_call(llama):
@@ -76,37 +75,9 @@ def test_a_call_in_which_something_else_draws_is_not_run_in_parts(llama):
     assert "draws random numbers" in "".join(raised.value.__notes__)
 
 
-def test_a_number_that_a_layer_draws_for_all_rows_is_drawn_in_each_part(llama):
-    layer = llama.model.layers[0]
-    own = layer.forward
-    layer.forward = lambda *args, **kwargs: (torch.rand([]), own(*args, **kwargs))[1]
-    try:
-        whole, parts, _ = whole_and_in_parts(lambda: (seeded(llama, padded()), torch.rand(2)))
-    finally:
-        del layer.forward
-
-    assert_same(whole, parts)
-
-
 def test_greedy_rows_leave_the_generator_alone(llama):
     torch.manual_seed(3)
     before = torch.get_rng_state()
     whole_and_in_parts(lambda: llama.generate(**padded(), do_sample=False, max_new_tokens=4))
 
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_sampled_rows_run_together_that_would_not_fit_beside_the_noise_of_all():
-    large = made("LlamaForCausalLM", vocab_size=8000, bos_token_id=1, eos_token_id=None)
-    weights, rows = [*large.parameters(), *large.buffers()], padded(tokens=40)
-    with limit_memory("4 GiB") as device:
-        device.adopt(weights)
-        whole = seeded(large, rows, pad_token_id=0)
-    base = sum(weight.untyped_storage().nbytes() for weight in weights)
-    capacity = base + int((device.peak_bytes - base) * 0.4)
-    with limit_memory(capacity) as device, oomguard.guard() as g:
-        device.adopt(weights)
-        parts = seeded(large, rows, pad_token_id=0)
-
-    assert_same(whole, parts)
-    assert g.attempts[-1].settings["batch_size"] >= 5  # 0.4 of 16 rows are 6

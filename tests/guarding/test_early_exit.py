@@ -28,10 +28,9 @@ def guess(model):
     return model.generate(ids, assistant_early_exit=2, do_sample=False, max_new_tokens=6)
 
 
-@pytest.mark.parametrize("fail_at", [20, 100, 200])
-def test_tokens_and_layers_are_those_of_a_call_that_fits(llama, fail_at):
+def test_tokens_and_layers_are_those_of_a_call_that_fits(llama):
     whole = guess(llama)
-    with limit_memory("1 GiB", fail_at=fail_at), oomguard.guard() as g:
+    with limit_memory("1 GiB", fail_at=100), oomguard.guard() as g:
         tokens = guess(llama)
     assert g.attempts[0].error == "OutOfMemoryError"
     assert torch.equal(tokens, whole)

@@ -134,14 +134,19 @@ class Call:
         self.rows, self.prompt_tokens, self.max_new_tokens = rows, prompt_tokens, max_new_tokens
 
 
-@pytest.mark.parametrize(
-    ("prompt", "free", "rows"),
-    [(90, None, 16), (40, None, 32), (190, None, 4), (90, 800, 7), (90, 100_000, 64), (40, 800, 15)],
-)
-def test_longer_rows_begin_with_fewer_and_shorter_ones_with_more(prompt, free, rows):
-    known = KnownSizes()
-    known.ran(Call(64, 90, 10), 16, 100.0, after_failure=True, varied={})
-    assert known.begin(Call(64, prompt, 10), free) == rows
+def test_longer_rows_begin_with_fewer_and_shorter_ones_with_more(subtests):
+    for prompt, free, rows in [
+        (90, None, 16),
+        (40, None, 32),
+        (190, None, 4),
+        (90, 800, 7),
+        (90, 100_000, 64),
+        (40, 800, 15),
+    ]:
+        with subtests.test(prompt=prompt, free=free, rows=rows):
+            known = KnownSizes()
+            known.ran(Call(64, 90, 10), 16, 100.0, after_failure=True, varied={})
+            assert known.begin(Call(64, prompt, 10), free) == rows
 
 
 def test_nothing_is_known_of_another_model_at_the_same_place():

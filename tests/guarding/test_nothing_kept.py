@@ -40,39 +40,47 @@ def generate(model, batch):
     return model.generate(**batch, do_sample=False, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("call", [forward, generate])
-def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(llama, call, without_collection):
-    with limit_memory("4 GiB") as device:
-        call(llama, padded())
-        capacity = int(device.peak_bytes * 0.6)
+def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(subtests, llama, without_collection):
+    def check(call):
+        with limit_memory("4 GiB") as device:
+            call(llama, padded())
+            capacity = int(device.peak_bytes * 0.6)
 
-    def used():
-        batch = padded()
-        with limit_memory(capacity), oomguard.guard() as g:
+        def used():
+            batch = padded()
+            with limit_memory(capacity), oomguard.guard() as g:
+                result = call(llama, batch)
+            assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
+            return [weakref.ref(value) for value in (*batch.values(), result)]
+
+        assert [kept() for kept in used()] == [None, None, None]
+
+    for call in [forward, generate]:
+        with subtests.test(call=call):
+            check(call)
+
+
+def test_a_later_call_that_fails_whole_or_in_parts_keeps_nothing_either(subtests, llama, without_collection):
+    def check(call):
+        with limit_memory("4 GiB") as device:
+            call(llama, padded())
+            capacity = int(device.peak_bytes * 0.6)
+
+        def used(g, rows, tokens):
+            batch = padded(rows, tokens)
             result = call(llama, batch)
-        assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
-        return [weakref.ref(value) for value in (*batch.values(), result)]
+            return [weakref.ref(value) for value in (*batch.values(), result)]
 
-    assert [kept() for kept in used()] == [None, None, None]
+        with limit_memory(capacity) as device, oomguard.guard() as g:
+            first = used(g, 16, 96)
+            device.capacity_bytes = int(capacity * 0.8)
+            later = used(g, 16, 110)  # begins with what is known, which does not fit any more
+        assert sum(attempt.error == "OutOfMemoryError" for attempt in g.attempts) >= 1
+        assert {kept() for kept in (*first, *later)} == {None}
 
-
-@pytest.mark.parametrize("call", [forward, generate])
-def test_a_later_call_that_fails_whole_or_in_parts_keeps_nothing_either(llama, call, without_collection):
-    with limit_memory("4 GiB") as device:
-        call(llama, padded())
-        capacity = int(device.peak_bytes * 0.6)
-
-    def used(g, rows, tokens):
-        batch = padded(rows, tokens)
-        result = call(llama, batch)
-        return [weakref.ref(value) for value in (*batch.values(), result)]
-
-    with limit_memory(capacity) as device, oomguard.guard() as g:
-        first = used(g, 16, 96)
-        device.capacity_bytes = int(capacity * 0.8)
-        later = used(g, 16, 110)  # begins with what is known, which does not fit any more
-    assert sum(attempt.error == "OutOfMemoryError" for attempt in g.attempts) >= 1
-    assert {kept() for kept in (*first, *later)} == {None}
+    for call in [forward, generate]:
+        with subtests.test(call=call):
+            check(call)
 
 
 def test_a_failure_that_is_raised_keeps_nothing_once_it_is_let_go(llama, without_collection):

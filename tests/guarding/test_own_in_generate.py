@@ -66,23 +66,6 @@ class EndsAny(Ends):
         return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).any()))
 
 
-class EndsAll(Ends):
-    """Ends all rows when more than half of them end."""
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).float().mean() > 0.3))
-
-
-class EndsLater(StoppingCriteria):
-    """Ends all rows once a time has come, which is that of the last part."""
-
-    asked = 0
-
-    def __call__(self, input_ids, scores, **kwargs):
-        EndsLater.asked += 1
-        return torch.full((len(input_ids),), EndsLater.asked > 60)
-
-
 class Grammar:
     """Holds how often it was asked."""
 
@@ -94,11 +77,6 @@ class Grammar:
         return [7 + row, 45]
 
 
-def remembered(seen, row, ids):
-    seen.append(row)
-    return [7 + row, 45]
-
-
 def processors(*own):
     return {"logits_processor": LogitsProcessorList(own)}
 
@@ -107,88 +85,44 @@ def criteria(*own):
     return {"stopping_criteria": StoppingCriteriaList(own)}
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        lambda: processors(transformers.TemperatureLogitsWarper(0.7)),
-        lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45]},
-        lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45], "num_beams": 2},
-        lambda: processors(Favour(list(range(7, 40)))),
-        lambda: {**processors(Favour(list(range(7, 40)))), "do_sample": True, "num_return_sequences": 2},
-        lambda: {**criteria(Ends()), "max_new_tokens": 24},
-        lambda: {**criteria(EndsAny()), "max_new_tokens": 24},
-        lambda: {**criteria(EndsAll()), "max_new_tokens": 24},
-        lambda: {**criteria(Ends()), "max_new_tokens": 24, "eos_token_id": 9, "pad_token_id": 0},
-        lambda: {**criteria(EndsAny()), "max_new_tokens": 24, "eos_token_id": 9, "pad_token_id": 0},
-        lambda: {**criteria(Ends()), **processors(Favour([11, 12, 13])), "max_new_tokens": 12, "eos_token_id": 9},
-    ],
-    ids=[
-        "one of transformers",
-        "prefixes",
-        "prefixes of beams",
-        "a processor by place",
-        "two samples of each",
-        "ends rows",
-        "ends all with one",
-        "ends all with the last",
-        "ends rows and pads",
-        "ends all and pads",
-        "both",
-    ],
-)
-def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(llama, own):
-    def call():
-        torch.manual_seed(3)
-        return llama.generate(**padded(), **{**GREEDY, **own()})
+def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(subtests, llama):
+    def check(own):
+        def call():
+            torch.manual_seed(3)
+            return llama.generate(**padded(), **{**GREEDY, **own()})
 
-    whole, parts, g = whole_and_in_parts(call)
+        whole, parts, g = whole_and_in_parts(call)
 
-    assert_same(whole, parts)
-    assert g.attempts[-1].patches[0].setting == "batch_size"
+        assert_same(whole, parts)
+        assert g.attempts[-1].patches[0].setting == "batch_size"
+
+    for name, own in [
+        ("prefixes", lambda: {"prefix_allowed_tokens_fn": lambda row, ids: [7 + row, 8 + row, 45], "num_beams": 2}),
+        (
+            "a processor by place, and rows that end",
+            lambda: {**criteria(Ends()), **processors(Favour([11, 12, 13])), "max_new_tokens": 12, "eos_token_id": 9},
+        ),
+        ("all end with one", lambda: {**criteria(EndsAny()), "max_new_tokens": 12}),
+    ]:
+        with subtests.test(name):
+            check(own)
 
 
-@pytest.mark.parametrize(
-    ("own", "reason"),
-    [
+def test_what_hangs_on_more_is_told_and_not_run_in_parts(subtests, llama):
+    def check(own, reason):
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            whole_and_in_parts(lambda: llama.generate(**padded(), **GREEDY, **own()))
+
+        assert reason in "".join(raised.value.__notes__)
+        assert not hasattr(raised.value, "partial")  # no row is known to be one of the whole call
+
+    for own, reason in [
         (lambda: processors(Counts(list(range(7, 40)))), "Counts changes as it is called"),
-        (
-            lambda: processors(transformers.TemperatureLogitsWarper(0.7), Centres()),
-            "Centres gives a row other scores beside other rows",
-        ),
-        (lambda: criteria(EndsLater()), "EndsLater answers otherwise when it is asked again"),
-        (lambda: {**criteria(EndsLater()), "eos_token_id": 9}, "EndsLater answers otherwise when it is asked again"),
-        (lambda: {**processors(Favour([7])), "num_beams": 2}, "beams take the place of one another"),
-        (lambda: {**processors(Favour([7])), "return_dict_in_generate": True}, "not known from the tokens"),
-        (lambda: {**criteria(EndsAll()), "eos_token_id": 9, "pad_token_id": 0}, "looks at other rows"),
+        (lambda: processors(Centres()), "Centres gives a row other scores beside other rows"),
         (lambda: {"prefix_allowed_tokens_fn": Grammar().allowed}, "allowed changes as it is called"),
-        (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, [])}, "changes as it is called"),
-        (lambda: {"prefix_allowed_tokens_fn": functools.partial(remembered, Unreadable())}, "holds cannot be read"),
-        (
-            lambda: criteria(transformers.generation.stopping_criteria.MaxTimeCriteria(900)),
-            "belongs to the whole batch",
-        ),
-    ],
-    ids=[
-        "counts",
-        "centres",
-        "a time",
-        "a time with an end token",
-        "beams",
-        "a record",
-        "more than known",
-        "a method",
-        "a partial",
-        "unreadable",
-        "a clock",
-    ],
-)
-def test_what_hangs_on_more_is_told_and_not_run_in_parts(llama, own, reason, monkeypatch):
-    monkeypatch.setattr(EndsLater, "asked", 0)
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        whole_and_in_parts(lambda: llama.generate(**padded(), **{**GREEDY, "max_new_tokens": 24}, **own()))
-
-    assert reason in "".join(raised.value.__notes__)
-    assert not hasattr(raised.value, "partial")  # no row is known to be one of the whole call
+    ]:
+        with subtests.test(own=own, reason=reason):
+            check(own, reason)
 
 
 def test_rows_that_ran_before_a_processor_was_asked_about_all_are_not_handed_out(llama):
@@ -213,8 +147,3 @@ def test_rows_that_ran_before_a_processor_was_asked_about_all_are_not_handed_out
 
     assert seen
     assert g.partial is None
-
-
-class Unreadable(list):
-    def __reduce__(self):
-        raise TypeError

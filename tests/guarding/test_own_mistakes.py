@@ -38,16 +38,18 @@ class Own(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(
-    "options", [{"logits_processor": Own()}, {"num_beams": "2", "return_dict_in_generate": True}], ids=["one", "text"]
-)
-def test_an_error_that_is_no_memory_failure_is_raised_as_without_a_guard(llama, options):
-    with pytest.raises(Exception) as bare:  # noqa: PT011 - the same is expected below
-        llama.generate(**padded(), **GREEDY, **options)
-    with oomguard.guard(), pytest.raises(bare.type) as guarded:
-        llama.generate(**padded(), **GREEDY, **options)
+def test_an_error_that_is_no_memory_failure_is_raised_as_without_a_guard(subtests, llama):
+    for name, options in [
+        ("one", {"logits_processor": Own()}),
+        ("text", {"num_beams": "2", "return_dict_in_generate": True}),
+    ]:
+        with subtests.test(name):
+            with pytest.raises(Exception) as bare:  # noqa: PT011 - the same is expected below
+                llama.generate(**padded(), **GREEDY, **options)
+            with oomguard.guard(), pytest.raises(bare.type) as guarded:
+                llama.generate(**padded(), **GREEDY, **options)
 
-    assert str(guarded.value) == str(bare.value)
+            assert str(guarded.value) == str(bare.value)
 
 
 def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(llama, small, monkeypatch):

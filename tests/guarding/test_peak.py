@@ -30,13 +30,16 @@ def mapped(folder):
     oomguard.map(extract, range(20), store=folder / "store.sqlite", identity={"model": 1}, progress=False)
 
 
-@pytest.mark.parametrize("work", [split, loop, mapped])
-@pytest.mark.parametrize("caching_allocator", [False, True], ids=["plain", "caching"])
-def test_the_user_s_peak_stands_through_every_kind_of_guarded_work(work, caching_allocator, tmp_path):
-    with limit_memory("16 MiB", caching_allocator=caching_allocator) as device:
-        loaded = torch.zeros(15 * MIB // 4)
-        del loaded
-        work(tmp_path)
-        assert device.peak_bytes >= 15 * MIB
-        device.reset_peak()
-        assert device.peak_bytes == device.live_bytes
+def test_the_user_s_peak_stands_through_every_kind_of_guarded_work(subtests, tmp_path):
+    for work in [split, loop, mapped]:
+        for name, caching_allocator in [
+            ("plain", False),
+            ("caching", True),
+        ]:
+            with subtests.test(name, work=work), limit_memory("16 MiB", caching_allocator=caching_allocator) as device:
+                loaded = torch.zeros(15 * MIB // 4)
+                del loaded
+                work(tmp_path)
+                assert device.peak_bytes >= 15 * MIB
+                device.reset_peak()
+                assert device.peak_bytes == device.live_bytes

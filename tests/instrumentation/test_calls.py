@@ -78,23 +78,27 @@ def test_a_device_that_is_entered_inside_is_seen_with_all_that_it_counted(model)
     assert (use.before_bytes, use.peak_bytes, use.after_bytes) == (None, expected, None)
 
 
-@pytest.mark.parametrize("watch_first", [True, False])
-def test_a_guard_inside_or_around_splits_the_call_and_its_attempts_stand_in_the_row(model, watch_first):
-    capacity = int(peak_of(lambda: generate(model)) * 0.7)
-    whole = generate(model)
-    seen, g = oomguard.watch(), oomguard.guard()
-    first, second = (seen, g) if watch_first else (g, seen)
-    with limit_memory(capacity), first, second:
-        parts = generate(model)
-    (row,) = seen.rows
+def test_a_guard_inside_or_around_splits_the_call_and_its_attempts_stand_in_the_row(subtests, model):
+    def check(watch_first):
+        capacity = int(peak_of(lambda: generate(model)) * 0.7)
+        whole = generate(model)
+        seen, g = oomguard.watch(), oomguard.guard()
+        first, second = (seen, g) if watch_first else (g, seen)
+        with limit_memory(capacity), first, second:
+            parts = generate(model)
+        (row,) = seen.rows
 
-    assert torch.equal(whole, parts)
-    assert [timed.attempt for timed in row.attempts] == list(g.attempts)
-    assert [timed.attempt.succeeded for timed in row.attempts] == [False, True]
-    failed, ran = row.attempts
-    assert row.began_s <= failed.began_s <= failed.ended_s <= ran.began_s <= ran.ended_s
-    assert row.use.peak_bytes <= capacity
-    assert f"6 -> {ran.attempt.settings['batch_size']}" in " ".join(str(seen).split())
+        assert torch.equal(whole, parts)
+        assert [timed.attempt for timed in row.attempts] == list(g.attempts)
+        assert [timed.attempt.succeeded for timed in row.attempts] == [False, True]
+        failed, ran = row.attempts
+        assert row.began_s <= failed.began_s <= failed.ended_s <= ran.began_s <= ran.ended_s
+        assert row.use.peak_bytes <= capacity
+        assert f"6 -> {ran.attempt.settings['batch_size']}" in " ".join(str(seen).split())
+
+    for watch_first in [True, False]:
+        with subtests.test(watch_first=watch_first):
+            check(watch_first)
 
 
 def test_a_function_that_is_split_by_its_argument_is_a_row():

@@ -47,15 +47,19 @@ def test_a_link_stays_one_and_rights_stay(tmp_path):
     assert (tmp_path / "real.csv").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("to_a_file", [True, False], ids=["file", "pipe"])
-def test_standard_output_is_written_to_after_what_stands_there(tmp_path, to_a_file):
-    code = "import os; os.write(1, b'first '); from oomguard.instrumentation.writing import write; write('/dev/stdout', b'then')"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with (tmp_path / "out").open("wb") as file:
-        out = file if to_a_file else subprocess.PIPE
-        ran = subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)
+def test_standard_output_is_written_to_after_what_stands_there(subtests, tmp_path):
+    for name, to_a_file in [
+        ("file", True),
+        ("pipe", False),
+    ]:
+        with subtests.test(name):
+            code = "import os; os.write(1, b'first '); from oomguard.instrumentation.writing import write; write('/dev/stdout', b'then')"
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            with (tmp_path / "out").open("wb") as file:
+                out = file if to_a_file else subprocess.PIPE
+                ran = subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)
 
-    assert ((tmp_path / "out").read_bytes() if to_a_file else ran.stdout) == b"first then"
+            assert ((tmp_path / "out").read_bytes() if to_a_file else ran.stdout) == b"first then"
 
 
 def test_a_folder_is_no_file(tmp_path):

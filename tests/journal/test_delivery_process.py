@@ -27,9 +27,7 @@ AWAY = JournalUrl("postgresql://ann:Hunter2correct@127.0.0.1:1/team")
 WRITER = """
 import sys, time
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.read import open_journal
 from oomguard.journal.record import Record
-from oomguard.journal.read import Asked, past_runs
 from oomguard.journal.shared import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
 journal.begin(Record("s", 1, ["x"], {}, []))
@@ -136,6 +134,18 @@ def test_what_is_delivered_of_a_killed_run_is_not_delivered_again(database: str)
         run.kill()
     assert deliver_left_behind(shared).attempts == 0
     assert list(shared.outbox.iterdir()) == []
+
+
+def test_what_a_run_wrote_just_before_it_was_killed_is_delivered(database: str):
+    location = JournalUrl(database)
+    with subprocess.Popen([sys.executable, "-c", WRITER, database], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "written\n"
+        run.kill()
+    until(lambda: not waiting(location.outbox))
+    with open_journal(location) as connection:
+        assert connection is not None
+        assert [past.session for past in past_runs(connection, Asked())] == ["s"]
 
 
 def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(database: str):

@@ -148,11 +148,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert caught.value.hint == f"mkdir -p {tmp_path / 'no'}"
 
 
-@pytest.mark.parametrize("store", [None, 5, b"s.sqlite", ""], ids=repr)
-def test_a_store_that_is_no_path_is_named(store):
-    with pytest.raises(oomguard.UsageError, match=re.escape(f"store is {store!r}")) as caught:
-        oomguard.map(same, [1], store=store)
-    assert 'store="results.sqlite"' in caught.value.hint
+def test_a_store_that_is_no_path_is_named(subtests):
+    for store in [None, 5, b"s.sqlite", ""]:
+        with subtests.test(store=store):
+            with pytest.raises(oomguard.UsageError, match=re.escape(f"store is {store!r}")) as caught:
+                oomguard.map(same, [1], store=store)
+            assert 'store="results.sqlite"' in caught.value.hint
 
 
 def test_a_path_that_is_refused_has_nothing_new_beside_it(tmp_path):
@@ -179,12 +180,14 @@ def test_what_key_raises_names_the_item(store):
     assert "raised by key= for items[1]" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"), [(None, "None"), ([1], "a list"), ({"id": 1}, "a dict"), (float("nan"), "NaN")]
-)
-def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(store, key, shown):
-    with pytest.raises(oomguard.UsageError, match=rf"the key of items\[1\] is {shown}"):
-        oomguard.map(same, ["a", "b"], store=store, key=lambda item: "a" if item == "a" else key)
+def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(subtests, store):
+    def check(key, shown):
+        with pytest.raises(oomguard.UsageError, match=rf"the key of items\[1\] is {shown}"):
+            oomguard.map(same, ["a", "b"], store=store, key=lambda item: "a" if item == "a" else key)
+
+    for key, shown in [(None, "None"), ([1], "a list"), ({"id": 1}, "a dict"), (float("nan"), "NaN")]:
+        with subtests.test(key=key, shown=shown):
+            check(key, shown)
 
 
 class Table:
@@ -197,15 +200,23 @@ class Table:
         return f"column {label}"
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [UserDict({0: "ids", 1: "mask"}), {0: 1, 1: 2}, Table(), torch.tensor(1.0), np.array(1.0), {1, 2}, map(str, "ab")],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(store, returned):
-    with pytest.raises(oomguard.UsageError, match=f"fn returned a {type(returned).__name__}") as caught:
-        oomguard.map(lambda _: returned, ["a", "b"], store=store, identity={})
-    assert "a list of as many results" in caught.value.hint
+def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(subtests, store):
+    def check(returned):
+        with pytest.raises(oomguard.UsageError, match=f"fn returned a {type(returned).__name__}") as caught:
+            oomguard.map(lambda _: returned, ["a", "b"], store=store, identity={})
+        assert "a list of as many results" in caught.value.hint
+
+    for returned in [
+        UserDict({0: "ids", 1: "mask"}),
+        {0: 1, 1: 2},
+        Table(),
+        torch.tensor(1.0),
+        np.array(1.0),
+        {1, 2},
+        map(str, "ab"),
+    ]:
+        with subtests.test(returned=returned):
+            check(returned)
 
 
 def test_an_item_without_content_is_named_by_its_place_before_anything_is_computed(store, upper):
@@ -222,30 +233,45 @@ def test_an_item_that_holds_itself_is_named(store):
         oomguard.map(same, [item], store=store)
 
 
-@pytest.mark.parametrize("kind", [list, iter], ids=["list", "generator"])
-def test_two_items_of_one_key_are_named_before_anything_is_computed(store, upper, kind):
-    papers = kind([{"id": 1}, {"id": 2}, {"id": 1}])
-    with pytest.raises(oomguard.UsageError, match=r"items\[2\] has the same key as .*: 1") as caught:
-        oomguard.map(upper, papers, store=store, key=lambda paper: paper["id"], identity={})
-    assert ("items[0]" in str(caught.value)) == (kind is list)
-    assert upper.batches == []
+def test_two_items_of_one_key_are_named_before_anything_is_computed(subtests, store, upper):
+    def check(kind):
+        papers = kind([{"id": 1}, {"id": 2}, {"id": 1}])
+        with pytest.raises(oomguard.UsageError, match=r"items\[2\] has the same key as .*: 1") as caught:
+            oomguard.map(upper, papers, store=store, key=lambda paper: paper["id"], identity={})
+        assert ("items[0]" in str(caught.value)) == (kind is list)
+        assert upper.batches == []
+
+    for name, kind in [
+        ("list", list),
+        ("generator", iter),
+    ]:
+        with subtests.test(name):
+            check(kind)
 
 
-@pytest.mark.parametrize("items", ["a text", b"bytes", {"a": 1}, 5], ids=["text", "bytes", "dict", "number"])
-def test_what_is_no_list_of_items_is_named(store, items):
-    with pytest.raises(oomguard.UsageError, match=f"items is a {type(items).__name__}"):
-        oomguard.map(same, items, store=store)
+def test_what_is_no_list_of_items_is_named(subtests, store):
+    for name, items in [
+        ("text", "a text"),
+        ("bytes", b"bytes"),
+        ("dict", {"a": 1}),
+        ("number", 5),
+    ]:
+        with subtests.test(name), pytest.raises(oomguard.UsageError, match=f"items is a {type(items).__name__}"):
+            oomguard.map(same, items, store=store)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_size": 0}, {"batch_size": "8"}, {"on_error": "ignore"}, {"clear_cache_every": 0}, {"allow": "all"}],
-    ids=str,
-)
-def test_an_option_that_is_none_is_named_and_no_store_is_made(store, options):
-    with pytest.raises(oomguard.SettingError):
-        oomguard.map(same, [1], store=store, **options)
-    assert not store.exists()
+def test_an_option_that_is_none_is_named_and_no_store_is_made(subtests, store):
+    for options in [
+        {"batch_size": 0},
+        {"batch_size": "8"},
+        {"on_error": "ignore"},
+        {"clear_cache_every": 0},
+        {"allow": "all"},
+    ]:
+        with subtests.test(options=options):
+            with pytest.raises(oomguard.SettingError):
+                oomguard.map(same, [1], store=store, **options)
+            assert not store.exists()
 
 
 def test_a_result_that_cannot_be_stored_is_named_and_what_is_finished_is_kept(store):

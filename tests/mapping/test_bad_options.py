@@ -12,48 +12,51 @@ import pytest
 import oomguard
 
 
-@pytest.mark.parametrize(
-    ("name", "told"), [("a\0b.sqlite", "has a null byte"), ("n" * 300, "is too long"), ("n" * 250, "is too long")]
-)
-def test_a_name_that_no_file_can_have_is_a_store_error(tmp_path, upper, name, told):
-    with pytest.raises(oomguard.StoreError, match=told) as caught:
-        oomguard.map(upper, ["a"], store=str(tmp_path / name), identity={})
-    assert "results.sqlite" in caught.value.hint
-    assert (list(tmp_path.iterdir()), upper.batches) == ([], [])
+def test_a_name_that_no_file_can_have_is_a_store_error(subtests, tmp_path, upper):
+    for name, told in [("a\0b.sqlite", "has a null byte"), ("n" * 300, "is too long"), ("n" * 250, "is too long")]:
+        with subtests.test(name=name, told=told):
+            with pytest.raises(oomguard.StoreError, match=told) as caught:
+                oomguard.map(upper, ["a"], store=str(tmp_path / name), identity={})
+            assert "results.sqlite" in caught.value.hint
+            assert (list(tmp_path.iterdir()), upper.batches) == ([], [])
 
 
-@pytest.mark.parametrize("name", [":memory:", "file:x?mode=memory", "file:x.sqlite"])
-def test_a_store_is_a_file_and_no_database_in_memory(tmp_path, upper, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(oomguard.StoreError, match=re.escape(f"store is {name!r}")):
-        oomguard.map(upper, ["a"], store=name, identity={})
-    assert list(tmp_path.iterdir()) == []
-    oomguard.map(upper, ["a"], store=f"./{name}", identity={})
-    assert Path(name).exists()
+def test_a_store_is_a_file_and_no_database_in_memory(subtests, tmp_path, upper, monkeypatch):
+    for name in [":memory:", "file:x?mode=memory", "file:x.sqlite"]:
+        with subtests.test(name=name):
+            monkeypatch.chdir(tmp_path)
+            with pytest.raises(oomguard.StoreError, match=re.escape(f"store is {name!r}")):
+                oomguard.map(upper, ["a"], store=name, identity={})
+            assert not Path(name).exists()
+            oomguard.map(upper, ["a"], store=f"./{name}", identity={})
+            assert Path(name).exists()
 
 
-@pytest.mark.parametrize("name", ["encode", "decode"])
-def test_a_way_of_storing_that_cannot_be_called_is_named_before_fn_runs(store, upper, name):
-    with pytest.raises(oomguard.UsageError, match=f"{name} is a int") as caught:
-        oomguard.map(upper, ["a"], store=store, identity={}, **{name: 3})
-    assert f"{name}=FUNCTION" in caught.value.hint
-    assert (upper.batches, store.exists()) == ([], False)
+def test_a_way_of_storing_that_cannot_be_called_is_named_before_fn_runs(subtests, store, upper):
+    for name in ["encode", "decode"]:
+        with subtests.test(name=name):
+            with pytest.raises(oomguard.UsageError, match=f"{name} is a int") as caught:
+                oomguard.map(upper, ["a"], store=store, identity={}, **{name: 3})
+            assert f"{name}=FUNCTION" in caught.value.hint
+            assert (upper.batches, store.exists()) == ([], False)
 
 
-@pytest.mark.parametrize(("fn", "told"), [(None, "fn is None"), ("upper", "fn is a str")])
-def test_a_function_that_is_none_is_named(store, fn, told):
-    for call in (oomguard.map, oomguard.imap):
-        with pytest.raises(oomguard.UsageError, match=told) as caught:
-            call(fn, ["a"], store=store)
-        assert "takes a list of items" in caught.value.hint
+def test_a_function_that_is_none_is_named(subtests, store):
+    for fn, told in [(None, "fn is None"), ("upper", "fn is a str")]:
+        with subtests.test(fn=fn, told=told):
+            for call in (oomguard.map, oomguard.imap):
+                with pytest.raises(oomguard.UsageError, match=told) as caught:
+                    call(fn, ["a"], store=store)
+                assert "takes a list of items" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", [1, None, (1,)], ids=repr)
-def test_a_name_in_identity_is_a_text(store, upper, name):
-    with pytest.raises(oomguard.UsageError, match=r"names are texts") as caught:
-        oomguard.map(upper, ["a"], store=store, identity={name: 2, "seed": 0})
-    assert repr(name) in str(caught.value)
-    assert "identity={" in caught.value.hint
+def test_a_name_in_identity_is_a_text(subtests, store, upper):
+    for name in [1, None, (1,)]:
+        with subtests.test(name=name):
+            with pytest.raises(oomguard.UsageError, match=r"names are texts") as caught:
+                oomguard.map(upper, ["a"], store=store, identity={name: 2, "seed": 0})
+            assert repr(name) in str(caught.value)
+            assert "identity={" in caught.value.hint
 
 
 def test_results_say_how_to_keep_them_elsewhere_and_how_many_there_are(store, upper):
@@ -66,8 +69,9 @@ def test_results_say_how_to_keep_them_elsewhere_and_how_many_there_are(store, up
             results[index]
 
 
-@pytest.mark.parametrize("progress", ["yes", "no", None, 1])
-def test_progress_that_is_neither_true_nor_false_is_named(store, upper, progress):
-    with pytest.raises(oomguard.SettingError, match=re.escape(f"progress={progress!r}")):
-        oomguard.map(upper, ["a"], store=store, identity={}, progress=progress)
-    assert (upper.batches, store.exists()) == ([], False)
+def test_progress_that_is_neither_true_nor_false_is_named(subtests, store, upper):
+    for progress in ["yes", "no", None, 1]:
+        with subtests.test(progress=progress):
+            with pytest.raises(oomguard.SettingError, match=re.escape(f"progress={progress!r}")):
+                oomguard.map(upper, ["a"], store=store, identity={}, progress=progress)
+            assert (upper.batches, store.exists()) == ([], False)

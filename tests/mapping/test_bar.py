@@ -68,11 +68,14 @@ def screen(written: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("stream", ["stderr", "stdout"])
-def test_what_is_told_while_a_map_runs_stands_above_its_one_bar(tmp_path, stream):
-    *told, bar = screen(on_terminal(tmp_path, stream))
+def test_what_is_told_while_a_map_runs_stands_above_its_one_bar(subtests, tmp_path):
+    for stream in ["stderr", "stdout"]:
+        with subtests.test(stream=stream):
+            folder = tmp_path / stream
+            folder.mkdir()
+            *told, bar = screen(on_terminal(folder, stream))
 
-    assert told
-    assert all(line.startswith("oomguard: ") for line in told)
-    assert bar.startswith("items ")
-    assert "16/16" in bar
+            assert told
+            assert all(line.startswith("oomguard: ") for line in told)
+            assert bar.startswith("items ")
+            assert "16/16" in bar

@@ -79,15 +79,22 @@ def test_a_model_counts_by_its_name():
     assert digest(Model("org/one").generate) != digest(Model("org/two").generate)
 
 
-@pytest.mark.parametrize("nameless", [Model(""), Model(None)], ids=["empty", "none"])
-def test_a_model_without_a_name_has_to_be_said(nameless):
-    def answer(texts):
-        return nameless.generate(texts)
+def test_a_model_without_a_name_has_to_be_said(subtests):
+    def check(nameless):
+        def answer(texts):
+            return nameless.generate(texts)
 
-    with pytest.raises(oomguard.UsageError, match="nameless, a Model without a name") as caught:
-        computation_of(answer, None)
-    assert 'identity={"model"' in caught.value.hint
-    assert digest(answer, {"model": "mine"}) != digest(answer, {"model": "other"})
+        with pytest.raises(oomguard.UsageError, match="nameless, a Model without a name") as caught:
+            computation_of(answer, None)
+        assert 'identity={"model"' in caught.value.hint
+        assert digest(answer, {"model": "mine"}) != digest(answer, {"model": "other"})
+
+    for name, nameless in [
+        ("empty", Model("")),
+        ("none", Model(None)),
+    ]:
+        with subtests.test(name):
+            check(nameless)
 
 
 def test_what_is_said_stands_in_the_place_of_the_code():
@@ -118,10 +125,10 @@ def test_an_object_of_which_nothing_tells_what_it_is_has_to_be_said():
         computation_of(fn, {"version": 2})
 
 
-@pytest.mark.parametrize(
-    ("identity", "told"),
-    [({"model": object()}, r"identity\['model'\] is a object"), ("org/name", "identity is 'org/name'")],
-)
-def test_an_identity_without_content_is_a_mistake_that_is_named(identity, told):
-    with pytest.raises(oomguard.UsageError, match=told):
-        computation_of(counts, identity)
+def test_an_identity_without_content_is_a_mistake_that_is_named(subtests):
+    for identity, told in [
+        ({"model": object()}, r"identity\['model'\] is a object"),
+        ("org/name", "identity is 'org/name'"),
+    ]:
+        with subtests.test(identity=identity, told=told), pytest.raises(oomguard.UsageError, match=told):
+            computation_of(counts, identity)

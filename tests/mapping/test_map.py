@@ -137,10 +137,11 @@ def test_results_are_read_from_the_same_store_wherever_the_program_works_then(tm
     assert list(results) == [0, 2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("empty", [[], (), iter([]), {}.values()], ids=["list", "tuple", "iterator", "values"])
-def test_no_items_give_no_results(store, empty):
-    results = oomguard.map(double, empty, store=store)
-    assert (len(results), list(results), results.failed) == (0, [], ())
+def test_no_items_give_no_results(subtests, store):
+    for empty in [[], (), iter([]), {}.values()]:
+        with subtests.test(empty=empty):
+            results = oomguard.map(double, empty, store=store.with_name(type(empty).__name__))
+            assert (len(results), list(results), results.failed) == (0, [], ())
 
 
 def test_batches_grow_while_they_fit_and_never_beyond_what_is_said(store, upper):
@@ -193,21 +194,21 @@ def test_results_of_another_identity_are_never_taken_and_are_counted(store, uppe
     assert "others 2, differs model one -> two" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [
+def test_the_values_in_which_identities_differ_are_both_named(subtests, tmp_path, upper, caplog):
+    cases = [
         ({"t": 1}, {"t": 1.0}, "t 1 -> 1.0"),
         ({"t": 1}, {"t": "1"}, "t 1 -> '1'"),
         ({"t": None}, {}, "t None -> (not given)"),
         ({"t": [1, 2]}, {"t": [1, 3]}, "t [1, 2] -> [1, 3]"),
-    ],
-    ids=str,
-)
-def test_the_values_in_which_identities_differ_are_both_named(store, upper, caplog, first, second, told):
-    oomguard.map(upper, ["a"], store=store, identity=first)
-    oomguard.map(upper, ["a"], store=store, identity=second)
-    assert f"others 1, differs {told}" in caplog.text
-    assert upper.computed == ["a", "a"]
+    ]
+    for number, (first, second, told) in enumerate(cases):
+        with subtests.test(first=first, second=second, told=told):
+            store = tmp_path / f"{number}.sqlite"
+            upper.batches.clear()
+            oomguard.map(upper, ["a"], store=store, identity=first)
+            oomguard.map(upper, ["a"], store=store, identity=second)
+            assert f"others 1, differs {told}" in caplog.text
+            assert upper.computed == ["a", "a"]
 
 
 def test_what_partial_binds_counts_beside_the_identity(store):

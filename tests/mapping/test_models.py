@@ -107,40 +107,43 @@ def test_a_call_leaves_the_name_as_it_was():
     assert model_name(model) == before == model_name(llama())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: setattr(model.model.layers[1].self_attn, "scaling", 2.0),
-        lambda model: setattr(model.model.layers[1].mlp, "factors", {"default": 0.5}),
-        lambda model: setattr(model.model.layers[1].mlp, "_active_adapter", ["other"]),
-        lambda model: model.train(),
-    ],
-    ids=["attribute", "dict", "adapter", "train"],
-)
-def test_a_plain_attribute_of_a_module_counts(change):
-    model = llama()
-    before = model_name(model)
-    change(model)
-    assert model_name(model) != before
+def test_a_plain_attribute_of_a_module_counts(subtests):
+    for name, change in [
+        ("attribute", lambda model: setattr(model.model.layers[1].self_attn, "scaling", 2.0)),
+        ("dict", lambda model: setattr(model.model.layers[1].mlp, "factors", {"default": 0.5})),
+        ("adapter", lambda model: setattr(model.model.layers[1].mlp, "_active_adapter", ["other"])),
+        ("train", lambda model: model.train()),
+    ]:
+        with subtests.test(name):
+            model = llama()
+            before = model_name(model)
+            change(model)
+            assert model_name(model) != before
 
 
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_model_with_a_hook_has_to_be_said(register):
-    model = llama()
+def test_a_model_with_a_hook_has_to_be_said(subtests):
+    def check(register):
+        model = llama()
 
-    def ablate(*_):
-        return None
+        def ablate(*_):
+            return None
 
-    def answer(texts):
-        return model(texts)
+        def answer(texts):
+            return model(texts)
 
-    handle = getattr(model.model.layers[1].mlp, register)(functools.partial(ablate))
-    with pytest.raises(oomguard.UsageError, match=r"with a forward hook, .*ablate on model\.layers\.1\.mlp") as caught:
-        computation_of(answer, None)
-    assert "identity={" in caught.value.hint
-    assert computation_of(answer, {"ablated": 1}).digest
-    handle.remove()
-    assert computation_of(answer, None).digest
+        handle = getattr(model.model.layers[1].mlp, register)(functools.partial(ablate))
+        with pytest.raises(
+            oomguard.UsageError, match=r"with a forward hook, .*ablate on model\.layers\.1\.mlp"
+        ) as caught:
+            computation_of(answer, None)
+        assert "identity={" in caught.value.hint
+        assert computation_of(answer, {"ablated": 1}).digest
+        handle.remove()
+        assert computation_of(answer, None).digest
+
+    for register in ["register_forward_hook", "register_forward_pre_hook"]:
+        with subtests.test(register=register):
+            check(register)
 
 
 def test_hooks_that_come_with_a_library_are_no_change():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import textwrap
 
-import pytest
-
 import oomguard
 
 SAID = {"model": "org/name"}
@@ -58,24 +56,29 @@ def wrapped(fn):
     return call
 
 
-@pytest.mark.parametrize("decorate", [plain, wrapped])
-def test_what_a_function_closes_over_counts(store, decorate):
-    def closure(factor):
-        @decorate
-        def scaled(items):
-            return [item * factor for item in items]
+def test_what_a_function_closes_over_counts(subtests, store):
+    def check(decorate):
+        def closure(factor):
+            @decorate
+            def scaled(items):
+                return [item * factor for item in items]
 
-        return scaled
+            return scaled
 
-    def default(factor):
-        @decorate
-        def scaled_by_default(items, *, by=factor):
-            return [item * by for item in items]
+        def default(factor):
+            @decorate
+            def scaled_by_default(items, *, by=factor):
+                return [item * by for item in items]
 
-        return scaled_by_default
+            return scaled_by_default
 
-    for made in (closure, default):
-        assert [results(made(factor), store) for factor in (2, 3)] == [[2, 4], [3, 6]]
+        for made in (closure, default):
+            own = store.with_name(f"{made.__name__}-{decorate.__name__}.sqlite")
+            assert [results(made(factor), own) for factor in (2, 3)] == [[2, 4], [3, 6]]
+
+    for decorate in [plain, wrapped]:
+        with subtests.test(decorate=decorate):
+            check(decorate)
 
 
 def test_what_a_decorator_closes_over_counts(store):

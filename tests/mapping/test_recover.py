@@ -43,19 +43,22 @@ def overwritten_here_and_there(path: Path) -> None:
             file.write(draw.randbytes(700))
 
 
-@pytest.mark.parametrize("damage", [cut, overwritten_in_the_middle, overwritten_here_and_there])
-def test_results_that_can_be_read_are_saved_and_the_others_computed_again(store, tmp_path, damage):
-    mapped(store)
-    damage(store)
-    before = store.read_bytes()
-    saved = recover(store, tmp_path / "saved.sqlite")
-    again = mapped(tmp_path / "saved.sqlite")
+def test_results_that_can_be_read_are_saved_and_the_others_computed_again(subtests, tmp_path):
+    for damage in [cut, overwritten_in_the_middle, overwritten_here_and_there]:
+        with subtests.test(damage=damage):
+            store = tmp_path / f"{damage.__name__}.sqlite"
+            mapped(store)
+            damage(store)
+            before = store.read_bytes()
+            saved_to = tmp_path / f"saved-{damage.__name__}.sqlite"
+            saved = recover(store, saved_to)
+            again = mapped(saved_to)
 
-    assert saved > len(ITEMS) / 4
-    assert (again.reused, again.computed) == (saved, len(ITEMS) - saved)
-    assert list(again) == words(ITEMS)
-    assert store.read_bytes() == before
-    assert not list(tmp_path.glob(".*"))
+            assert saved > len(ITEMS) / 4
+            assert (again.reused, again.computed) == (saved, len(ITEMS) - saved)
+            assert list(again) == words(ITEMS)
+            assert store.read_bytes() == before
+            assert not list(tmp_path.glob(".*"))
 
 
 def test_of_a_whole_store_every_computation_is_saved_with_its_codes(store, tmp_path, caplog):

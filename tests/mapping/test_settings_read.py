@@ -6,7 +6,6 @@ import argparse
 import types
 from pathlib import Path
 
-import pytest
 import torch
 
 import oomguard
@@ -31,9 +30,8 @@ def closing_over(value):
     return fn
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
+def test_content_that_a_function_closes_over_is_told_apart(subtests):
+    for made in [
         lambda layer: {"layer": layer},
         lambda layer: [layer],
         lambda layer: {layer},
@@ -44,12 +42,10 @@ def closing_over(value):
         lambda layer: {"nested": types.SimpleNamespace(layer=layer)},
         lambda layer: torch.full((4,), layer),
         lambda layer: {"vector": torch.full((4,), layer)},
-    ],
-    ids="dict list set tuple numbered-dict argparse path namespace tensor dict-of-tensor".split(),  # noqa: SIM905
-)
-def test_content_that_a_function_closes_over_is_told_apart(made):
-    assert digest(closing_over(made(1))) == digest(closing_over(made(1)))
-    assert digest(closing_over(made(1))) != digest(closing_over(made(2)))
+    ]:
+        with subtests.test(made=made):
+            assert digest(closing_over(made(1))) == digest(closing_over(made(1)))
+            assert digest(closing_over(made(1))) != digest(closing_over(made(2)))
 
 
 def test_a_changed_setting_of_the_module_is_never_stale(store, monkeypatch):
@@ -66,12 +62,16 @@ def test_under_an_identity_a_changed_setting_is_told(store, monkeypatch, caplog)
     assert "'temperature': 0.0" in caplog.text
 
 
-@pytest.mark.parametrize("held", [list(range(5000)), {"lock": object()}], ids=["large", "object"])
-def test_content_that_does_not_count_is_told_once(held, caplog, monkeypatch):
-    monkeypatch.setattr(computation, "_told_of", set())
-    for _ in range(2):
-        digest(closing_over(held))
-    assert caplog.text.count(f"fn reads value, a {type(held).__name__} that is large or holds objects") == 1
+def test_content_that_does_not_count_is_told_once(subtests, caplog, monkeypatch):
+    for name, held in [
+        ("large", list(range(5000))),
+        ("object", {"lock": object()}),
+    ]:
+        with subtests.test(name):
+            monkeypatch.setattr(computation, "_told_of", set())
+            for _ in range(2):
+                digest(closing_over(held))
+            assert caplog.text.count(f"fn reads value, a {type(held).__name__} that is large or holds objects") == 1
 
 
 def test_what_a_function_notes_in_a_dict_or_list_is_no_setting():

@@ -48,15 +48,16 @@ def test_numbers_that_json_has_not_come_back():
     assert back([math.inf, -0.0]) == [math.inf, -0.0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
-def test_tensors_come_back_bit_by_bit(dtype):
-    torch = pytest.importorskip("torch")
-    tensor = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype))
-    found = back({"layer": 3, "hidden": [tensor, tensor.T, tensor[0, 0]]})
-    assert found["layer"] == 3
-    for wanted, came in zip([tensor, tensor.T, tensor[0, 0]], found["hidden"], strict=True):
-        assert came.dtype == wanted.dtype
-        assert torch.equal(came, wanted)
+def test_tensors_come_back_bit_by_bit(subtests):
+    for dtype in ["float32", "float16", "bfloat16", "int64", "uint8", "bool"]:
+        with subtests.test(dtype=dtype):
+            torch = pytest.importorskip("torch")
+            tensor = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype))
+            found = back({"layer": 3, "hidden": [tensor, tensor.T, tensor[0, 0]]})
+            assert found["layer"] == 3
+            for wanted, came in zip([tensor, tensor.T, tensor[0, 0]], found["hidden"], strict=True):
+                assert came.dtype == wanted.dtype
+                assert torch.equal(came, wanted)
 
 
 def test_a_view_is_stored_without_what_it_is_cut_from():
@@ -78,13 +79,20 @@ def test_arrays_come_back_as_arrays_beside_tensors_too():
     assert type(back(np.float32(1.5))) is np.float32
 
 
-@pytest.mark.parametrize(
-    "value", [object(), {1, 2}, [1, {"a": object()}], 1j, range(3)], ids=["object", "set", "inside", "complex", "range"]
-)
-def test_a_value_of_another_type_is_named_with_what_to_do(value):
-    with pytest.raises(oomguard.UsageError, match=r"the result of items\[4\] cannot be stored: it has a") as caught:
-        PLAIN.written(value, "items[4]")
-    assert "encode=" in caught.value.hint
+def test_a_value_of_another_type_is_named_with_what_to_do(subtests):
+    for name, value in [
+        ("object", object()),
+        ("set", {1, 2}),
+        ("inside", [1, {"a": object()}]),
+        ("complex", 1j),
+        ("range", range(3)),
+    ]:
+        with subtests.test(name):
+            with pytest.raises(
+                oomguard.UsageError, match=r"the result of items\[4\] cannot be stored: it has a"
+            ) as caught:
+                PLAIN.written(value, "items[4]")
+            assert "encode=" in caught.value.hint
 
 
 def test_encode_and_decode_store_what_has_no_form():

@@ -22,12 +22,11 @@ def failures(device, many=10):
     return failed
 
 
-@pytest.mark.parametrize("caching_allocator", [False, True])
-@pytest.mark.parametrize(
-    ("fail_at", "failed"), [(3, [3]), ((2, 5), [2, 5]), ([], []), ({1}, [1]), (range(4, 10**12, 4), [4, 8])]
-)
-def test_the_allocations_of_these_numbers_fail_once(fail_at, failed, caching_allocator):
-    assert failures(limit_memory("64 MiB", fail_at=fail_at, caching_allocator=caching_allocator)) == failed
+def test_the_allocations_of_these_numbers_fail_once(subtests):
+    for caching_allocator in [False, True]:
+        for fail_at, failed in [(3, [3]), ((2, 5), [2, 5]), ([], []), ({1}, [1]), (range(4, 10**12, 4), [4, 8])]:
+            with subtests.test(caching_allocator=caching_allocator, fail_at=fail_at, failed=failed):
+                assert failures(limit_memory("64 MiB", fail_at=fail_at, caching_allocator=caching_allocator)) == failed
 
 
 def test_the_message_tells_that_there_was_room():
@@ -61,7 +60,7 @@ def test_every_allocation_of_a_guarded_function_may_fail_once():
             assert doubled([1.0, 2.0, 3.0, 4.0]) == right
 
 
-@pytest.mark.parametrize("fail_at", [0, -1, True, "3", [3, 0], [1.5], range(9), range(9, -1, -1)])
-def test_what_numbers_no_allocation_is_refused(fail_at):
-    with pytest.raises(SettingError):
-        limit_memory("64 MiB", fail_at=fail_at)
+def test_what_numbers_no_allocation_is_refused(subtests):
+    for fail_at in [0, -1, True, "3", [3, 0], [1.5], range(9), range(9, -1, -1)]:
+        with subtests.test(fail_at=fail_at), pytest.raises(SettingError):
+            limit_memory("64 MiB", fail_at=fail_at)

@@ -37,23 +37,25 @@ def test_the_operation_that_does_not_fit_raises_in_cudas_words():
         assert kept.numel() == MIB
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_an_operation_holds_meanwhile_counts_in_either_mode(mode):
-    logits, labels = torch.zeros(MIB // 4, 4), torch.zeros(MIB // 4, dtype=torch.long)
-    with mode(), limit_memory("64 MiB") as device:
-        device.adopt([logits, labels])
-        before = device.live_bytes
-        torch.nn.functional.cross_entropy(logits, labels)
-        assert device.peak_bytes - before >= 4 * MIB  # their logarithms
+def test_what_an_operation_holds_meanwhile_counts_in_either_mode(subtests):
+    for mode in [torch.no_grad, torch.inference_mode]:
+        with subtests.test(mode=mode):
+            logits, labels = torch.zeros(MIB // 4, 4), torch.zeros(MIB // 4, dtype=torch.long)
+            with mode(), limit_memory("64 MiB") as device:
+                device.adopt([logits, labels])
+                before = device.live_bytes
+                torch.nn.functional.cross_entropy(logits, labels)
+                assert device.peak_bytes - before >= 4 * MIB  # their logarithms
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_dropout_that_is_off_takes_nothing_in_either_mode(mode):
-    hidden = torch.zeros(MIB)
-    with mode(), limit_memory("64 MiB") as device:
-        device.adopt([hidden])
-        torch.nn.functional.dropout(hidden, 0.1, training=False)
-        assert device.peak_bytes <= hidden.nbytes
+def test_a_dropout_that_is_off_takes_nothing_in_either_mode(subtests):
+    for mode in [torch.no_grad, torch.inference_mode]:
+        with subtests.test(mode=mode):
+            hidden = torch.zeros(MIB)
+            with mode(), limit_memory("64 MiB") as device:
+                device.adopt([hidden])
+                torch.nn.functional.dropout(hidden, 0.1, training=False)
+                assert device.peak_bytes <= hidden.nbytes
 
 
 def test_what_failed_is_not_counted_afterwards():
@@ -116,17 +118,29 @@ def test_peak_matches_the_profiler_of_torch():
     assert peak == pytest.approx(weights + highest, rel=0.002)
 
 
-@pytest.mark.parametrize(
-    "size", ["", "GiB", "77", "0", "9" * 400 + " GiB", "12 parsecs", "-1 MiB", "inf GiB", "nan", 0, -5, 1.5, True, None]
-)
-def test_a_size_that_is_none_is_refused(size):
-    with pytest.raises(SettingError):
-        limit_memory(size)
+def test_a_size_that_is_none_is_refused(subtests):
+    for size in [
+        "",
+        "GiB",
+        "77",
+        "0",
+        "9" * 400 + " GiB",
+        "12 parsecs",
+        "-1 MiB",
+        "inf GiB",
+        "nan",
+        0,
+        -5,
+        1.5,
+        True,
+        None,
+    ]:
+        with subtests.test(size=size), pytest.raises(SettingError):
+            limit_memory(size)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
+def test_sizes_are_read(subtests):
+    for size, expected in [
         ("256 MiB", 256 * MIB),
         ("1GiB", 2**30),
         ("1.5 KiB", 1536),
@@ -134,10 +148,9 @@ def test_a_size_that_is_none_is_refused(size):
         ("8 GB", 8 * 10**9),
         ("2tib", 2**41),
         ("77 B", 77),
-    ],
-)
-def test_sizes_are_read(size, expected):
-    assert limit_memory(size).capacity_bytes == expected
+    ]:
+        with subtests.test(size=size, expected=expected):
+            assert limit_memory(size).capacity_bytes == expected
 
 
 def test_of_nested_devices_the_smaller_fails_and_both_count():
@@ -166,30 +179,26 @@ def test_another_thread_is_not_seen():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
-@pytest.mark.parametrize(
-    "sparse",
-    [
-        lambda dense: dense.to_sparse(),
-        lambda dense: dense.to_sparse_csr(),
-        lambda dense: dense.to_sparse_csc(),
-        lambda dense: dense.to_sparse_bsr((2, 2)),
-        lambda dense: dense.to_sparse_bsc((2, 2)),
-    ],
-    ids=["coo", "csr", "csc", "bsr", "bsc"],
-)
-def test_a_sparse_tensor_counts_as_its_indices_and_values(sparse):
-    with limit_memory("64 MiB") as device:
-        made = sparse(torch.ones(256, 256))
-        if made.layout is torch.sparse_coo:
-            parts = (made._indices(), made._values())
-        elif made.layout in (torch.sparse_csr, torch.sparse_bsr):
-            parts = (made.crow_indices(), made.col_indices(), made.values())
-        else:
-            parts = (made.ccol_indices(), made.row_indices(), made.values())
-        held = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
-        assert device.live_bytes == sum(held.values()) >= 256 * 256 * 4
-        del made, parts
-        assert device.live_bytes == 0
+def test_a_sparse_tensor_counts_as_its_indices_and_values(subtests):
+    for name, sparse in [
+        ("coo", lambda dense: dense.to_sparse()),
+        ("csr", lambda dense: dense.to_sparse_csr()),
+        ("csc", lambda dense: dense.to_sparse_csc()),
+        ("bsr", lambda dense: dense.to_sparse_bsr((2, 2))),
+        ("bsc", lambda dense: dense.to_sparse_bsc((2, 2))),
+    ]:
+        with subtests.test(name), limit_memory("64 MiB") as device:
+            made = sparse(torch.ones(256, 256))
+            if made.layout is torch.sparse_coo:
+                parts = (made._indices(), made._values())
+            elif made.layout in (torch.sparse_csr, torch.sparse_bsr):
+                parts = (made.crow_indices(), made.col_indices(), made.values())
+            else:
+                parts = (made.ccol_indices(), made.row_indices(), made.values())
+            held = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
+            assert device.live_bytes == sum(held.values()) >= 256 * 256 * 4
+            del made, parts
+            assert device.live_bytes == 0
 
 
 def test_a_sparse_tensor_made_before_can_be_counted_before_its_first_use():
@@ -225,16 +234,16 @@ def test_a_size_without_a_unit_is_told_with_units():
     assert caught.value.hint == 'write "16 GiB", "16 MiB" or "16 B"'
 
 
-@pytest.mark.parametrize("caching", [False, True])
-def test_a_storage_that_grew_by_itself_fails_at_the_next_read_with_what_it_took(caching):
-    with limit_memory("32 MiB", caching_allocator=caching) as device:
-        grown = torch.zeros(4 << 20, dtype=torch.uint8)
-        grown.untyped_storage().resize_(64 << 20)
-        with pytest.raises(torch.OutOfMemoryError, match=r"allocate 6[04]\.00 MiB"):
-            grown.zero_()
-        with pytest.raises(torch.OutOfMemoryError) as caught:
-            grown.zero_()
-        assert "allocate 0 bytes" not in str(caught.value)
-        grown.untyped_storage().resize_(0)
-        grown.view(-1)
-        assert device.live_bytes == 0
+def test_a_storage_that_grew_by_itself_fails_at_the_next_read_with_what_it_took(subtests):
+    for caching in [False, True]:
+        with subtests.test(caching=caching), limit_memory("32 MiB", caching_allocator=caching) as device:
+            grown = torch.zeros(4 << 20, dtype=torch.uint8)
+            grown.untyped_storage().resize_(64 << 20)
+            with pytest.raises(torch.OutOfMemoryError, match=r"allocate 6[04]\.00 MiB"):
+                grown.zero_()
+            with pytest.raises(torch.OutOfMemoryError) as caught:
+                grown.zero_()
+            assert "allocate 0 bytes" not in str(caught.value)
+            grown.untyped_storage().resize_(0)
+            grown.view(-1)
+            assert device.live_bytes == 0

@@ -13,18 +13,19 @@ from oomguard.testing import limit_memory  # noqa: E402
 MIB = 2**20
 
 
-@pytest.mark.parametrize("caching_allocator", [False, True])
-def test_what_others_hold_is_not_free_and_stands_in_the_message(caching_allocator):
-    with limit_memory("48 MiB", other_processes="16 MiB", caching_allocator=caching_allocator) as device:
-        kept = torch.zeros(5 * MIB)
-        assert (device.free_bytes, torch_memory.free_bytes()) == (12 * MIB, 12 * MIB)
-        with pytest.raises(torch.OutOfMemoryError) as caught:
-            torch.zeros(4 * MIB)
-        assert (
-            "GPU 0 has a total capacity of 48.00 MiB of which 12.00 MiB is free. Process 1234 has 16.00 MiB memory in use. "
-            "Including non-PyTorch memory, this process has 20.00 MiB memory in use."
-        ) in str(caught.value)
-        assert kept.numel() == 5 * MIB
+def test_what_others_hold_is_not_free_and_stands_in_the_message(subtests):
+    for caching_allocator in [False, True]:
+        given = {"other_processes": "16 MiB", "caching_allocator": caching_allocator}
+        with subtests.test(**given), limit_memory("48 MiB", **given) as device:
+            kept = torch.zeros(5 * MIB)
+            assert (device.free_bytes, torch_memory.free_bytes()) == (12 * MIB, 12 * MIB)
+            with pytest.raises(torch.OutOfMemoryError) as caught:
+                torch.zeros(4 * MIB)
+            assert (
+                "GPU 0 has a total capacity of 48.00 MiB of which 12.00 MiB is free. Process 1234 has 16.00 MiB memory in use. "
+                "Including non-PyTorch memory, this process has 20.00 MiB memory in use."
+            ) in str(caught.value)
+            assert kept.numel() == 5 * MIB
 
 
 def test_a_neighbour_comes_and_goes():
@@ -52,7 +53,7 @@ def test_a_neighbour_takes_no_more_than_is_free():
         assert device.free_bytes == 0
 
 
-@pytest.mark.parametrize("others", ["8 MiB", "9 MiB", "many", -1])
-def test_others_that_leave_nothing_or_are_no_size_are_refused(others):
-    with pytest.raises(SettingError):
-        limit_memory("8 MiB", other_processes=others)
+def test_others_that_leave_nothing_or_are_no_size_are_refused(subtests):
+    for others in ["8 MiB", "9 MiB", "many", -1]:
+        with subtests.test(others=others), pytest.raises(SettingError):
+            limit_memory("8 MiB", other_processes=others)

@@ -35,37 +35,40 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("wording", wordings(), ids=lambda w: f"{w.platform} {w.versions}")
-def test_oomguard_reads_back_what_each_wording_tells(wording):
-    version = wording.versions.split(",")[0].removeprefix(">=")
-    error = oom_error(f"{wording.platform} {version}", **FIGURES)
-    assert type(error).__name__ == wording.raises
-    (incident,) = diagnose(error).incidents
-    assert incident.kind == f"{wording.platform}_oom"
-    told = {fact: expected for fact, (place, expected) in TOLD.items() if place in wording.text}
-    assert len(told) >= 3
-    assert {fact: number_of(incident.facts, fact) for fact in told} == told
-    mps = wording.platform == "mps"
-    assert number_of(incident.facts, "allocated_bytes") == (20.25 if mps else 18.5) * GIB
-    if "{reserved} reserved in total" in wording.text:
-        assert number_of(incident.facts, "reserved_total_bytes") == 20.25 * GIB
+def test_oomguard_reads_back_what_each_wording_tells(subtests):
+    for wording in wordings():
+        with subtests.test(wording=wording):
+            version = wording.versions.split(",")[0].removeprefix(">=")
+            error = oom_error(f"{wording.platform} {version}", **FIGURES)
+            assert type(error).__name__ == wording.raises
+            (incident,) = diagnose(error).incidents
+            assert incident.kind == f"{wording.platform}_oom"
+            told = {fact: expected for fact, (place, expected) in TOLD.items() if place in wording.text}
+            assert len(told) >= 3
+            assert {fact: number_of(incident.facts, fact) for fact in told} == told
+            mps = wording.platform == "mps"
+            assert number_of(incident.facts, "allocated_bytes") == (20.25 if mps else 18.5) * GIB
+            if "{reserved} reserved in total" in wording.text:
+                assert number_of(incident.facts, "reserved_total_bytes") == 20.25 * GIB
 
 
 def test_every_row_names_the_file_of_torch_that_it_is_from():
     assert all(".cpp" in row.source or ".mm" in row.source for row in wordings())
 
 
-@pytest.mark.parametrize("minor", range(14))
-@pytest.mark.parametrize("platform", ["cuda", "mps"])
-def test_each_version_of_torch_from_2_0_on_has_one_wording(platform, minor):
-    version = Version(f"2.{minor}.1")
-    (row,) = [row for row in wordings() if row.platform == platform and version in SpecifierSet(row.versions)]
-    assert find_wording(f"{platform} {version}") is row
+def test_each_version_of_torch_from_2_0_on_has_one_wording(subtests):
+    for minor in range(14):
+        for platform in ["cuda", "mps"]:
+            with subtests.test(minor=minor, platform=platform):
+                version = Version(f"2.{minor}.1")
+                (row,) = [
+                    row for row in wordings() if row.platform == platform and version in SpecifierSet(row.versions)
+                ]
+                assert find_wording(f"{platform} {version}") is row
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+def test_a_wording_is_named_by_platform_and_version(subtests):
+    for name, said in [
         (None, "PYTORCH_ALLOC_CONF"),
         ("cuda", "PYTORCH_ALLOC_CONF"),
         ("2.13.0", "PYTORCH_ALLOC_CONF"),
@@ -75,17 +78,17 @@ def test_each_version_of_torch_from_2_0_on_has_one_wording(platform, minor):
         ("hip 2.4", "PYTORCH_HIP_ALLOC_CONF"),
         ("mps 2.7.1", "24.00 GB"),
         ("mps", "24.00 GiB"),
-    ],
-)
-def test_a_wording_is_named_by_platform_and_version(name, said):
-    assert said in str(oom_error(name, **FIGURES))
+    ]:
+        with subtests.test(name=name, said=said):
+            assert said in str(oom_error(name, **FIGURES))
 
 
-@pytest.mark.parametrize("name", [3, "tpu", "cuda 1.13", "cuda 2.1 2.2", "cuda x", "", "xpu 2.0"])
-def test_a_wording_that_is_not_known_names_those_that_are(name):
-    with pytest.raises(SettingError) as caught:
-        find_wording(name)
-    assert "cuda >=2.13" in caught.value.hint
+def test_a_wording_that_is_not_known_names_those_that_are(subtests):
+    for name in [3, "tpu", "cuda 1.13", "cuda 2.1 2.2", "cuda x", "", "xpu 2.0"]:
+        with subtests.test(name=name):
+            with pytest.raises(SettingError) as caught:
+                find_wording(name)
+            assert "cuda >=2.13" in caught.value.hint
 
 
 def test_a_device_fails_in_the_words_that_were_asked_for():
@@ -95,33 +98,28 @@ def test_a_device_fails_in_the_words_that_were_asked_for():
         torch.zeros(4 * MIB)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
+def test_an_error_with_figures_that_cannot_be_is_refused(subtests):
+    for sizes in [
         {"allocated": "9 GiB"},
         {"allocated": "7 GiB", "reserved": "6 GiB"},
         {"allocated": "7 GiB", "other_processes": "2 GiB"},
         {"other_processes": "9 GiB"},
         {"tried": "much"},
-    ],
-)
-def test_an_error_with_figures_that_cannot_be_is_refused(sizes):
-    with pytest.raises(SettingError):
-        oom_error("cuda", **sizes)
+    ]:
+        with subtests.test(sizes=sizes), pytest.raises(SettingError):
+            oom_error("cuda", **sizes)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "free"),
-    [
+def test_what_is_not_given_fits_what_is(subtests):
+    for sizes, free in [
         ({}, "1024.00 MiB"),
         ({"tried": 0, "capacity": "1 GiB"}, "0 bytes"),
         ({"tried": "640 MiB", "capacity": "1 GiB"}, "128.00 MiB"),
         ({"capacity": "80 GiB", "other_processes": "16 GiB"}, "1024.00 MiB"),
         ({"reserved": "6 GiB"}, "2.00 GiB"),
-    ],
-)
-def test_what_is_not_given_fits_what_is(sizes, free):
-    assert f"of which {free} is free" in str(oom_error("cuda", **sizes)).replace("1.00 GiB", "1024.00 MiB")
+    ]:
+        with subtests.test(sizes=sizes, free=free):
+            assert f"of which {free} is free" in str(oom_error("cuda", **sizes)).replace("1.00 GiB", "1024.00 MiB")
 
 
 def test_figures_that_do_not_fit_name_the_argument_to_change():

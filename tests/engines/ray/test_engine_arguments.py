@@ -69,34 +69,46 @@ def test_a_serve_file_of_several_engines_is_refused_with_their_names():
     assert oomguard.ray_patched(serve_file(M1, M2), {}) == serve_file(M1, M2)
 
 
-@pytest.mark.parametrize(
-    "file", [{"applications": []}, {"applications": None}, {"applications": [{"args": None}, 1]}, {"llm_configs": []}]
-)
-def test_a_serve_file_without_an_engine_is_refused(file: dict[str, Any]):
-    with pytest.raises(oomguard.SettingError, match="no llm_configs"):
-        oomguard.ray_patched(file, {"max_model_len": 1792})
+def test_a_serve_file_without_an_engine_is_refused(subtests):
+    for file in [
+        {"applications": []},
+        {"applications": None},
+        {"applications": [{"args": None}, 1]},
+        {"llm_configs": []},
+    ]:
+        with subtests.test(file=file), pytest.raises(oomguard.SettingError, match="no llm_configs"):
+            oomguard.ray_patched(file, {"max_model_len": 1792})
 
 
-@pytest.mark.parametrize("config", [{"model_source": "m"}, M2, {"model_source": "m", "engine_kwargs": None}])
-def test_a_configuration_without_engine_arguments_gets_them(config: dict[str, Any]):
-    patched = oomguard.ray_patched(config, {"max_model_len": 1792})
-    assert patched == {**config, "engine_kwargs": {"max_model_len": 1792}}
+def test_a_configuration_without_engine_arguments_gets_them(subtests):
+    for config in [{"model_source": "m"}, M2, {"model_source": "m", "engine_kwargs": None}]:
+        with subtests.test(config=config):
+            patched = oomguard.ray_patched(config, {"max_model_len": 1792})
+            assert patched == {**config, "engine_kwargs": {"max_model_len": 1792}}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [42, None, "m", [M1], {"engine_kwargs": [1]}, serve_file("./one.yaml")],
-    ids=["number", "none", "text", "list", "arguments", "path"],
-)
-def test_what_is_no_configuration_is_a_clear_error(config: Any):
-    with pytest.raises(oomguard.SettingError, match="cannot patch this"):
-        oomguard.ray_patched(config, {"max_model_len": 1792})
+def test_what_is_no_configuration_is_a_clear_error(subtests):
+    for name, config in [
+        ("number", 42),
+        ("none", None),
+        ("text", "m"),
+        ("list", [M1]),
+        ("arguments", {"engine_kwargs": [1]}),
+        ("path", serve_file("./one.yaml")),
+    ]:
+        with subtests.test(name), pytest.raises(oomguard.SettingError, match="cannot patch this"):
+            oomguard.ray_patched(config, {"max_model_len": 1792})
 
 
-@pytest.mark.parametrize("patches", ["x", 42, None, [("max_model_len", 8)]], ids=["text", "number", "none", "pairs"])
-def test_what_are_no_patches_is_a_clear_error(patches: Any):
-    with pytest.raises(oomguard.SettingError, match="patches are a diagnosis"):
-        oomguard.ray_patched(Config(), patches)
+def test_what_are_no_patches_is_a_clear_error(subtests):
+    for name, patches in [
+        ("text", "x"),
+        ("number", 42),
+        ("none", None),
+        ("pairs", [("max_model_len", 8)]),
+    ]:
+        with subtests.test(name), pytest.raises(oomguard.SettingError, match="patches are a diagnosis"):
+            oomguard.ray_patched(Config(), patches)
 
 
 def test_values_are_in_the_engines_own_units():
@@ -138,12 +150,14 @@ def test_an_environment_keeps_what_the_user_gave_and_puts_it_first(monkeypatch: 
     assert "OOMGUARD_VLLM_OVERRIDES" not in base["env_vars"]
 
 
-@pytest.mark.parametrize(
-    ("allowed", "then"), [("lora,other", "lora,other,oomguard"), ("oomguard", "oomguard"), ("", "oomguard")]
-)
-def test_a_list_of_allowed_plugins_is_joined_and_none_is_made(allowed: str, then: str):
-    assert ray_runtime_env(base={"env_vars": {"VLLM_PLUGINS": allowed}}, ship=False)["env_vars"]["VLLM_PLUGINS"] == then
-    assert "VLLM_PLUGINS" not in ray_runtime_env(ship=False)["env_vars"]
+def test_a_list_of_allowed_plugins_is_joined_and_none_is_made(subtests):
+    for allowed, then in [("lora,other", "lora,other,oomguard"), ("oomguard", "oomguard"), ("", "oomguard")]:
+        with subtests.test(allowed=allowed, then=then):
+            assert (
+                ray_runtime_env(base={"env_vars": {"VLLM_PLUGINS": allowed}}, ship=False)["env_vars"]["VLLM_PLUGINS"]
+                == then
+            )
+            assert "VLLM_PLUGINS" not in ray_runtime_env(ship=False)["env_vars"]
 
 
 def test_the_package_is_shipped_with_the_entry_point_that_vllm_looks_for():

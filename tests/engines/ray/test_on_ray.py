@@ -15,7 +15,6 @@ import pytest
 
 WORK = Path(__file__).with_name("guarded_work.py")
 SQUARES = [number**2 for number in range(10)]
-pytestmark = pytest.mark.breadth
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +57,11 @@ def test_a_remote_function_that_is_guarded_stays_one_with_its_options(told: dict
         assert told["tasks"][how]["squares"] == SQUARES
 
 
-@pytest.mark.parametrize("how", ["below", "above"])
-def test_a_method_of_an_actor_is_split(told: dict[str, Any], how: str):
-    assert told["actors"][how]["squares"] == SQUARES
-    assert told["actors"][how]["sizes"][-1] <= 3
+def test_a_method_of_an_actor_is_split(subtests, told):
+    for how in ["below", "above"]:
+        with subtests.test(how=how):
+            assert told["actors"][how]["squares"] == SQUARES
+            assert told["actors"][how]["sizes"][-1] <= 3
 
 
 def test_async_and_streaming_methods_work_as_before(told: dict[str, Any]):
@@ -69,12 +69,13 @@ def test_async_and_streaming_methods_work_as_before(told: dict[str, Any]):
     assert told["actors"]["stream"] == [1, 2]
 
 
-@pytest.mark.parametrize("what", ["method fails", "async method fails", "start fails"])
-def test_a_failure_in_an_actor_is_explained_there_and_unwrapped_here(told: dict[str, Any], what: str):
-    found = told["actors"][what]
-    assert found["kinds"] == ["cuda_oom"]
-    assert found["guard"] == "cuda_oom"
-    assert found["facts"]["device_total_bytes"] == int(79.25 * 2**30)
+def test_a_failure_in_an_actor_is_explained_there_and_unwrapped_here(subtests, told):
+    for what in ["method fails", "async method fails", "start fails"]:
+        with subtests.test(what=what):
+            found = told["actors"][what]
+            assert found["kinds"] == ["cuda_oom"]
+            assert found["guard"] == "cuda_oom"
+            assert found["facts"]["device_total_bytes"] == int(79.25 * 2**30)
 
 
 def test_an_exception_that_has_been_told_in_its_worker_is_not_told_again(told: dict[str, Any]):
@@ -88,13 +89,12 @@ def test_a_tasks_error_is_unwrapped_to_its_cause(told: dict[str, Any]):
     assert found["guard"] == "cuda_oom"
 
 
-@pytest.mark.parametrize("what", ["killed", "actor killed"])
-def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that_among_the_causes(
-    told: dict[str, Any], what: str
-):
-    found = told["failures"][what]
-    assert found["type"] in ("WorkerCrashedError", "ActorDiedError")
-    assert found["kinds"] == []
+def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that_among_the_causes(subtests, told):
+    for what in ["killed", "actor killed"]:
+        with subtests.test(what=what):
+            found = told["failures"][what]
+            assert found["type"] in ("WorkerCrashedError", "ActorDiedError")
+            assert found["kinds"] == []
 
 
 def test_an_error_of_another_kind_that_quotes_such_a_message_is_no_oom(told: dict[str, Any]):
@@ -110,12 +110,13 @@ def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(tol
     assert 0 < found["facts"]["process_in_use_bytes"] < found["facts"]["device_total_bytes"]
 
 
-@pytest.mark.parametrize("which", ["split", "floored"])
-def test_a_task_that_the_memory_monitor_killed_begins_with_fewer_rows(told: dict[str, Any], which: str):
-    done = told["retried"][which]
-    assert done["squares"] == SQUARES
-    assert done["sizes"][0] <= 5
-    assert any("with fewer rows: " in line and "rows 10 -> 5" in line for line in told["retried"]["said"])
+def test_a_task_that_the_memory_monitor_killed_begins_with_fewer_rows(subtests, told):
+    for which in ["split", "floored"]:
+        with subtests.test(which=which):
+            done = told["retried"][which]
+            assert done["squares"] == SQUARES
+            assert done["sizes"][0] <= 5
+            assert any("with fewer rows: " in line and "rows 10 -> 5" in line for line in told["retried"]["said"])
 
 
 def test_the_next_task_begins_as_the_one_that_was_killed_ended(told: dict[str, Any]):

@@ -17,9 +17,7 @@ def drawn(given, number):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
-@pytest.mark.parametrize("number", [1, 4])
-@pytest.mark.parametrize("each", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("number", "each", "dtype"), [(1, 1, torch.float32), (4, 3, torch.float64)])
 def test_parts_draw_what_all_rows_draw_together(device, number, each, dtype):
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     noise = torch.rand(ROWS * each, TOKENS, generator=torch.Generator().manual_seed(2))
@@ -40,38 +38,27 @@ def test_parts_draw_what_all_rows_draw_together(device, number, each, dtype):
     assert torch.equal(torch.rand(2, device=place), after)
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda given: torch.multinomial(given, 3, replacement=True),
-        lambda given: torch.multinomial(given, 1, generator=torch.Generator().manual_seed(1)),
-        lambda given: torch.multinomial(given[:3], 1),
-        lambda given: torch.multinomial(given[0], 1),
-        lambda given: torch.rand(3),
-        lambda given: (torch.multinomial(given, 1), torch.rand(3), torch.multinomial(given, 1)),
-    ],
-    ids=["with replacement", "a generator of its own", "some rows", "no rows", "other draws", "other draws between"],
-)
-def test_what_cannot_be_repeated_is_a_problem(draw):
-    draws = Draws(states_now(None), ROWS, may_draw=True)
-    with draws.of_rows(0, 5):
-        draw(torch.ones(5, TOKENS))
+def test_what_cannot_be_repeated_is_a_problem(subtests):
+    for name, draw in [
+        ("with replacement", lambda given: torch.multinomial(given, 3, replacement=True)),
+        (
+            "a generator of its own",
+            lambda given: torch.multinomial(given, 1, generator=torch.Generator().manual_seed(1)),
+        ),
+        ("some rows", lambda given: torch.multinomial(given[:3], 1)),
+        ("no rows", lambda given: torch.multinomial(given[0], 1)),
+        ("other draws", lambda given: torch.rand(3)),
+        (
+            "other draws between",
+            lambda given: (torch.multinomial(given, 1), torch.rand(3), torch.multinomial(given, 1)),
+        ),
+    ]:
+        with subtests.test(name):
+            draws = Draws(states_now(None), ROWS, may_draw=True)
+            with draws.of_rows(0, 5):
+                draw(torch.ones(5, TOKENS))
 
-    assert "draws random numbers" in draws.problem
-
-
-def test_a_part_of_one_row_may_have_drawn_for_its_row():
-    draws = Draws(states_now(None), ROWS, may_draw=True)
-    with draws.of_rows(0, 1):
-        torch.rand(1)
-
-    assert "draws random numbers" in draws.problem
-
-
-def test_numbers_that_are_no_probabilities_raise_what_the_whole_call_raises():
-    draws = Draws(states_now(None), ROWS, may_draw=True)
-    with draws.of_rows(0, 5), pytest.raises(RuntimeError, match="inf"):
-        torch.multinomial(torch.full((5, TOKENS), float("nan")), 1)
+            assert "draws random numbers" in draws.problem
 
 
 def test_a_part_that_draws_nothing_leaves_the_generators_where_they_are():

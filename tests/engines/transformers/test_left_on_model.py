@@ -10,14 +10,15 @@ from oomguard.engines.transformers.left_on_model import put_together  # noqa: E4
 ROWS = 6
 
 
-@pytest.mark.parametrize("parts", [[(0, 6)], [(0, 2), (2, 6)], [(0, 2), (2, 3), (3, 4), (4, 6)]])
-def test_each_row_s_value_is_left_in_its_place(parts):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    whole, kept = torch.arange(ROWS)[:, None], {}
-    for start, stop in parts:
-        with put_together(model, kept, start, ROWS - stop):
-            model[0].rope_deltas = whole[start:stop]
-    assert model[0].rope_deltas.tolist() == whole.tolist()
+def test_each_row_s_value_is_left_in_its_place(subtests):
+    for parts in [[(0, 6)], [(0, 2), (2, 6)], [(0, 2), (2, 3), (3, 4), (4, 6)]]:
+        with subtests.test(parts=parts):
+            model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+            whole, kept = torch.arange(ROWS)[:, None], {}
+            for start, stop in parts:
+                with put_together(model, kept, start, ROWS - stop):
+                    model[0].rope_deltas = whole[start:stop]
+            assert model[0].rope_deltas.tolist() == whole.tolist()
 
 
 def test_a_part_that_fails_is_not_among_them():

@@ -9,8 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.protocol import size_of  # noqa: E402
-from oomguard.engines.transformers.calls import WATCHED  # noqa: E402
 from oomguard.engines.transformers.libraries import AdaptersCall, HarnessCall  # noqa: E402
 
 IDS = torch.arange(3, 27).reshape(4, 6)
@@ -44,14 +42,6 @@ def test_a_part_of_the_harness_call_has_its_rows_and_all_stop_words():
     assert kwargs["stop"] == ["a", "b"]
 
 
-def test_the_harness_call_is_traced_as_the_generation_that_it_is():
-    call = HarnessCall.of(Harness(), (IDS,), {"max_length": 9, "stop": ["a"], "attention_mask": torch.ones_like(IDS)})
-    trace = call.traced()
-
-    assert trace is not None
-    assert trace.need_bytes(4) > trace.need_bytes(1) > 0
-
-
 def test_adapters_go_with_their_rows_and_a_call_without_them_is_left_to_the_one_it_makes():
     model = Harness().model
     plain = AdaptersCall.of(model, (), {"input_ids": IDS})
@@ -81,24 +71,3 @@ def test_hooks_that_a_failed_call_of_adapters_left_are_gone_before_and_after_a_p
         raise torch.OutOfMemoryError
 
     assert during == list(model.lm_head._forward_pre_hooks) == [own.id]
-
-
-@pytest.mark.parametrize(
-    ("method", "owner", "given"),
-    [
-        ("GenerationMixin.generate", Harness().model, {"input_ids": IDS, "max_new_tokens": 5}),
-        ("GenerationMixin.generate", Harness().model, {"inputs_embeds": torch.zeros(4, 6, 32), "max_length": 9}),
-        ("GenerationMixin.generate", Harness().model, {"input_features": torch.zeros(2, 80, 30)}),
-        ("GenerationMixin.generate", Harness().model, {}),
-        ("PeftModel.generate", Harness().model, {"input_ids": IDS, "max_new_tokens": 5}),
-        ("HFLM._model_generate", Harness(), {"context": IDS, "max_length": 9, "stop": [], "do_sample": False}),
-    ],
-    ids=["ids", "embeddings", "features", "nothing", "adapters", "harness"],
-)
-def test_the_size_alone_is_that_of_the_whole_reading_and_asks_for_no_generators_state(
-    monkeypatch, method, owner, given
-):
-    (read,) = [read for _, watched, read in WATCHED if watched == method]
-    call = read(owner, (), given)
-    monkeypatch.setattr(torch, "get_rng_state", None)
-    assert size_of(read, owner, (), given) == (call.rows, call.prompt_tokens, call.max_new_tokens)

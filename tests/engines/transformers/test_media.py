@@ -56,29 +56,18 @@ def test_images_of_one_size_are_counted_by_their_tokens():
     assert media.starts == {"pixel_values": (0, 2, 3, 3)}
 
 
-@pytest.mark.parametrize(
-    ("given", "ids"),
-    [
-        (flat((1, 4, 4)), rows(3)),
-        (flat((1, 4, 4)), rows(4, 4)),
-        ({**flat((1, 4, 4)), "pixel_values": torch.zeros(15, 1)}, rows(4)),
-        ({"pixel_values": torch.zeros(3, 3, 8, 8)}, rows(15, 15)),
-        ({"pixel_values": torch.zeros(2, 3, 8, 8)}, rows(0, 0)),
-        ({"pixel_values": torch.zeros(2, 2, 3, 8, 8)}, rows(4, 4)),
-        ({"pixel_values": [torch.zeros(3, 8, 8)] * 2}, rows(4, 4)),
-    ],
-    ids=[
-        "too few tokens",
-        "too many tokens",
-        "patches not counted",
-        "no whole image",
-        "no token",
-        "an axis more",
-        "a list",
-    ],
-)
-def test_media_that_tokens_do_not_count_are_not_cut(given, ids):
-    assert "not known to belong to the text row by row" in media_of(model(), given, ids)
+def test_media_that_tokens_do_not_count_are_not_cut(subtests):
+    for name, given, ids in [
+        ("too few tokens", flat((1, 4, 4)), rows(3)),
+        ("too many tokens", flat((1, 4, 4)), rows(4, 4)),
+        ("patches not counted", {**flat((1, 4, 4)), "pixel_values": torch.zeros(15, 1)}, rows(4)),
+        ("no whole image", {"pixel_values": torch.zeros(3, 3, 8, 8)}, rows(15, 15)),
+        ("no token", {"pixel_values": torch.zeros(2, 3, 8, 8)}, rows(0, 0)),
+        ("an axis more", {"pixel_values": torch.zeros(2, 2, 3, 8, 8)}, rows(4, 4)),
+        ("a list", {"pixel_values": [torch.zeros(3, 8, 8)] * 2}, rows(4, 4)),
+    ]:
+        with subtests.test(name):
+            assert "not known to belong to the text row by row" in media_of(model(), given, ids)
 
 
 def test_a_model_without_a_token_for_images_is_not_cut():
@@ -103,11 +92,3 @@ def test_a_call_of_a_model_is_cut_with_its_images():
     args, kwargs = call.part(1, 2)
     assert args[0].shape[0] == kwargs["attention_mask"].shape[0] == kwargs["image_grid_thw"].shape[0] == 1
     assert kwargs["pixel_values"].flatten().tolist() == list(range(16, 32))
-
-
-def test_images_without_a_token_of_a_model_of_two_towers_are_left_to_what_its_code_does_with_them():
-    towers = SimpleNamespace(config=SimpleNamespace(text_config={}, vision_config={}))
-    assert media_of(towers, {"pixel_values": torch.zeros(2, 3, 4, 4)}, rows(4, 0)).untold == ("pixel_values",)
-    assert "3 images" in media_of(towers, {"pixel_values": torch.zeros(3, 3, 4, 4)}, rows(4, 0))
-    embedded = media_of(towers, {"pixel_values": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, 4, 8))
-    assert embedded.untold == ("pixel_values",)

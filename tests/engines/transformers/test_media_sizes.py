@@ -27,20 +27,18 @@ def mistral3():
     return transformers.Mistral3Config(text_config=text, vision_config=vision, spatial_merge_size=2)
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "pixels"),
-    [
+def test_each_image_has_as_many_tokens_as_its_model_makes_of_it(subtests):
+    for config, name, pixels in [
         (llava_next, "LlavaNextForConditionalGeneration", (4, 5, 3, 32, 32)),
         (mistral3, "Mistral3ForConditionalGeneration", (4, 3, 120, 104)),
-    ],
-)
-def test_each_image_has_as_many_tokens_as_its_model_makes_of_it(config, name, pixels):
-    model = getattr(transformers, name)(config()).eval()
-    with torch.no_grad():
-        features = model.get_image_features(torch.zeros(pixels), image_sizes=SIZES)
-    made = getattr(features, "pooler_output", features)
+    ]:
+        with subtests.test(config=config, name=name, pixels=pixels):
+            model = getattr(transformers, name)(config()).eval()
+            with torch.no_grad():
+                features = model.get_image_features(torch.zeros(pixels), image_sizes=SIZES)
+            made = getattr(features, "pooler_output", features)
 
-    assert tokens_by_size(model, SIZES) == [len(image) for image in made]
+            assert tokens_by_size(model, SIZES) == [len(image) for image in made]
 
 
 def test_a_model_that_counts_them_otherwise_is_not_guessed_at():

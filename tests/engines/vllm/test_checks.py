@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.engines.vllm.checks import plugin_checks
 
 
@@ -14,17 +12,15 @@ def test_the_plugin_is_seen_where_oomguard_is_installed():
     assert variable.text == "VLLM_PLUGINS is not set: vLLM loads every plugin"
 
 
-@pytest.mark.parametrize(
-    ("value", "status", "advice"),
-    [
+def test_a_list_of_plugins_has_to_name_ours(subtests):
+    for value, status, advice in [
         ("oomguard", "ok", ""),
         ("mine,oomguard", "ok", ""),
         ("mine", "problem", 'export VLLM_PLUGINS="$VLLM_PLUGINS,oomguard"'),
         ("mine, oomguard", "problem", 'export VLLM_PLUGINS="$VLLM_PLUGINS,oomguard"'),  # vLLM strips no blanks
         ("", "problem", "export VLLM_PLUGINS=oomguard"),
-    ],
-)
-def test_a_list_of_plugins_has_to_name_ours(value, status, advice):
-    *_, check = plugin_checks({"VLLM_PLUGINS": value})
+    ]:
+        with subtests.test(value=value, status=status, advice=advice):
+            *_, check = plugin_checks({"VLLM_PLUGINS": value})
 
-    assert (check.status, check.advice) == (status, advice)
+            assert (check.status, check.advice) == (status, advice)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 
-import pytest
-
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm.config_file import read_config_file
 from oomguard.engines.vllm.launch import settings_in_force, shown
@@ -48,10 +46,11 @@ def test_keys_with_dots_are_parts_of_one_object(tmp_path):
     assert json.loads(values(path)["speculative_config"]) == {"method": "ngram", "num_speculative_tokens": 3}
 
 
-@pytest.mark.parametrize(("written", "value"), [("true", True), ("false", False)])
-def test_a_switch_is_on_or_off_as_the_file_says(tmp_path, written, value):
-    path = config(tmp_path, f"enforce-eager: {written}\nenable_prefix_caching: {written}\n")
-    assert values(path) == {"enforce_eager": value, "enable_prefix_caching": value}
+def test_a_switch_is_on_or_off_as_the_file_says(subtests, tmp_path):
+    for written, value in [("true", True), ("false", False)]:
+        with subtests.test(written=written, value=value):
+            path = config(tmp_path, f"enforce-eager: {written}\nenable_prefix_caching: {written}\n")
+            assert values(path) == {"enforce_eager": value, "enable_prefix_caching": value}
 
 
 def test_a_subcommand_is_not_given_a_switch_that_its_file_turns_off(tmp_path):
@@ -59,13 +58,14 @@ def test_a_subcommand_is_not_given_a_switch_that_its_file_turns_off(tmp_path):
     assert values(path, is_of_subcommand=True) == {"enforce_eager": True}
 
 
-@pytest.mark.parametrize(
-    ("argv", "has_it"),
-    [(("vllm", "serve", "m"), False), (("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"), True)],
-)
-def test_the_command_tells_whether_a_subcommand_takes_the_file(tmp_path, argv, has_it):
-    path = config(tmp_path, "enable_prefix_caching: false\n")
-    assert ("enable_prefix_caching" in settings_in_force(Launch((*argv, "--config", path)))) is has_it
+def test_the_command_tells_whether_a_subcommand_takes_the_file(subtests, tmp_path):
+    for argv, has_it in [
+        (("vllm", "serve", "m"), False),
+        (("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"), True),
+    ]:
+        with subtests.test(argv=argv, has_it=has_it):
+            path = config(tmp_path, "enable_prefix_caching: false\n")
+            assert ("enable_prefix_caching" in settings_in_force(Launch((*argv, "--config", path)))) is has_it
 
 
 def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
@@ -93,11 +93,10 @@ def test_a_change_goes_into_the_command_and_leaves_the_file(tmp_path):
     assert (tmp_path / "c.yaml").read_text() == "max-model-len: 5\n"
 
 
-@pytest.mark.parametrize(
-    "text", ["- a list\n", "", "a: [\n", "!!python/object:os.system x\n", "a: " + "[" * 5000, "\x00"]
-)
-def test_a_file_that_is_no_mapping_tells_nothing_and_raises_nothing(tmp_path, text):
-    assert read(config(tmp_path, text)) is None
+def test_a_file_that_is_no_mapping_tells_nothing_and_raises_nothing(subtests, tmp_path):
+    for text in ["- a list\n", "", "a: [\n", "!!python/object:os.system x\n", "a: " + "[" * 5000, "\x00"]:
+        with subtests.test(text=text):
+            assert read(config(tmp_path, text)) is None
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):

@@ -37,20 +37,18 @@ def test_it_counts_on_the_cpu_alone(monkeypatch):
     assert insight.beaten_by(launch("vllm serve m"), "max_model_len", ON_CPU) is None
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
+def test_what_a_wrapper_sets_counts_over_what_is_inherited(subtests, monkeypatch):
+    for line, value in [
         (f"env {SPACE}=3 vllm serve m", 3 * 2**30),
         (f"bash -c '{SPACE}=3 exec vllm serve m'", 3 * 2**30),
         (f"env -u {SPACE} vllm serve m", None),
         ("env -i vllm serve m", None),
         (f"env {SPACE}= vllm serve m", None),
-    ],
-)
-def test_what_a_wrapper_sets_counts_over_what_is_inherited(line, value, monkeypatch):
-    monkeypatch.setenv(SPACE, "2")
-    found = insight.beaten_by(launch(line), "kv_cache_memory_bytes", ON_CPU)
-    assert (None if found is None else found.value) == value
+    ]:
+        with subtests.test(line=line, value=value):
+            monkeypatch.setenv(SPACE, "2")
+            found = insight.beaten_by(launch(line), "kv_cache_memory_bytes", ON_CPU)
+            assert (None if found is None else found.value) == value
 
 
 def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch):
@@ -61,9 +59,8 @@ def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch)
     assert vllm.shown(launch("vllm serve m"), {"max_model_len": 5}) == "vllm serve m --max-model-len 5"
 
 
-@pytest.mark.parametrize(
-    ("line", "changed"),
-    [
+def test_one_that_a_wrapper_sets_is_taken_out_of_the_command(subtests):
+    for line, changed in [
         (f"nice -n 3 env {SPACE}=40 vllm serve m", "nice -n 3 env vllm serve m --kv-cache-memory-bytes 5"),
         (f"env A=1 {SPACE}=4 {SPACE}=40 vllm serve m", "env A=1 vllm serve m --kv-cache-memory-bytes 5"),
         (
@@ -72,10 +69,9 @@ def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch)
         ),
         (f"bash -c '{SPACE}=40 B=2 exec vllm serve m'", "bash -c 'B=2 exec vllm serve m --kv-cache-memory-bytes 5'"),
         (f"env -u {SPACE} vllm serve m", f"env -u {SPACE} vllm serve m --kv-cache-memory-bytes 5"),
-    ],
-)
-def test_one_that_a_wrapper_sets_is_taken_out_of_the_command(line, changed):
-    assert vllm.shown(launch(line), {"kv_cache_memory_bytes": 5}) == changed
+    ]:
+        with subtests.test(line=line, changed=changed):
+            assert vllm.shown(launch(line), {"kv_cache_memory_bytes": 5}) == changed
 
 
 def test_one_that_a_wrapper_set_over_an_inherited_one_takes_both_away(monkeypatch):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 
-import pytest
-
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm.insight import asked_length, refused_length
 
@@ -15,9 +13,8 @@ def asked(line):
     return {name: need.value for name, need in asked_length(Launch(tuple(shlex.split(line)))).items()}
 
 
-@pytest.mark.parametrize(
-    ("line", "tokens"),
-    [
+def test_flags_tell_the_longest_request(subtests):
+    for line, tokens in [
         ("vllm bench latency --model m", 160),
         ("vllm bench latency --model m --input-len 3000", 3128),
         ("env A=1 vllm bench latency --model m --input_len=3000 --output-len 10 --output-len 20", 3020),
@@ -25,24 +22,21 @@ def asked(line):
         ("vllm bench throughput --model m --dataset-name random --random-input-len 2000", 2000),
         ("python bench.py --input-len 3000 --output-len 100", 3100),
         ("bash -c 'python bench.py --input-len 3000'", 3000),
-    ],
-)
-def test_flags_tell_the_longest_request(line, tokens):
-    assert asked(line) == {"max_model_len": tokens}
+    ]:
+        with subtests.test(line=line, tokens=tokens):
+            assert asked(line) == {"max_model_len": tokens}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_other_commands_tell_none(subtests):
+    for line in [
         "vllm serve m",
         "python s.py --input-len",
         "python s.py --input-len x",
         "vllm bench throughput --model m --dataset-path d",
         "",
-    ],
-)
-def test_other_commands_tell_none(line):
-    assert asked(line) == {}
+    ]:
+        with subtests.test(line=line):
+            assert asked(line) == {}
 
 
 def test_the_flags_are_named():
@@ -51,9 +45,8 @@ def test_the_flags_are_named():
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
+def test_a_refusal_tells_what_the_request_needs(subtests):
+    for text, tokens in [
         (
             "ValueError: The decoder prompt (length 3000) is longer than the maximum model length of 1792. Make sure",
             3001,
@@ -100,10 +93,9 @@ def test_the_flags_are_named():
             "AssertionError: Please ensure that max_model_len is greater than the sum of input_len and output_len.",
             math.inf,
         ),
-    ],
-)
-def test_a_refusal_tells_what_the_request_needs(text, tokens):
-    assert refused_length(text, {"max_model_len": 1792})["max_model_len"].value == tokens
+    ]:
+        with subtests.test(text=text, tokens=tokens):
+            assert refused_length(text, {"max_model_len": 1792})["max_model_len"].value == tokens
 
 
 def test_a_refusal_under_a_length_that_is_not_ours_is_none_of_ours():

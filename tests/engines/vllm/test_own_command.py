@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 
-import pytest
-
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm.launch import settings_in_force, shown
 from oomguard.engines.vllm.own_command import own_command
@@ -50,31 +48,33 @@ def changed(line, **settings):
     return shown(Launch(tuple(shlex.split(line))), settings)
 
 
-@pytest.mark.parametrize("line", OWN)
-def test_flags_of_every_command_of_vllm_are_read_and_changed(line):
-    given = line[:-1] + " --max_model_len=9'" if line.endswith("'") else f"{line} --max_model_len=9"
-    assert values(given) == {"max_model_len": 9}
-    assert shlex.split(changed(given, max_model_len=7)) == shlex.split(
-        given.replace("--max_model_len=9", "--max-model-len 7")
-    )
-    assert values(changed(line, max_model_len=7)) == {"max_model_len": 7}
+def test_flags_of_every_command_of_vllm_are_read_and_changed(subtests):
+    for line in OWN:
+        with subtests.test(line=line):
+            given = line[:-1] + " --max_model_len=9'" if line.endswith("'") else f"{line} --max_model_len=9"
+            assert values(given) == {"max_model_len": 9}
+            assert shlex.split(changed(given, max_model_len=7)) == shlex.split(
+                given.replace("--max_model_len=9", "--max-model-len 7")
+            )
+            assert values(changed(line, max_model_len=7)) == {"max_model_len": 7}
 
 
-@pytest.mark.parametrize("line", OWN)
-def test_a_command_of_vllm_lists_all_that_the_user_set(line):
-    model = settings_in_force(Launch(tuple(shlex.split(line))))["model"]
-    assert (model.value, model.source) == ("m", "command")
+def test_a_command_of_vllm_lists_all_that_the_user_set(subtests):
+    for line in OWN:
+        with subtests.test(line=line):
+            model = settings_in_force(Launch(tuple(shlex.split(line))))["model"]
+            assert (model.value, model.source) == ("m", "command")
 
 
-@pytest.mark.parametrize("line", OTHERS)
-def test_other_commands_are_reached_by_the_plugin_and_stay_as_they_are(line):
-    assert own_command(shlex.split(line)) is None
-    assert changed(line, max_model_len=7).endswith(line)
+def test_other_commands_are_reached_by_the_plugin_and_stay_as_they_are(subtests):
+    for line in OTHERS:
+        with subtests.test(line=line):
+            assert own_command(shlex.split(line)) is None
+            assert changed(line, max_model_len=7).endswith(line)
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
+def test_every_form_of_a_flag_is_read_as_vllm_reads_it(subtests):
+    for words, found in [
         ("--max-model-len 32k", {"max_model_len": 32_000}),
         ("--max-model-len 32K", {"max_model_len": 32_768}),
         ("--max-model-len 25.6k", {"max_model_len": 25_600}),
@@ -92,10 +92,9 @@ def test_other_commands_are_reached_by_the_plugin_and_stay_as_they_are(line):
         ("--compilation-config.cudagraph_capture_sizes '[1, 2]'", {"cudagraph_capture_sizes": "[1, 2]"}),
         ("""-cc '{"cudagraph_capture_sizes": [1, 2]}'""", {"cudagraph_capture_sizes": "[1, 2]"}),
         ("--speculative-config {method:ngram}", {"speculative_config": "{method:ngram}"}),
-    ],
-)
-def test_every_form_of_a_flag_is_read_as_vllm_reads_it(words, found):
-    assert values(f"vllm serve m {words}") == found
+    ]:
+        with subtests.test(words=words, found=found):
+            assert values(f"vllm serve m {words}") == found
 
 
 def test_keys_of_an_object_given_one_by_one_make_one_object_that_replaces_one_given_whole():

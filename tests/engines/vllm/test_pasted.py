@@ -32,9 +32,8 @@ def read(line: str) -> list[str]:
     return read_pasted(shlex.split(line), OPTIONS).words
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_a_setting_becomes_an_option_and_other_flags_go_with_their_values(subtests):
+    for line, words in [
         ("m --max-model-len 32k", "--max-model-len 32000 m"),
         ("m --max-model-len 32K", "--max-model-len 32768 m"),
         ("m --max-model-len auto", "m"),
@@ -52,15 +51,13 @@ def read(line: str) -> list[str]:
         ("m --allowed-origins x --lora-modules a=b c=d", "m"),
         ("-- --seed", "-- --seed"),
         ("", ""),
-    ],
-)
-def test_a_setting_becomes_an_option_and_other_flags_go_with_their_values(line, words):
-    assert sorted(read(line)) == sorted(shlex.split(words))
+    ]:
+        with subtests.test(line=line, words=words):
+            assert sorted(read(line)) == sorted(shlex.split(words))
 
 
-@pytest.mark.parametrize(
-    ("line", "flags"),
-    [
+def test_what_takes_memory_and_is_no_option_is_named_as_it_was_typed(subtests):
+    for line, flags in [
         ("m -O3", ["-O3"]),
         ("m -O 3", ["-O"]),
         ("""m -cc '{"cudagraph_capture_sizes": [1], "max_cudagraph_capture_size": 1}'""", []),
@@ -68,12 +65,11 @@ def test_a_setting_becomes_an_option_and_other_flags_go_with_their_values(line, 
         ("m -cc.cudagraph_mode NONE", ["-cc"]),
         ("m --compilation_config.mode=0 -cc.cudagraph_mode NONE", ["--compilation_config"]),
         ("m --no-enable-chunked-prefill --enable-chunked-prefill", ["--no-enable-chunked-prefill"]),
-    ],
-)
-def test_what_takes_memory_and_is_no_option_is_named_as_it_was_typed(line, flags):
-    found = read_pasted(shlex.split(line), OPTIONS).not_counted
+    ]:
+        with subtests.test(line=line, flags=flags):
+            found = read_pasted(shlex.split(line), OPTIONS).not_counted
 
-    assert [entry.split()[0] for entry in found] == flags
+            assert [entry.split()[0] for entry in found] == flags
 
 
 def test_a_file_of_flags_that_cannot_be_read_is_a_mistake():

@@ -61,18 +61,21 @@ OTHERS: dict[str, tuple[object, Callable[[Any], object]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_no_plain_method_is_left_as_it_is_and_said(kind, engine_args, monkeypatch, caplog):
-    monkeypatch.setenv(plugin.OVERRIDES, '{"max_model_len": 7}')
-    other, call = OTHERS[kind]
-    made = engine_args(create_engine_config=other)
-    plugin.register()
+def test_what_is_no_plain_method_is_left_as_it_is_and_said(subtests, engine_args, monkeypatch, caplog):
+    for kind, value in OTHERS.items():
+        with subtests.test(kind=kind):
+            caplog.clear()
+            monkeypatch.setenv(plugin.OVERRIDES, '{"max_model_len": 7}')
+            other, call = value
+            made = engine_args(create_engine_config=other)
+            plugin.register()
 
-    assert inspect.getattr_static(made, "create_engine_config") is other
-    assert call(made()) == 8192
-    assert (
-        "the overrides did not reach vLLM: TypeError: EngineArgs.create_engine_config is no plain method" in caplog.text
-    )
+            assert inspect.getattr_static(made, "create_engine_config") is other
+            assert call(made()) == 8192
+            assert (
+                "the overrides did not reach vLLM: TypeError: EngineArgs.create_engine_config is no plain method"
+                in caplog.text
+            )
 
 
 def test_a_method_that_is_gone_is_said(engine_args, monkeypatch, caplog):
@@ -114,11 +117,15 @@ def test_another_plugin_s_wrapper_is_hooked_around(engine_args, monkeypatch):
     assert made().create_engine_config() == 8
 
 
-@pytest.mark.parametrize("members", [{}, {"create_engine_config": classmethod(length)}], ids=["gone", "another kind"])
-def test_where_only_a_report_is_asked_for_nothing_is_said(members, engine_args, monkeypatch, caplog):
-    monkeypatch.delenv(plugin.OVERRIDES, raising=False)
-    monkeypatch.setenv(plugin.REPORT, '["max_model_len"]')
-    engine_args(**members)
-    plugin.register()
+def test_where_only_a_report_is_asked_for_nothing_is_said(subtests, engine_args, monkeypatch, caplog):
+    for name, members in [
+        ("gone", {}),
+        ("another kind", {"create_engine_config": classmethod(length)}),
+    ]:
+        with subtests.test(name):
+            monkeypatch.delenv(plugin.OVERRIDES, raising=False)
+            monkeypatch.setenv(plugin.REPORT, '["max_model_len"]')
+            engine_args(**members)
+            plugin.register()
 
-    assert caplog.text == ""
+            assert caplog.text == ""

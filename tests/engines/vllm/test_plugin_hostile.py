@@ -53,21 +53,21 @@ def start(*models: str, shape: str = "sync", **variables: str) -> list[dict[str,
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("shape", ["sync", "async"])
-def test_a_change_reaches_the_arguments_of_both_front_ends(shape, tmp_path):
-    told = tmp_path / "told.jsonl"
-    overrides = json.dumps({"max_model_len": 7, "enforce_eager": True, "gpu_memory_utilization": 0.5})
+def test_a_change_reaches_the_arguments_of_both_front_ends(subtests, tmp_path):
+    for shape in ["sync", "async"]:
+        with subtests.test(shape=shape):
+            told = tmp_path / f"{shape}.jsonl"
+            overrides = json.dumps({"max_model_len": 7, "enforce_eager": True, "gpu_memory_utilization": 0.5})
 
-    (got,) = start(shape=shape, OVERRIDES=overrides, ACKNOWLEDGE=str(told))
+            (got,) = start(shape=shape, OVERRIDES=overrides, ACKNOWLEDGE=str(told))
 
-    assert (got["max_model_len"], got["enforce_eager"], got["gpu_memory_utilization"]) == (7, True, 0.5)
-    (line,) = told.read_text().splitlines()
-    assert json.loads(line)["applied"] == json.loads(overrides)
+            assert (got["max_model_len"], got["enforce_eager"], got["gpu_memory_utilization"]) == (7, True, 0.5)
+            (line,) = told.read_text().splitlines()
+            assert json.loads(line)["applied"] == json.loads(overrides)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_overrides_that_are_none_change_nothing_and_raise_nothing(subtests, tmp_path):
+    for raw in [
         "[1]",
         '"x"',
         "null",
@@ -87,14 +87,12 @@ def test_a_change_reaches_the_arguments_of_both_front_ends(shape, tmp_path):
         '{"max_model_len": 1' + "0" * 5000 + "}",
         "[" * 60_000,
         '{"max_model_len": 7, "x": "' + "x" * 100_000 + '"}',
-    ],
-    ids=lambda raw: raw[:40],
-)
-def test_overrides_that_are_none_change_nothing_and_raise_nothing(raw, tmp_path):
-    told = tmp_path / "told.jsonl"
+    ]:
+        with subtests.test(raw=raw):
+            told = tmp_path / "told.jsonl"
 
-    assert start(OVERRIDES=raw, ACKNOWLEDGE=str(told)) == [DEFAULTS]
-    assert not told.exists()
+            assert start(OVERRIDES=raw, ACKNOWLEDGE=str(told)) == [DEFAULTS]
+            assert not told.exists()
 
 
 def test_one_value_that_cannot_be_set_leaves_the_others(tmp_path):
@@ -156,21 +154,25 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", IN_ITS_PLACE)
-def test_whatever_stands_in_the_acknowledgement_s_place_the_engine_starts(kind, tmp_path):
-    IN_ITS_PLACE[kind](tmp_path / "told")
+def test_whatever_stands_in_the_acknowledgement_s_place_the_engine_starts(subtests, tmp_path):
+    for kind, value in IN_ITS_PLACE.items():
+        with subtests.test(kind=kind):
+            folder = tmp_path / kind
+            folder.mkdir()
+            value(folder / "told")
 
-    (got,) = start(OVERRIDES='{"max_model_len": 7}', ACKNOWLEDGE=str(tmp_path / "told"))
+            (got,) = start(OVERRIDES='{"max_model_len": 7}', ACKNOWLEDGE=str(folder / "told"))
 
-    assert got["max_model_len"] == 7
-    assert not (tmp_path / "victim").exists()
+            assert got["max_model_len"] == 7
+            assert not (folder / "victim").exists()
 
 
-@pytest.mark.parametrize("path", ["/dev/full", "/dev/null"])
-def test_a_device_is_not_written_to(path):
-    (got,) = start(OVERRIDES='{"max_model_len": 7}', ACKNOWLEDGE=path)
+def test_a_device_is_not_written_to(subtests):
+    for path in ["/dev/full", "/dev/null"]:
+        with subtests.test(path=path):
+            (got,) = start(OVERRIDES='{"max_model_len": 7}', ACKNOWLEDGE=path)
 
-    assert got["max_model_len"] == 7
+            assert got["max_model_len"] == 7
 
 
 def test_a_full_disk_is_no_matter(monkeypatch, tmp_path):
@@ -231,9 +233,10 @@ def test_a_folder_is_the_same_by_any_path(tmp_path):
     assert got["max_model_len"] == 7
 
 
-@pytest.mark.parametrize("raw", ["", "{}", "[1]", "null", "x"])
-def test_models_that_cannot_be_read_are_none(raw):
-    assert start(OVERRIDES='{"max_model_len": 7}', MODELS=raw) == [DEFAULTS]
+def test_models_that_cannot_be_read_are_none(subtests):
+    for raw in ["", "{}", "[1]", "null", "x"]:
+        with subtests.test(raw=raw):
+            assert start(OVERRIDES='{"max_model_len": 7}', MODELS=raw) == [DEFAULTS]
 
 
 def test_an_engine_that_is_started_after_its_attempt_is_not_changed(tmp_path):

@@ -119,9 +119,8 @@ for item in tqdm(items, desc="Loading shards"):
 '''
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
+def test_a_text_is_found_however_it_is_put_together(subtests, tmp_path):
+    for pattern in [
         r"KV cache size: [\d,]+ tokens, at \d\.\d+x",
         r"length \d+ is more than \d\.\d+ GiB here",
         r"Free \d\.\d\d of \d+",
@@ -129,27 +128,24 @@ for item in tqdm(items, desc="Loading shards"):
         r"Output\(blocks=\[\d",
         r"Loading \w+$",
         r"Loading shards:",
-    ],
-)
-def test_a_text_is_found_however_it_is_put_together(pattern, tmp_path):
-    assert text_row(pattern, tmp_path).found == THERE
+    ]:
+        with subtests.test(pattern=pattern):
+            assert text_row(pattern, tmp_path).found == THERE
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
+def test_a_text_that_is_not_printed_so_is_told(subtests, tmp_path):
+    for pattern, found in [
         (r"No available memory", ABSENT),  # a docstring prints nothing
         (r"KV cache size: \d+ blocks", "its words are there, the pattern matches none of them"),
         (r"something else", ABSENT),
-    ],
-)
-def test_a_text_that_is_not_printed_so_is_told(pattern, found, tmp_path):
-    assert text_row(pattern, tmp_path).found == found
+    ]:
+        with subtests.test(pattern=pattern, found=found):
+            assert text_row(pattern, tmp_path).found == found
 
 
 def text_row(pattern: str, folder: Path) -> Row:
     package = folder / "vllm"
-    package.mkdir()
+    package.mkdir(exist_ok=True)
     (package / "prints.py").write_text(PRINTS)
     anchor = re.split(r"[\\(\[]", pattern)[0].removesuffix("\\").removesuffix("=")
     return row_of(
@@ -169,24 +165,22 @@ def test_a_traceback_shows_functions_and_lines(tmp_path):
     assert f"{frame}\n    output = self.visual(item)" in shown
 
 
-@pytest.mark.parametrize(
-    ("form", "holds"),
-    [
+def test_another_form_of_a_log_line_is_told(subtests, tmp_path):
+    for form, holds in [
         ('_FORMAT = (f"{PREFIX}%(levelname)s %(asctime)s " "[%(fileinfo)s:%(lineno)d] %(message)s")', True),
         (
             '_FORMAT = (f"{PREFIX}(%(vllm_process_name)s " "pid=%(process)d) %(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s")',
             True,
         ),
         ('_FORMAT = f"{PREFIX}<<%(levelname)s>> %(message)s"', False),
-    ],
-)
-def test_another_form_of_a_log_line_is_told(form, holds, tmp_path):
-    package = tmp_path / "vllm"
-    package.mkdir()
-    (package / "logger.py").write_text(form + "\n")
-    (package / "prefix.py").write_text('prefix = f"{CYAN}({worker_name} pid={pid}){RESET} "\n')
+    ]:
+        with subtests.test(form=form, holds=holds):
+            package = tmp_path / "vllm"
+            package.mkdir(exist_ok=True)
+            (package / "logger.py").write_text(form + "\n")
+            (package / "prefix.py").write_text('prefix = f"{CYAN}({worker_name} pid={pid}){RESET} "\n')
 
-    assert [row.holds for row in log_rows(package, VERSION)] == [holds, True]
+            assert [row.holds for row in log_rows(package, VERSION)] == [holds, True]
 
 
 def test_what_moved_is_told_and_what_stayed_is_not():
@@ -207,26 +201,25 @@ def test_what_moved_is_told_and_what_stayed_is_not():
     ]
 
 
-@pytest.mark.parametrize(
-    ("version", "found", "status", "said"),
-    [
+def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobody_read(subtests, monkeypatch, capsys):
+    def check(version, found, status, said):
+        monkeypatch.setattr(vllm_versions, "package_of", lambda *_: Path("vllm"))
+        monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, found)]))
+        monkeypatch.setattr("sys.argv", ["vllm_versions.py", version])
+
+        with pytest.raises(SystemExit) as ended:
+            vllm_versions.main()
+
+        assert ended.value.code == status
+        assert said in capsys.readouterr().out
+
+    for version, found, status, said in [
         ("0.32.0", THERE, 0, "1 of 1 as stated (goal: all): met"),
         ("0.32.0", ABSENT, 1, "NOT AS STATED  flag --a: stated there, found absent"),
         ("9.9.9", THERE, 1, "NOT IN THE TABLE"),
-    ],
-)
-def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobody_read(
-    version, found, status, said, monkeypatch, capsys
-):
-    monkeypatch.setattr(vllm_versions, "package_of", lambda *_: Path("vllm"))
-    monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, found)]))
-    monkeypatch.setattr("sys.argv", ["vllm_versions.py", version])
-
-    with pytest.raises(SystemExit) as ended:
-        vllm_versions.main()
-
-    assert ended.value.code == status
-    assert said in capsys.readouterr().out
+    ]:
+        with subtests.test(version=version, found=found, status=status, said=said):
+            check(version, found, status, said)
 
 
 def no_registry(*_: object) -> str:
@@ -243,21 +236,23 @@ def test_the_newest_of_the_registry_is_read_too_where_it_is_reached(monkeypatch,
     assert capsys.readouterr().out == "the newest version is not known: ERROR: no registry is reached\n"
 
 
-@pytest.mark.parametrize(
-    ("kept", "status", "said"), [({}, 77, "skipped: no wheel can be had"), ({"0.32.0"}, 1, "1 of 2 versions")]
-)
-def test_without_all_wheels_the_target_is_not_green(kept, status, said, monkeypatch, capsys):
-    monkeypatch.setattr(
-        vllm_versions, "package_of", lambda version, _cache: Path() if version in kept else no_registry()
-    )
-    monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, THERE)]))
-    monkeypatch.setattr("sys.argv", ["vllm_versions.py", "0.14.0", "0.32.0"])
+def test_without_all_wheels_the_target_is_not_green(subtests, monkeypatch, capsys):
+    def check(kept, status, said):
+        monkeypatch.setattr(
+            vllm_versions, "package_of", lambda version, _cache: Path() if version in kept else no_registry()
+        )
+        monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, THERE)]))
+        monkeypatch.setattr("sys.argv", ["vllm_versions.py", "0.14.0", "0.32.0"])
 
-    with pytest.raises(SystemExit) as ended:
-        vllm_versions.main()
+        with pytest.raises(SystemExit) as ended:
+            vllm_versions.main()
 
-    assert ended.value.code == status
-    assert said in capsys.readouterr().out
+        assert ended.value.code == status
+        assert said in capsys.readouterr().out
+
+    for kept, status, said in [({}, 77, "skipped: no wheel can be had"), ({"0.32.0"}, 1, "1 of 2 versions")]:
+        with subtests.test(kept=kept, status=status, said=said):
+            check(kept, status, said)
 
 
 @pytest.fixture
@@ -288,9 +283,8 @@ def _installed() -> Path | None:
     return next((found for line in lines if (found := Path(line) / "vllm").is_dir() and VERSION in line), None)
 
 
-@pytest.mark.parametrize(
-    ("taken", "missed"),
-    [
+def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(subtests, real, tmp_path):
+    for taken, missed in [
         ("def from_engine_args(", "vllm.v1.engine.llm_engine.LLMEngine.from_engine_args"),
         ("class SyncMPClient(", "vllm.v1.engine.core_client.SyncMPClient.add_request"),
         ("self.resources", "vllm.v1.engine.core_client.MPClient.resources"),
@@ -299,22 +293,21 @@ def _installed() -> Path | None:
         ("class EngineCoreOutput(", "vllm.v1.engine.EngineCoreOutput"),
         ("Sleep mode freed", "Sleep mode freed"),
         ("Dumping scheduler output", "Dumping scheduler output"),
-    ],
-)
-def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(real, tmp_path, taken, missed):
-    package = tmp_path / "vllm"
-    for path in real.rglob("*.py"):
-        if path.relative_to(real).parts[0] in {"v1", "logging_utils"}:
-            (package / path.relative_to(real)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, package / path.relative_to(real))
-    only_in = vllm_versions.stated()["guard"]
-    assert [row for row in guard_rows(package, VERSION, only_in) if not row.holds] == []
+    ]:
+        with subtests.test(taken=taken, missed=missed):
+            package = tmp_path / "vllm"
+            for path in real.rglob("*.py"):
+                if path.relative_to(real).parts[0] in {"v1", "logging_utils"}:
+                    (package / path.relative_to(real)).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, package / path.relative_to(real))
+            only_in = vllm_versions.stated()["guard"]
+            assert [row for row in guard_rows(package, VERSION, only_in) if not row.holds] == []
 
-    for path in package.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if taken in text:
-            path.write_text(text.replace(taken, taken[:-1] + "x" + taken[-1:]), encoding="utf-8")
-    assert missed in {row.name for row in guard_rows(package, VERSION, only_in) if not row.holds}
+            for path in package.rglob("*.py"):
+                text = path.read_text(encoding="utf-8")
+                if taken in text:
+                    path.write_text(text.replace(taken, taken[:-1] + "x" + taken[-1:]), encoding="utf-8")
+            assert missed in {row.name for row in guard_rows(package, VERSION, only_in) if not row.holds}
 
 
 ARGUMENTS = vllm_versions.HERE.parent / "oomguard" / "engines" / "vllm" / "arguments.toml"

@@ -21,9 +21,8 @@ def test_flags_arguments_and_hook_are_read_and_nothing_is_imported(vllm_tree):
     assert not {name for name in set(sys.modules) - before if name.split(".")[0] == "vllm"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
+def test_a_hook_that_is_gone_or_of_another_kind_is_told(subtests, vllm_tree):
+    for old, new, problem in [
         ("def create_engine_config", "def make_engine_config", "its EngineArgs has no create_engine_config"),
         (
             "    def create_engine_config(self, ",
@@ -35,10 +34,9 @@ def test_flags_arguments_and_hook_are_read_and_nothing_is_imported(vllm_tree):
         ("@dataclass\nclass EngineArgs", "class EngineArgs", "is no dataclass"),
         ("        load_general_plugins()", "        pass", "do not call load_general_plugins"),
         ('"vllm.general_plugins"', '"vllm.plugins"', "no entry points of vllm.general_plugins"),
-    ],
-)
-def test_a_hook_that_is_gone_or_of_another_kind_is_told(old, new, problem, vllm_tree):
-    assert problem in (read_sources(vllm_tree(old, new)).hook_problem or "")
+    ]:
+        with subtests.test(old=old, new=new, problem=problem):
+            assert problem in (read_sources(vllm_tree(old, new)).hook_problem or "")
 
 
 def test_a_package_without_the_module_cannot_be_read(tmp_path):

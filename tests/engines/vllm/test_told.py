@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from oomguard.engines.command import Launch
 from oomguard.engines.started import EngineChange
 from oomguard.engines.vllm import insight, plugin
@@ -96,25 +94,26 @@ def test_each_engine_gets_its_own_change(tmp_path):
     assert [one["max_model_len"] for one in got] == [9, 7, None]
 
 
-@pytest.mark.parametrize(
-    "raw", ["", "{}", "[1]", '[{"model": "a"}]', "x", '[{"model": 1, "order": 1, "overrides": 1}]']
-)
-def test_changes_that_cannot_be_read_change_nothing_and_raise_nothing(raw, tmp_path):
-    launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
-    broken = Launch(launch.argv, {**launch.env, plugin.ENGINES: raw})
-    assert start(broken, "a")[0]["max_model_len"] is None
+def test_changes_that_cannot_be_read_change_nothing_and_raise_nothing(subtests, tmp_path):
+    for raw in ["", "{}", "[1]", '[{"model": "a"}]', "x", '[{"model": 1, "order": 1, "overrides": 1}]']:
+        with subtests.test(raw=raw):
+            launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+            broken = Launch(launch.argv, {**launch.env, plugin.ENGINES: raw})
+            assert start(broken, "a")[0]["max_model_len"] is None
 
 
-@pytest.mark.parametrize("raw", ["", "{}", "x", '["a b", "_x", 1, "model"]'])
-def test_a_report_that_is_asked_for_wrongly_tells_little_and_raises_nothing(raw, tmp_path):
-    launch = insight.watched(Launch(("python", "s.py")), tmp_path)
-    assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["model"] == "a"
+def test_a_report_that_is_asked_for_wrongly_tells_little_and_raises_nothing(subtests, tmp_path):
+    for raw in ["", "{}", "x", '["a b", "_x", 1, "model"]']:
+        with subtests.test(raw=raw):
+            launch = insight.watched(Launch(("python", "s.py")), tmp_path)
+            assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["model"] == "a"
 
 
-@pytest.mark.parametrize("raw", ["x", "{}", "[" * 9000])
-def test_a_report_that_cannot_be_read_loses_no_change(raw, tmp_path):
-    launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
-    assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["max_model_len"] == 7
+def test_a_report_that_cannot_be_read_loses_no_change(subtests, tmp_path):
+    for raw in ["x", "{}", "[" * 9000]:
+        with subtests.test(raw=raw):
+            launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+            assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["max_model_len"] == 7
 
 
 def test_an_argument_that_cannot_be_compared_loses_no_change(tmp_path):

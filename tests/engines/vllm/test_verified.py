@@ -36,29 +36,29 @@ def scripts_of(package: Path) -> Path:
     return package.parents[3] / "bin"
 
 
-@pytest.mark.parametrize("version", [*verified_versions(), "0.32.7", "0.20.2.dev3+g1a2b", "0.12.0.post2"])
-def test_a_version_of_the_table_is_known(version):
-    assert is_known(version)
+def test_a_version_of_the_table_is_known(subtests):
+    for version in [*verified_versions(), "0.32.7", "0.20.2.dev3+g1a2b", "0.12.0.post2"]:
+        with subtests.test(version=version):
+            assert is_known(version)
 
 
-@pytest.mark.parametrize("version", ["0.8.4", "0.6.6", "1.0.0", UNKNOWN, "0.320.0", "main", ""])
-def test_any_other_version_is_not(version):
-    assert not is_known(version)
+def test_any_other_version_is_not(subtests):
+    for version in ["0.8.4", "0.6.6", "1.0.0", UNKNOWN, "0.320.0", "main", ""]:
+        with subtests.test(version=version):
+            assert not is_known(version)
 
 
-@pytest.mark.parametrize("argv", [SERVE, ("python", "script.py")])
-@pytest.mark.parametrize(
-    ("name", "version", "carried"),
-    [
-        ("max_model_len", "0.8.5", True),
-        ("kv_cache_memory_bytes", "0.10.1", False),
-        ("kv_cache_memory_bytes", "0.10.2", True),
-        ("mamba_ssm_cache_dtype", "0.9.2", False),
-        ("kv_cache_memory_bytes", None, True),  # not printed: the newest is assumed
-    ],
-)
-def test_a_known_version_gets_what_it_has(argv, name, version, carried):
-    assert may_carry(Launch(argv, engine_version=version), name) is carried
+def test_a_known_version_gets_what_it_has(subtests):
+    for argv in [SERVE, ("python", "script.py")]:
+        for name, version, carried in [
+            ("max_model_len", "0.8.5", True),
+            ("kv_cache_memory_bytes", "0.10.1", False),
+            ("kv_cache_memory_bytes", "0.10.2", True),
+            ("mamba_ssm_cache_dtype", "0.9.2", False),
+            ("kv_cache_memory_bytes", None, True),  # not printed: the newest is assumed
+        ]:
+            with subtests.test(argv=argv, name=name, version=version, carried=carried):
+                assert may_carry(Launch(argv, engine_version=version), name) is carried
 
 
 def test_what_a_version_does_not_have_is_said_once():
@@ -93,18 +93,18 @@ def test_a_script_of_an_unknown_version_without_the_hook_is_left_as_it_is(enviro
     assert may_carry(Launch(SERVE, engine_version=UNKNOWN), "max_model_len")  # a flag needs no hook
 
 
-@pytest.mark.parametrize(
-    "argv", [SERVE, ("python3", "script.py"), ("docker", "run", "vllm/vllm-openai", "--model", "m")]
-)
-def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(argv, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with capture_logs() as logs:
-        assert not may_carry(Launch(argv, engine_version=UNKNOWN), "max_model_len")
+def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(subtests, tmp_path, monkeypatch):
+    for argv in [SERVE, ("python3", "script.py"), ("docker", "run", "vllm/vllm-openai", "--model", "m")]:
+        with subtests.test(argv=argv):
+            monkeypatch.setenv("PATH", str(tmp_path))
+            verified._say.cache_clear()
+            with capture_logs() as logs:
+                assert not may_carry(Launch(argv, engine_version=UNKNOWN), "max_model_len")
 
-    assert (
-        logs[0]["reason"]
-        == f"vLLM {UNKNOWN} is not a version that is known here, and its sources are not found on this machine"
-    )
+            assert (
+                logs[0]["reason"]
+                == f"vLLM {UNKNOWN} is not a version that is known here, and its sources are not found on this machine"
+            )
 
 
 def test_sources_that_are_no_python_are_left_alone(environment):
@@ -113,36 +113,34 @@ def test_sources_that_are_no_python_are_left_alone(environment):
     assert not may_carry(Launch(SERVE, engine_version=UNKNOWN), "max_model_len")
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
+def test_the_package_is_found_behind_what_keeps_the_python(subtests, environment):
+    for before in [
         (),
         ("env", "X=1"),
         ("nice", "-n", "5"),
         ("timeout", "60"),
         ("python3",),
         ("python3", "-m", "vllm.entrypoints.cli.main"),
-    ],
-)
-def test_the_package_is_found_behind_what_keeps_the_python(before, environment):
-    argv = (*before, "serve", "m") if before[-1:] == ("vllm.entrypoints.cli.main",) else (*before, *SERVE)
-    if before == ("python3",):
-        argv = ("python3", "script.py", "--model", "m")
+    ]:
+        with subtests.test(before=before):
+            argv = (*before, "serve", "m") if before[-1:] == ("vllm.entrypoints.cli.main",) else (*before, *SERVE)
+            if before == ("python3",):
+                argv = ("python3", "script.py", "--model", "m")
 
-    assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) == environment
+            assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) == environment
 
 
-@pytest.mark.parametrize("program", ["lm_eval", "torchrun"])
-def test_the_package_of_another_program_s_python_is_found(program, environment):
-    scripts = scripts_of(environment)
-    (scripts / "vllm").rename(scripts / program)
-    words = (
-        ("--model", "vllm", "--model_args", "pretrained=m")
-        if program == "lm_eval"
-        else ("--nproc-per-node", "2", "s.py")
-    )
+def test_the_package_of_another_program_s_python_is_found(subtests, environment):
+    scripts, before = scripts_of(environment), "vllm"
+    for program, words in [
+        ("lm_eval", ("--model", "vllm", "--model_args", "pretrained=m")),
+        ("torchrun", ("--nproc-per-node", "2", "s.py")),
+    ]:
+        with subtests.test(program=program):
+            (scripts / before).rename(scripts / program)
+            before = program
 
-    assert installed_package(Launch((program, *words)), {"PATH": str(scripts)}) == environment
+            assert installed_package(Launch((program, *words)), {"PATH": str(scripts)}) == environment
 
 
 def test_a_python_that_is_named_runs_a_script_whatever_the_script_begins_with(environment, tmp_path):
@@ -168,11 +166,10 @@ def test_the_interpreter_of_a_path_that_is_too_long_for_a_first_line_is_found(en
     assert installed_package(Launch(SERVE), {"PATH": str(scripts)}) == environment
 
 
-@pytest.mark.parametrize(
-    "argv", [("uv", "run", *SERVE), ("conda", "run", "-n", "x", *SERVE), ("bash", "-c", "vllm serve m")]
-)
-def test_no_package_is_named_where_another_python_may_run(argv, environment):
-    assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) is None
+def test_no_package_is_named_where_another_python_may_run(subtests, environment):
+    for argv in [("uv", "run", *SERVE), ("conda", "run", "-n", "x", *SERVE), ("bash", "-c", "vllm serve m")]:
+        with subtests.test(argv=argv):
+            assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) is None
 
 
 def test_neither_a_folder_nor_a_fifo_in_the_program_s_place_is_waited_for(tmp_path):

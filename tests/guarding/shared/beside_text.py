@@ -50,44 +50,6 @@ def with_tokens(counts, token=MEDIA, before=()):
     return {"input_ids": torch.stack(padded), "attention_mask": (torch.stack(padded) > 0).long()}
 
 
-def blip():
-    sizes = {**SEES, "projection_dim": 16}
-    text = {
-        **sizes,
-        "vocab_size": VOCAB,
-        "encoder_hidden_size": 48,
-        "max_position_embeddings": 64,
-        "bos_token_id": 1,
-        "sep_token_id": 6,
-    }
-    vision = {**sizes, "image_size": 64, "patch_size": 8}
-    model = model_of("BlipForConditionalGeneration", text_config={**text, "pad_token_id": 5}, vision_config=vision)
-    ids = words(24, 6)
-    given = {"pixel_values": noise(24, 3, 64, 64), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return model, lambda: model.generate(**given, max_new_tokens=6, num_beams=2)
-
-
-def instructblip():
-    vision = {**SEES, "image_size": 64, "patch_size": 8}
-    qformer = {**SEES, "vocab_size": VOCAB, "encoder_hidden_size": 48, "max_position_embeddings": 32}
-    text = transformers.OPTConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        word_embed_proj_dim=32,
-        pad_token_id=5,
-        max_position_embeddings=64,
-    )
-    config = {"vision_config": vision, "qformer_config": qformer, "text_config": text.to_dict(), "num_query_tokens": 4}
-    model = model_of("InstructBlipForConditionalGeneration", **config, image_token_index=MEDIA)
-    asked = words(24, 6, seed=4)
-    beside = {"qformer_input_ids": asked, "qformer_attention_mask": torch.ones_like(asked)}
-    given = {**with_tokens([4] * 24), "pixel_values": noise(24, 3, 64, 64), **beside}
-    return model, lambda: model.generate(**given, **GREEDY)
-
-
 def idefics3():
     vision = {**SEES, "image_size": 64, "patch_size": 8}
     text = {**TEXT, "model_type": "llama"}
@@ -101,36 +63,6 @@ def idefics3():
         "pixel_values": pixels,
         "pixel_attention_mask": seen,
     }
-    return model, lambda: model.generate(**given, **GREEDY)
-
-
-def mllama():
-    ratios = [[1, 1], [1, 2], [2, 1], [2, 2]]
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    text = {**TEXT, "num_hidden_layers": 2, "cross_attention_layers": [1], "rope_parameters": rope}
-    vision = {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 1,
-        "num_global_layers": 1,
-        "attention_heads": 4,
-    }
-    vision |= {
-        "image_size": 64,
-        "patch_size": 8,
-        "max_num_tiles": 4,
-        "vision_output_dim": 96,
-        "intermediate_layers_indices": [0],
-    }
-    vision |= {"supported_aspect_ratios": ratios}
-    model = model_of("MllamaForConditionalGeneration", text_config=text, vision_config=vision, image_token_index=MEDIA)
-    given = with_tokens([1] * 12)
-    tokens = given["input_ids"].shape[1]
-    tiles, kinds = torch.zeros(12, 1, 4, dtype=torch.long), torch.ones(12, 1, dtype=torch.long)
-    tiles[:, :, 0] = 1
-    tiles[::2, :, 1], kinds[::2] = 1, 2
-    given |= {"pixel_values": noise(12, 1, 4, 3, 64, 64), "aspect_ratio_ids": kinds, "aspect_ratio_mask": tiles}
-    given["cross_attention_mask"] = tiles[:, None].expand(12, tokens, 1, 4).contiguous()
     return model, lambda: model.generate(**given, **GREEDY)
 
 
@@ -237,61 +169,4 @@ def qwen_layers():
     return model, call
 
 
-def led():
-    sizes = {
-        "d_model": 32,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-    }
-    sizes |= {
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
-        "max_encoder_position_embeddings": 128,
-        "attention_window": 16,
-    }
-    model = model_of("LEDForConditionalGeneration", vocab_size=VOCAB, pad_token_id=0, decoder_start_token_id=2, **sizes)
-    ids = words(12, 64)
-    looks = torch.zeros_like(ids)
-    looks[:, 0] = 1
-    given = {"attention_mask": torch.ones_like(ids), "global_attention_mask": looks}
-    return model, lambda: model.generate(ids, **given, num_beams=2, max_new_tokens=4)
-
-
-def patchtst():
-    sizes = {
-        "num_input_channels": 3,
-        "context_length": 96,
-        "patch_length": 8,
-        "patch_stride": 4,
-        "prediction_length": 12,
-        "d_model": 32,
-    }
-    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 64, "do_mask_input": False}
-    model = model_of("PatchTSTForPrediction", **sizes)
-    values, seen = noise(32, 96, 3).cumsum(1), noise(32, 96, 3, seed=3) > -1
-
-    def call():
-        with torch.no_grad():
-            return model(past_values=values, past_observed_mask=seen)
-
-    return model, call
-
-
-CALLS = {
-    made.__name__: made
-    for made in (
-        blip,
-        instructblip,
-        idefics3,
-        mllama,
-        llava_onevision,
-        llava_next,
-        qwen2_audio,
-        qwen_video,
-        qwen_layers,
-        led,
-        patchtst,
-    )
-}
+CALLS = {made.__name__: made for made in (llava_next, qwen2_audio, qwen_video)}

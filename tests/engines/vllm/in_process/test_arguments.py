@@ -38,19 +38,22 @@ def start(*args: object, **kwargs: object) -> StartArguments:
     return StartArguments(from_engine_args, args, kwargs)
 
 
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_change_goes_into_a_copy_and_all_else_stays(by_name):
-    loggers = object()
-    given = EngineArgs("./tiny", 32768, compilation_config={"mode": 3})
-    made = start(engine_args=given, stat_loggers=loggers) if by_name else start(given, "llm", stat_loggers=loggers)
-    assert (made.call({})[1].get("engine_args") or made.call({})[0][0]) is given
-    given.max_model_len, given.compilation_config["sizes"] = 7, [1]  # as vLLM does while it starts
-    args, kwargs = made.call({"max_model_len": 1792})
-    changed = kwargs.pop("engine_args") if by_name else args[0]
-    assert changed == EngineArgs("./tiny", 1792, compilation_config={"mode": 3})
-    assert kwargs == {"stat_loggers": loggers}
-    assert args == (() if by_name else (changed, "llm"))
-    assert given.max_model_len == 7
+def test_a_change_goes_into_a_copy_and_all_else_stays(subtests):
+    for by_name in [True, False]:
+        with subtests.test(by_name=by_name):
+            loggers = object()
+            given = EngineArgs("./tiny", 32768, compilation_config={"mode": 3})
+            made = (
+                start(engine_args=given, stat_loggers=loggers) if by_name else start(given, "llm", stat_loggers=loggers)
+            )
+            assert (made.call({})[1].get("engine_args") or made.call({})[0][0]) is given
+            given.max_model_len, given.compilation_config["sizes"] = 7, [1]  # as vLLM does while it starts
+            args, kwargs = made.call({"max_model_len": 1792})
+            changed = kwargs.pop("engine_args") if by_name else args[0]
+            assert changed == EngineArgs("./tiny", 1792, compilation_config={"mode": 3})
+            assert kwargs == {"stat_loggers": loggers}
+            assert args == (() if by_name else (changed, "llm"))
+            assert given.max_model_len == 7
 
 
 def test_each_attempt_begins_with_what_the_program_gave():

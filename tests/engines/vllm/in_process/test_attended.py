@@ -178,11 +178,12 @@ def run(engine: Engine, *names: str) -> dict[str, tuple[list[int], Any]]:
     return {name: (had[name], ended[name]) for name in names}
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_a_death_is_not_seen_and_every_token_comes_once(steps):
-    engine, deaths = attended_engine(Core(steps), Core())
-    assert run(engine, "a", "b") == {"a": ([1, 2, 3], "length"), "b": ([1, 2, 3], "length")}
-    assert len(deaths) == 1
+def test_a_death_is_not_seen_and_every_token_comes_once(subtests):
+    for steps in [0, 1, 2]:
+        with subtests.test(steps=steps):
+            engine, deaths = attended_engine(Core(steps), Core())
+            assert run(engine, "a", "b") == {"a": ([1, 2, 3], "length"), "b": ([1, 2, 3], "length")}
+            assert len(deaths) == 1
 
 
 def test_deaths_in_a_row_are_not_seen_either():
@@ -338,13 +339,14 @@ def test_an_engine_that_is_shut_down_while_its_core_is_made_again_leaves_none():
     assert fresh.resources.engine_dead
 
 
-@pytest.mark.parametrize(("method", "deaths"), [("load_weights", 0), ("get_model_inspection", 1)])
-def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(method, deaths):
-    engine, told = attended_engine(Core(0))
-    assert engine.engine_core.collective_rpc(method) == method
-    with pytest.raises(EngineDeadError):
-        run(engine, "a")
-    assert len(told) == deaths
+def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(subtests):
+    for method, deaths in [("load_weights", 0), ("get_model_inspection", 1)]:
+        with subtests.test(method=method, deaths=deaths):
+            engine, told = attended_engine(Core(0))
+            assert engine.engine_core.collective_rpc(method) == method
+            with pytest.raises(EngineDeadError):
+                run(engine, "a")
+            assert len(told) == deaths
 
 
 def test_ctrl_c_while_a_core_is_made_again_is_the_program_s_and_nothing_is_made_after_it():
@@ -460,14 +462,15 @@ def test_a_refused_rebuild_lets_later_requests_of_a_loop_fail_and_not_wait():
     asyncio.run(both())
 
 
-@pytest.mark.parametrize("name", ["InprocClient", "DPAsyncMPClient"])
-def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_alone(name):
-    client = type(name, (SyncMPClient,), {})(Core())
-    assert not may_attend(Engine(client))
-    assert may_attend(Engine(SyncMPClient(Core())))
-    ranked = SyncMPClient(Core())
-    ranked.is_dp = True
-    assert not may_attend(Engine(ranked))
+def test_an_engine_whose_core_is_no_process_of_its_own_or_one_of_many_is_left_alone(subtests):
+    for name in ["InprocClient", "DPAsyncMPClient"]:
+        with subtests.test(name=name):
+            client = type(name, (SyncMPClient,), {})(Core())
+            assert not may_attend(Engine(client))
+            assert may_attend(Engine(SyncMPClient(Core())))
+            ranked = SyncMPClient(Core())
+            ranked.is_dp = True
+            assert not may_attend(Engine(ranked))
 
 
 def test_a_core_for_which_there_is_no_room_is_not_woken_and_a_part_of_it_always_is():

@@ -148,12 +148,15 @@ def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_bef
     assert shared_memory.SharedMemory.__init__ is init
 
 
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "", "x" * 5000, "\0"])
-def test_a_listener_that_is_not_there_does_not_touch_the_engine(path, tmp_path):
-    code = SPEAKS.format("logging.getLogger('vllm').error('x'); print('on')")
-    env = {**os.environ, LISTENER: path.replace("\0", str(tmp_path))}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert (ran.stdout, ran.stderr) == ("on\n", "x\n")
+def test_a_listener_that_is_not_there_does_not_touch_the_engine(subtests, tmp_path):
+    for path in ["/nowhere/at/all", "", "x" * 5000, "\0"]:
+        with subtests.test(path=path):
+            code = SPEAKS.format("logging.getLogger('vllm').error('x'); print('on')")
+            env = {**os.environ, LISTENER: path.replace("\0", str(tmp_path))}
+            ran = subprocess.run(
+                [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True
+            )
+            assert (ran.stdout, ran.stderr) == ("on\n", "x\n")
 
 
 def test_a_listener_that_does_not_read_holds_an_engine_up_for_a_moment_at_most(tmp_path):
@@ -216,17 +219,18 @@ def test_a_row_without_an_end_is_cut_off(listener):
     assert listener.rows() == []
 
 
-@pytest.mark.parametrize("where", ["missing", "file"])
-def test_where_no_folder_can_be_made_nobody_is_heard_and_it_says_why(where, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / where))
-    listener = Listener()
-    listener.open()
-    assert listener.path is None
-    assert listener.problem
-    listener.settle()
-    listener.close()
-    assert listener.rows() == []
+def test_where_no_folder_can_be_made_nobody_is_heard_and_it_says_why(subtests, tmp_path, monkeypatch):
+    for where in ["missing", "file"]:
+        with subtests.test(where=where), monkeypatch.context() as changed:
+            (tmp_path / "file").write_text("")
+            changed.setattr(tempfile, "tempdir", str(tmp_path / where))
+            listener = Listener()
+            listener.open()
+            assert listener.path is None
+            assert listener.problem
+            listener.settle()
+            listener.close()
+            assert listener.rows() == []
 
 
 def test_a_folder_with_a_long_name_is_listened_in(tmp_path, monkeypatch):

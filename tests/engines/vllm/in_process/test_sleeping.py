@@ -41,17 +41,15 @@ def test_too_little_free_is_told_with_both_numbers_and_who_holds_it(monkeypatch)
     assert "wake it up again" in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
+def test_where_there_is_room_or_nothing_is_known_it_is_woken(subtests, monkeypatch):
+    for found in [
         device(12.4, {WORKER: GIB}),  # there is room, to the last hundredth
         device(1.0, {OTHER: 9 * GIB}),  # another device than the worker's
         device(1.0, None),  # the driver does not tell who is on it
-    ],
-)
-def test_where_there_is_room_or_nothing_is_known_it_is_woken(monkeypatch, found):
-    on(monkeypatch, found)
-    check_room([SLEPT])
+    ]:
+        with subtests.test(found=found):
+            on(monkeypatch, found)
+            check_room([SLEPT])
 
 
 def test_an_engine_that_never_slept_asks_no_driver(monkeypatch):

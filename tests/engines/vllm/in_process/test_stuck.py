@@ -73,7 +73,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_wor
 
 
 def test_what_has_not_started_in_time_is_killed(listener):
-    with Watched(listener, 0.5).lasting() as watched, core(listener, "info('loading')") as process:
+    with core(listener, "info('loading')") as process, Watched(listener, 0.5).lasting() as watched:
         assert process.wait(30) == -9
     assert watched.ended_because == "it had not started within 0.5 s, and was ended"
 

@@ -69,14 +69,16 @@ def waited_s(folder: Path, *, most_s: float = 0.5) -> float:
         return time.monotonic() - began
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "waits"),
-    [("0", "0", True), ("0", "1", False), ("0,1", "1,2", True), ("", "1", True), ("1", "", True), ("", "", True)],
-)
-def test_a_start_waits_for_one_that_sees_the_same_device(elsewhere, tmp_path, monkeypatch, there, here, waits):
-    elsewhere(there)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
-    assert (waited_s(tmp_path) >= 0.5) is waits
+def test_a_start_waits_for_one_that_sees_the_same_device(subtests, elsewhere, tmp_path, monkeypatch):
+    for there, here, waits in [("0", "1", False), ("0,1", "1,2", True), ("", "1", True), ("1", "", True)]:
+        with subtests.test(there=there, here=here, waits=waits):
+            child = elsewhere(there)
+            try:
+                monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
+                assert (waited_s(tmp_path) >= 0.5) is waits
+            finally:
+                child.kill()
+                child.wait()
 
 
 def test_a_start_goes_on_as_soon_as_the_other_one_has_ended(elsewhere, tmp_path):

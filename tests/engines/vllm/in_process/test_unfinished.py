@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,9 +94,8 @@ def test_a_second_death_goes_on_behind_all_that_was_delivered():
     assert unfinished.begin_again(alone=False)[0].prompt_token_ids == [1, 2, 3, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("params", "goes_on"),
-    [
+def test_only_what_follows_from_the_tokens_goes_on(subtests):
+    for params, goes_on in [
         (Params(temperature=0.0), True),
         (Params(temperature=0.0, seed=1), True),
         (Params(temperature=0.0, watermarking=False, bad_words=[]), True),
@@ -106,10 +104,9 @@ def test_a_second_death_goes_on_behind_all_that_was_delivered():
         (Params(temperature=1.0, seed=1), False),
         (Params(temperature=0.0, presence_penalty=0.5), False),
         (Params(temperature=0.0, structured_outputs={"json": {}}), False),
-    ],
-)
-def test_only_what_follows_from_the_tokens_goes_on(params, goes_on):
-    assert follows_from_tokens(Request("a", sampling_params=params)) is goes_on
+    ]:
+        with subtests.test(params=params, goes_on=goes_on):
+            assert follows_from_tokens(Request("a", sampling_params=params)) is goes_on
 
 
 def test_what_depends_on_more_is_computed_once_more_and_delivered_once():
