@@ -63,7 +63,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "quotations": {
         "schema": Key(int, required=True),
-        "told": Key(str),
         "quotation": Key(list, required=True),
     },
     "quotation": {
@@ -73,7 +72,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "quoted": Key(list, required=True),
         "real": Key(list),
         "below_facts": Key(int),
-        "unless_told": Key(bool),
     },
     "signature test": {
         "log": Key(str, required=True),

@@ -63,7 +63,6 @@ class Quotation:
     quoted: tuple[str, ...]
     real: tuple[str, ...]
     below_facts: int = 1000
-    told: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,6 @@ def _tests(table: Table, make: Callable[..., Any]) -> tuple[Mapping[str, Any], .
 def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
     """Read a file of quotations; ``make`` as in ``read_signature``. Raises RuleError for a mistake in it."""
     table = Table(raw, path, "", "quotations")
-    told = make(table.get("told"), path=str(path), key="told") if "told" in raw else None
     return [
         Quotation(
             name=row.get("name"),
@@ -129,7 +127,6 @@ def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -
             quoted=tuple(row.get("quoted")),
             real=tuple(row.get("real", ())),
             below_facts=row.get("below_facts", 1000),
-            told=told if row.get("unless_told", False) else None,
         )
         for row in table.tables("quotation", "quotation")
     ]

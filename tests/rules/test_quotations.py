@@ -97,20 +97,6 @@ def test_the_self_test_finds_no_problem_in_the_shipped_entries():
 @pytest.mark.parametrize(
     "text",
     [
-        'vLLM then died at init with "CUDA error: out of memory" after the merge.',
-        "# The container exited(1): vLLM hit:\n#   RuntimeError: CUDA error: out of memory",
-        "The prefill leg crashed with\n`RuntimeError: CUDA error: out of memory` on both ranks.",
-        "首次用 8 卡跑 → `RuntimeError: CUDA error: out of memory`",
-        '- `--gpu-memory-utilization 0.98` refuses to boot: *"RuntimeError: CUDA error: out of memory"*',
-    ],
-)
-def test_what_happened_to_somebody_is_a_report(text: str):
-    assert diagnose(text).verdict == "oom"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         'If the server died with "CUDA error: out of memory", lower the share.',
         "# A worker that crashed may print:\n#   RuntimeError: CUDA error: out of memory",
     ],
@@ -119,11 +105,11 @@ def test_what_may_happen_to_anybody_is_none(text: str):
     assert diagnose(text).verdict == "no_oom"
 
 
-def test_many_quoted_lines_with_nothing_told_before_them_are_no_slower_than_others():
+def test_many_quoted_lines_are_no_slower_than_others():
     line = "Both 0.30 with `RuntimeError: CUDA error: out of memory`, 0.00 starts\n"
     diagnose(line)  # reads what is shipped
 
     began_s = time.thread_time()
     assert not diagnose(line * 170).incidents
 
-    assert time.thread_time() - began_s < 1  # 4 s where each place was asked first what stands before it
+    assert time.thread_time() - began_s < 1
