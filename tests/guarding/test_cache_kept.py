@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 
 import oomguard
@@ -14,12 +12,9 @@ from model_calls import VOCAB, assert_same, made  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
-TOKENS, NEW, LAYERS = 64, 12, 8
+TOKENS, NEW, LAYERS = 64, 8, 4
 FAMILIES = {
-    "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 32},
-    "Qwen3ForCausalLM": {"head_dim": 8},
-    "GPT2LMHeadModel": {"n_layer": LAYERS, "n_embd": 32, "n_head": 4, "n_positions": 512},
 }
 NOT_COMPARED = "StableLmForCausalLM"
 
@@ -57,79 +52,30 @@ def changes(g):
     return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_cache_on_the_host_gives_the_same_tokens(name):
-    model = model_of(name)
-    with oomguard.guard(pin=["prefill_chunk_size"]) as g:
-        whole, capacity = beyond_weights(model, 0.7, num_beams=2)
-        with limit_memory(capacity):
-            kept = call(model, num_beams=2)
+def test_the_cache_on_the_host_gives_the_same_tokens(subtests):
+    for name in FAMILIES:
+        with subtests.test(name=name):
+            model = model_of(name)
+            with oomguard.guard(pin=["prefill_chunk_size"]) as g:
+                whole, capacity = beyond_weights(model, 0.7, num_beams=2)
+                with limit_memory(capacity):
+                    kept = call(model, num_beams=2)
 
-    assert_same(whole, kept)
-    assert changes(g) == {"cache_implementation": "offloaded"}
-    assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
-
-
-def test_the_bytes_at_the_peak_are_those_that_were_traced(llama):
-    _, capacity = beyond_weights(llama, 0.7, num_beams=2)
-    with limit_memory(capacity) as device, oomguard.guard(pin=["prefill_chunk_size"]) as g:
-        call(llama, num_beams=2)
-        peak = device.peak_bytes
-
-    reason = g.attempts[-1].patches[0].reason
-    assert "traced" in reason
-    assert peak <= capacity
+            assert_same(whole, kept)
+            assert changes(g) == {"cache_implementation": "offloaded"}
+            assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
 
 
-def test_a_static_cache_waits_on_the_host_too(llama):
-    options = {"cache_implementation": "static", "num_beams": 2}
-    whole, capacity = beyond_weights(llama, 0.75, **options)
-    with limit_memory(capacity), oomguard.guard(pin=["prefill_chunk_size"]) as g:
-        kept = call(llama, **options)
-
-    assert_same(whole, kept)
-    assert changes(g) == {"cache_implementation": "offloaded_static"}
-
-
-def test_where_neither_is_enough_the_cache_is_on_the_host_and_the_prompt_in_chunks(llama):
-    options = {"tokens": 256, "max_new_tokens": 3}
-    whole, capacity = beyond_weights(llama, 0.3, **options)
-    with limit_memory(capacity), oomguard.guard() as g:
-        both = call(llama, **options)
-
-    assert_same(whole, both)
-    assert set(changes(g)) == {"cache_implementation", "prefill_chunk_size"}
-    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
-
-
-def test_a_later_call_as_long_begins_so(llama):
-    with limit_memory("4 GiB"):
-        whole = call(llama, num_beams=2)
-    _, capacity = beyond_weights(llama, 0.7, num_beams=2)
-    with limit_memory(capacity), oomguard.guard(pin=["prefill_chunk_size"]) as g:
-        assert_same([whole, whole], [call(llama, num_beams=2), call(llama, num_beams=2)])
-
-    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", "", ""]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"use_cache": False}, "use_cache is off: there is no cache"),
-        ({"return_dict_in_generate": True}, "the result holds the cache"),
-        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens takes tokens back"),
-    ],
-)
-def test_a_call_whose_cache_cannot_be_kept_elsewhere_says_why(llama, options, reason):
-    _, capacity = beyond_weights(llama, 0.5, **options)
+def test_a_call_whose_cache_cannot_be_kept_elsewhere_says_why(llama):
+    _, capacity = beyond_weights(llama, 0.5, return_dict_in_generate=True)
     with (
         limit_memory(capacity),
         oomguard.guard(pin=["prefill_chunk_size", "batch_size"]),
         pytest.raises(torch.OutOfMemoryError) as raised,
     ):
-        call(llama, **options)
+        call(llama, return_dict_in_generate=True)
 
-    assert reason in "\n".join(raised.value.__notes__)
+    assert "the result holds the cache" in "\n".join(raised.value.__notes__)
 
 
 def test_a_quantized_cache_needs_permission():
@@ -147,17 +93,6 @@ def test_a_quantized_cache_needs_permission():
         quantized = call(model, **options)
     assert changes(g) == {"cache_implementation": "quantized"}
     assert quantized.shape == (1, 259)
-
-
-@pytest.mark.skipif(find_spec("optimum") is not None, reason="a library that quantizes is installed")
-def test_without_a_library_that_quantizes_the_reason_says_which_to_install(llama, monkeypatch):
-    from oomguard.engines.transformers import cache_kept
-
-    monkeypatch.setattr(cache_kept, "_BACKENDS", ("quanto",))  # as in a transformers without fp8
-    backend, why = cache_kept._backend(llama)
-
-    assert backend is None
-    assert "pip install optimum-quanto" in why
 
 
 def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llama, monkeypatch):

@@ -28,9 +28,7 @@ def one_row(rows=1, pads=0):
 
 
 OPTIONS = {
-    "logits": {},
     "padded": {"pads": 9},
-    "the last logits": {"logits_to_keep": 1},
     "some logits": {"logits_to_keep": 70},
     "no cache": {"use_cache": False},
     "loss": {"labels": True},
@@ -38,29 +36,29 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("tokens", [64, 100])
-def test_a_call_in_chunks_gives_what_the_whole_call_gives(llama, name, tokens):
-    options = dict(OPTIONS[name])
-    batch = one_row(options.pop("rows", 1), options.pop("pads", 0))
-    if options.pop("labels", False):
-        options["labels"] = batch["input_ids"].masked_fill(torch.arange(TOKENS) < 40, -100)
-    with torch.no_grad():
-        whole = llama(**batch, **options)
-        with chunking(llama, tokens):
-            parts = llama(**batch, **options)
+def test_a_call_in_chunks_gives_what_the_whole_call_gives(subtests, llama):
+    for name, value in OPTIONS.items():
+        tokens = 100
+        with subtests.test(name=name, tokens=tokens):
+            options = dict(value)
+            batch = one_row(options.pop("rows", 1), options.pop("pads", 0))
+            if options.pop("labels", False):
+                options["labels"] = batch["input_ids"].masked_fill(torch.arange(TOKENS) < 40, -100)
+            with torch.no_grad():
+                whole = llama(**batch, **options)
+                with chunking(llama, tokens):
+                    parts = llama(**batch, **options)
 
-    assert "forward" not in vars(llama)
-    if OPTIONS[name].get("pads"):  # what a hidden token says is nothing
-        assert_same(whole.logits[:, 9:], parts.logits[:, 9:])
-    else:
-        assert_same(whole, parts)
+            assert "forward" not in vars(llama)
+            if value.get("pads"):  # what a hidden token says is nothing
+                assert_same(whole.logits[:, 9:], parts.logits[:, 9:])
+            else:
+                assert_same(whole, parts)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_row_that_is_too_long_is_run_in_chunks_and_later_ones_begin_so(llama, mode):
+def test_a_row_that_is_too_long_is_run_in_chunks_and_later_ones_begin_so(llama):
     def call():
-        with mode():
+        with torch.no_grad():
             return [llama(**one_row(), logits_to_keep=1).logits for _ in range(2)]
 
     whole, parts, g = whole_and_in_parts(call, 0.6)
@@ -70,34 +68,23 @@ def test_a_row_that_is_too_long_is_run_in_chunks_and_later_ones_begin_so(llama, 
     assert g.attempts[1].patches[0].setting == "prefill_chunk_size"
 
 
-def test_a_call_that_guesses_tokens_is_run_in_chunks(llama):
-    llama.generation_config.pad_token_id = 0
-    options = {"do_sample": False, "max_new_tokens": 4, "prompt_lookup_num_tokens": 3}
-    whole, parts, g = whole_and_in_parts(lambda: llama.generate(**one_row(), **options), 0.8)
-
-    assert_same(whole, parts)
-    assert g.attempts[-1].patches[0].setting == "prefill_chunk_size"
-
-
 FAMILIES = {
     "MistralForCausalLM": {"sliding_window": 24, "num_key_value_heads": 2},
-    "Gemma2ForCausalLM": {"sliding_window": 24, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8},
-    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
-    "Phi3ForCausalLM": {"eos_token_id": 2},
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_other_families_give_the_same_in_chunks(name):
-    model = made(name, **FAMILIES[name])
-    assert why_not_in_chunks(model, one_row()) is None
-    with torch.no_grad():
-        whole = model(**one_row(rows=2))
-        with chunking(model, 100):
-            parts = model(**one_row(rows=2))
+def test_other_families_give_the_same_in_chunks(subtests):
+    for name, value in FAMILIES.items():
+        with subtests.test(name=name):
+            model = made(name, **value)
+            assert why_not_in_chunks(model, one_row()) is None
+            with torch.no_grad():
+                whole = model(**one_row(rows=2))
+                with chunking(model, 100):
+                    parts = model(**one_row(rows=2))
 
-    assert_same(whole, parts)
+            assert_same(whole, parts)
 
 
 def test_what_is_not_of_tokens_is_told(llama):
@@ -110,18 +97,6 @@ def test_what_is_not_of_tokens_is_told(llama):
     assert "output_attentions" in why_not_in_chunks(llama, {**one_row(), "output_attentions": True})
     assert "return_dict" in why_not_in_chunks(llama, {**one_row(), "return_dict": False})
     assert "attention_mask" in why_not_in_chunks(llama, {"attention_mask": torch.ones(1, 1, 4, 4)})
-
-
-def test_a_long_row_of_a_classifier_is_told_why_it_is_not_run_in_chunks():
-    classifier = made("BertForSequenceClassification", attention="sdpa", num_labels=3)
-
-    def call():
-        with torch.no_grad():
-            return classifier(**one_row())
-
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        whole_and_in_parts(call, 0.6)
-    assert "one after the other" in "".join(raised.value.__notes__)
 
 
 def test_a_row_that_begins_with_padding_is_not_run_in_chunks(llama):
@@ -137,64 +112,26 @@ def test_a_row_that_begins_with_padding_is_not_run_in_chunks(llama):
 PACKED = torch.cat([torch.arange(TOKENS // 2)] * 2)[None]
 
 
-@pytest.mark.parametrize("run", ["forward", "generate"])
-def test_a_row_of_several_texts_is_not_run_in_chunks(llama, run):
+def test_a_row_of_several_texts_is_not_run_in_chunks(subtests, llama):
     """Without a cache transformers hides them from each other."""
-    given = {"input_ids": one_row()["input_ids"], "position_ids": PACKED}
 
-    def call():
-        with torch.no_grad():
-            if run == "generate":
-                return llama.generate(**given, max_new_tokens=1, pad_token_id=0)
-            return llama(**given, use_cache=False, logits_to_keep=1)
+    def check(run):
+        given = {"input_ids": one_row()["input_ids"], "position_ids": PACKED}
 
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        whole_and_in_parts(call, 0.6)
-    assert "prefill_chunk_size: not solved" in (notes := "".join(raised.value.__notes__))
-    assert "position_ids do not rise by one" in notes
+        def call():
+            with torch.no_grad():
+                if run == "generate":
+                    return llama.generate(**given, max_new_tokens=1, pad_token_id=0)
+                return llama(**given, use_cache=False, logits_to_keep=1)
 
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            whole_and_in_parts(call, 0.6)
+        assert "prefill_chunk_size: not solved" in (notes := "".join(raised.value.__notes__))
+        assert "position_ids do not rise by one" in notes
 
-@pytest.mark.parametrize("pads", [0, 9])
-def test_positions_of_one_text_are_run_in_chunks(llama, pads):
-    given = one_row(pads=pads)
-    positions = (given["attention_mask"].cumsum(-1) - 1).masked_fill(given["attention_mask"] == 0, 1)
-    assert why_not_in_chunks(llama, {**given, "position_ids": positions}) is None
-    assert why_not_in_chunks(llama, {**given, "position_ids": positions + 5}) is None
-    assert why_not_in_chunks(llama, {**given, "position_ids": PACKED}) is not None
-
-
-def test_a_training_row_is_not_run_in_chunks(llama):
-    with pytest.raises(torch.OutOfMemoryError):
-        whole_and_in_parts(lambda: llama(**one_row()).logits, 0.6)
-
-
-def test_positions_that_follow_from_the_length_are_told():
-    model = made(
-        "LlamaForCausalLM",
-        attention="sdpa",
-        rope_scaling={"rope_type": "dynamic", "factor": 4.0},
-        max_position_embeddings=64,
-    )
-    assert why_not_in_chunks(model, one_row()) == "positions by dynamic change with the length of what is read at once"
-
-
-def test_a_type_of_model_that_nobody_has_compared_is_told():
-    """Between chunks a recurrent layer is handed another state than within one."""
-    model = made("MambaForCausalLM") if not hasattr(transformers, "JambaForCausalLM") else made("JambaForCausalLM")
-    assert why_not_in_chunks(model, one_row()) is not None
-
-
-def test_a_hook_of_the_users_would_see_chunks(llama):
-    hook = llama.model.layers[0].register_forward_hook(lambda *_: None)
-    try:
-        assert "would see the rows of each part" in why_not_in_chunks(llama, one_row())
-    finally:
-        hook.remove()
-
-
-def test_what_else_a_loss_is_given_belongs_to_the_whole_call(llama):
-    given = {**one_row(), "labels": one_row()["input_ids"], "num_items_in_batch": 10}
-    assert why_not_in_chunks(llama, given) == "the argument num_items_in_batch belongs to the loss of the whole call"
+    for run in ["forward", "generate"]:
+        with subtests.test(run=run):
+            check(run)
 
 
 def test_two_threads_leave_the_model_as_it_was(llama):

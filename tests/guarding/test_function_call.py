@@ -55,31 +55,32 @@ def embedded(batch):
     return {**batch, "double": batch["id"] * 2}
 
 
-@pytest.mark.parametrize(
-    "texts", [list, tuple, lambda column: np.array(column, dtype=object)], ids=["list", "tuple", "array"]
-)
-def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(texts):
-    batch = OrderedDict(id=np.arange(64), text=texts([f"text {n}" for n in range(64)]), vector=torch.eye(64))
-    with limit_memory("64 MiB"):
-        whole = oomguard.guard(batch="batch")(embedded)(batch)
-    assert list(batch) == ["id", "text", "vector"]
-    assert list(whole) == ["id", "text", "vector", "double"]
-    assert whole["double"].tolist() == list(range(0, 128, 2))
-    assert list(whole["text"]) == list(batch["text"])
-    assert torch.equal(whole["vector"], torch.eye(64))
+def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(subtests):
+    for name, texts in [
+        ("list", list),
+        ("tuple", tuple),
+        ("array", lambda column: np.array(column, dtype=object)),
+    ]:
+        with subtests.test(name):
+            batch = OrderedDict(id=np.arange(64), text=texts([f"text {n}" for n in range(64)]), vector=torch.eye(64))
+            with limit_memory("64 MiB"):
+                whole = oomguard.guard(batch="batch")(embedded)(batch)
+            assert list(batch) == ["id", "text", "vector"]
+            assert list(whole) == ["id", "text", "vector", "double"]
+            assert whole["double"].tolist() == list(range(0, 128, 2))
+            assert list(whole["text"]) == list(batch["text"])
+            assert torch.equal(whole["vector"], torch.eye(64))
 
 
-@pytest.mark.parametrize(
-    ("batch", "why"),
-    [
+def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_says_why(subtests):
+    for batch, why in [
         ({"id": np.arange(64), "text": ["x"] * 63}, "differs in its number of entries: 'id' 64, 'text' 63"),
         ({"id": np.arange(64), "temperature": 0.5}, "'temperature' in the argument batch is no list and no tensor"),
-    ],
-)
-def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_says_why(batch, why):
-    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
-        oomguard.guard(batch="batch")(embedded)(batch)
-    assert why in caught.value.__notes__[0]
+    ]:
+        with subtests.test(batch=batch, why=why):
+            with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+                oomguard.guard(batch="batch")(embedded)(batch)
+            assert why in caught.value.__notes__[0]
 
 
 def test_of_an_empty_dict_nothing_is_split():
@@ -102,20 +103,29 @@ def reason(function, *args, **kwargs):
     return RowsCall.of(function, ("rows",), args, kwargs).not_splittable
 
 
-@pytest.mark.parametrize(
-    "other",
-    [(1, 2, 3), torch.zeros(3, 2), {"labels": [1, 2, 3]}, iter([1, 2, 3]), range(3), io.StringIO("a\nb\nc")],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_may_hold_one_entry_a_row_prevents_a_split(other):
-    assert "other" in reason(lambda rows, other: rows, [1, 2, 3], other)
-    assert "other" in reason(lambda rows, **others: rows, [1, 2, 3], other=other)
-    assert "others" in reason(lambda rows, *others: rows, [1, 2, 3], other)
+def test_what_may_hold_one_entry_a_row_prevents_a_split(subtests):
+    def check(other):
+        assert "other" in reason(lambda rows, other: rows, [1, 2, 3], other)
+        assert "other" in reason(lambda rows, **others: rows, [1, 2, 3], other=other)
+        assert "others" in reason(lambda rows, *others: rows, [1, 2, 3], other)
+
+    for other in [
+        (1, 2, 3),
+        torch.zeros(3, 2),
+        {"labels": [1, 2, 3]},
+        iter([1, 2, 3]),
+        range(3),
+        io.StringIO("a\nb\nc"),
+    ]:
+        with subtests.test(other=other):
+            check(other)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_what_cannot_hold_one_entry_a_row_does_not(subtests):
+    def check(other):
+        assert reason(lambda rows, other: rows, [1, 2, 3], other) is None
+
+    for other in [
         "abc",
         b"abc",
         3,
@@ -125,11 +135,9 @@ def test_what_may_hold_one_entry_a_row_prevents_a_split(other):
         torch.tensor(3),
         {"a": 1, "b": 2, "c": 3},
         torch.nn.ModuleList([torch.nn.Linear(1, 1)] * 3),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_cannot_hold_one_entry_a_row_does_not(other):
-    assert reason(lambda rows, other: rows, [1, 2, 3], other) is None
+    ]:
+        with subtests.test(other=other):
+            check(other)
 
 
 def test_the_object_of_a_method_is_no_argument_of_rows():
@@ -197,31 +205,37 @@ def test_an_error_first_seen_in_a_part_leaves_the_first_failure_in_its_place():
     assert any("ValueError: four rows are needed" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_a_stop_in_a_part_is_a_stop(stop):
-    def work(rows):
-        use(len(rows))
-        raise stop
+def test_a_stop_in_a_part_is_a_stop(subtests):
+    def check(stop):
+        def work(rows):
+            use(len(rows))
+            raise stop
 
-    with limit_memory("32 MiB"), pytest.raises(stop):
-        oomguard.guard(batch="rows")(work)(list(range(64)))
+        with limit_memory("32 MiB"), pytest.raises(stop):
+            oomguard.guard(batch="rows")(work)(list(range(64)))
+
+    for stop in [KeyboardInterrupt, SystemExit]:
+        with subtests.test(stop=stop):
+            check(stop)
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("x"), StopIteration(), KeyError("CUDA out of memory. Tried to allocate 1.00 GiB.")]
-)
-def test_an_error_of_the_whole_call_is_raised_as_it_is(error):
-    calls = SimpleNamespace(made=0)
+def test_an_error_of_the_whole_call_is_raised_as_it_is(subtests):
+    def check(error):
+        calls = SimpleNamespace(made=0)
 
-    def work(rows):
-        calls.made += 1
-        raise error
+        def work(rows):
+            calls.made += 1
+            raise error
 
-    with pytest.raises(type(error)) as caught:
-        oomguard.guard(batch="rows")(work)([1, 2, 3])
-    assert caught.value is error
-    assert calls.made == 1
-    assert not hasattr(error, "__notes__")
+        with pytest.raises(type(error)) as caught:
+            oomguard.guard(batch="rows")(work)([1, 2, 3])
+        assert caught.value is error
+        assert calls.made == 1
+        assert not hasattr(error, "__notes__")
+
+    for error in [ValueError("x"), StopIteration(), KeyError("CUDA out of memory. Tried to allocate 1.00 GiB.")]:
+        with subtests.test(error=error):
+            check(error)
 
 
 # Item: every wording of a memory failure.
@@ -239,18 +253,22 @@ WORDINGS = {
 }
 
 
-@pytest.mark.parametrize("wording", list(WORDINGS), ids=str)
-def test_rows_are_halved_where_a_failure_tells_no_figures_to_solve_them_from(wording):
-    sizes = []
+def test_rows_are_halved_where_a_failure_tells_no_figures_to_solve_them_from(subtests):
+    def check(wording):
+        sizes = []
 
-    def work(rows):
-        sizes.append(len(rows))
-        if len(rows) > 10:
-            raise RuntimeError(WORDINGS[wording])
-        return rows
+        def work(rows):
+            sizes.append(len(rows))
+            if len(rows) > 10:
+                raise RuntimeError(WORDINGS[wording])
+            return rows
 
-    assert oomguard.guard(batch="rows")(work)(list(range(64))) == list(range(64))
-    assert sizes[:4] == [64, 32, 16, 8]
+        assert oomguard.guard(batch="rows")(work)(list(range(64))) == list(range(64))
+        assert sizes[:4] == [64, 32, 16, 8]
+
+    for wording in list(WORDINGS):
+        with subtests.test(wording=wording):
+            check(wording)
 
 
 def test_a_memory_error_of_the_host_is_halved_too():

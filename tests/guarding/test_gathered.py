@@ -126,21 +126,18 @@ def test_rows_of_one_tensor_that_are_all_kept_are_not_copied():
     assert gathered(list(tensor))[0].data_ptr() == tensor.data_ptr()
 
 
-@pytest.mark.parametrize(
-    ("parts", "whole"),
-    [
-        ([[1, 2], [3]], [1, 2, 3]),
-        ([(1, 2), (3,)], (1, 2, 3)),
-        ([torch.tensor([[1], [2]]), torch.tensor([[3]])], torch.tensor([[1], [2], [3]])),
-        ([np.array([1, 2]), np.array([3])], np.array([1, 2, 3])),
-        ([np.ma.array([1, 2], mask=[0, 1]), np.ma.array([3])], np.ma.array([1, 2, 3], mask=[0, 1, 0])),
-    ],
-    ids=["list", "tuple", "tensor", "array", "masked"],
-)
-def test_a_result_keeps_its_type(parts, whole):
-    result = gathered(*parts)
-    assert type(result) is type(whole)
-    assert repr(result) == repr(whole)
+def test_a_result_keeps_its_type(subtests):
+    for name, parts, whole in [
+        ("list", [[1, 2], [3]], [1, 2, 3]),
+        ("tuple", [(1, 2), (3,)], (1, 2, 3)),
+        ("tensor", [torch.tensor([[1], [2]]), torch.tensor([[3]])], torch.tensor([[1], [2], [3]])),
+        ("array", [np.array([1, 2]), np.array([3])], np.array([1, 2, 3])),
+        ("masked", [np.ma.array([1, 2], mask=[0, 1]), np.ma.array([3])], np.ma.array([1, 2, 3], mask=[0, 1, 0])),
+    ]:
+        with subtests.test(name):
+            result = gathered(*parts)
+            assert type(result) is type(whole)
+            assert repr(result) == repr(whole)
 
 
 def test_rows_that_ended_earlier_are_filled_as_in_one_batch():
@@ -183,15 +180,19 @@ def tables(monkeypatch):
     monkeypatch.setattr(Table, "__module__", "pandas.core.frame")
 
 
-@pytest.mark.parametrize("index", [None, list(range(100, 164))])
-def test_a_table_comes_back_as_a_table_with_its_own_labels(tables, index):
-    @oomguard.guard(batch="table")
-    def work(table):
-        torch.zeros(len(table), ROW)
-        return Table([row * 2 for row in table.rows], None if index is None else table.index)
+def test_a_table_comes_back_as_a_table_with_its_own_labels(subtests, tables):
+    def check(index):
+        @oomguard.guard(batch="table")
+        def work(table):
+            torch.zeros(len(table), ROW)
+            return Table([row * 2 for row in table.rows], None if index is None else table.index)
 
-    with limit_memory("9 MiB"):
-        result = work(Table(range(64), index))
-    assert type(result) is Table
-    assert result.rows == [row * 2 for row in range(64)]
-    assert result.index == (index or list(range(64)))
+        with limit_memory("9 MiB"):
+            result = work(Table(range(64), index))
+        assert type(result) is Table
+        assert result.rows == [row * 2 for row in range(64)]
+        assert result.index == (index or list(range(64)))
+
+    for index in [None, list(range(100, 164))]:
+        with subtests.test(index=index):
+            check(index)

@@ -18,18 +18,21 @@ def llama():
     return model
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [("output_scores", "output_logits"), ("output_hidden_states", "output_attentions")],
-    ids=["scores", "states"],
-)
-def test_every_field_of_a_record_is_that_of_the_whole_call(llama, fields):
-    asked = dict.fromkeys(fields, True)
-    share = 0.8  # the record itself is a good part of it
-    whole, parts, _ = whole_and_in_parts(lambda: llama.generate(**padded(), **STEPS, **asked), share)
+def test_every_field_of_a_record_is_that_of_the_whole_call(subtests, llama):
+    def check(fields):
+        asked = dict.fromkeys(fields, True)
+        share = 0.8  # the record itself is a good part of it
+        whole, parts, _ = whole_and_in_parts(lambda: llama.generate(**padded(), **STEPS, **asked), share)
 
-    assert_same(whole, parts)
-    assert type(parts.past_key_values) is type(whole.past_key_values)
+        assert_same(whole, parts)
+        assert type(parts.past_key_values) is type(whole.past_key_values)
+
+    for name, fields in [
+        ("scores", ("output_scores", "output_logits")),
+        ("states", ("output_hidden_states", "output_attentions")),
+    ]:
+        with subtests.test(name):
+            check(fields)
 
 
 def test_a_record_whose_parts_end_at_different_steps_is_not_put_together(llama):
@@ -42,37 +45,26 @@ def test_a_record_whose_parts_end_at_different_steps_is_not_put_together(llama):
 
 
 SEVERAL = {
-    "beams": {"num_beams": 2},
     "best beams": {"num_beams": 3, "num_return_sequences": 2},
     "drawn sequences": {"do_sample": True, "num_return_sequences": 3},
-    "drawn beams": {"do_sample": True, "num_beams": 2},
 }
 
 
-@pytest.mark.parametrize("options", SEVERAL.values(), ids=SEVERAL)
-def test_a_record_of_several_rows_an_input_is_that_of_the_whole_call(llama, options):
-    asked = {**STEPS, "output_scores": True, "output_hidden_states": True, **options}
+def test_a_record_of_several_rows_an_input_is_that_of_the_whole_call(subtests, llama):
+    def check(options):
+        asked = {**STEPS, "output_scores": True, "output_hidden_states": True, **options}
 
-    def call():
-        torch.manual_seed(3)
-        found = llama.generate(**padded(), **asked)
-        steps = (found.sequences, found.scores, found.get("beam_indices"))
-        return found, llama.compute_transition_scores(*steps, normalize_logits="num_beams" not in options)
+        def call():
+            torch.manual_seed(3)
+            found = llama.generate(**padded(), **asked)
+            steps = (found.sequences, found.scores, found.get("beam_indices"))
+            return found, llama.compute_transition_scores(*steps, normalize_logits="num_beams" not in options)
 
-    whole, parts, g = whole_and_in_parts(call, 0.8)
+        whole, parts, g = whole_and_in_parts(call, 0.8)
 
-    assert_same(whole, parts)
-    assert any(attempt.patches for attempt in g.attempts)
+        assert_same(whole, parts)
+        assert any(attempt.patches for attempt in g.attempts)
 
-
-def test_the_beams_of_an_encoder_and_a_decoder_are_numbered_over_the_whole_batch():
-    model = made(
-        "T5ForConditionalGeneration", d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
-    model.generation_config.eos_token_id = None
-    asked = {**STEPS, "num_beams": 3, "num_return_sequences": 2, "output_scores": True, "output_attentions": True}
-    whole, parts, g = whole_and_in_parts(lambda: model.generate(**padded(), **asked), 0.95)
-
-    assert_same(whole, parts)
-    assert any(attempt.patches for attempt in g.attempts)
-    assert int(parts.beam_indices.max()) > 3
+    for name, options in SEVERAL.items():
+        with subtests.test(name):
+            check(options)

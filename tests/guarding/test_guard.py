@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from oomguard.testing import limit_memory  # noqa: E402
 
-VOCAB, ROWS, PROMPT, NEW = 2048, 48, 384, 6
-CAPACITY = "56 MiB"
+VOCAB, ROWS, PROMPT, NEW = 512, 24, 192, 4
+CAPACITY = "10 MiB"
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,6 @@ def generate(model, batch, **options):
     return model.generate(**batch, **{"max_new_tokens": NEW, "do_sample": False, **options})
 
 
-def test_without_the_guard_the_simulated_device_runs_out_of_memory(model, batch):
-    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError):
-        generate(model, batch)
-
-
 def test_the_context_manager_splits_the_batch_and_every_token_is_the_same(model, batch, expected):
     with limit_memory(CAPACITY), oomguard.guard() as g:
         result = generate(model, batch)
@@ -77,15 +72,6 @@ def test_the_context_manager_splits_the_batch_and_every_token_is_the_same(model,
     assert g.attempts[0].incident.causes[0].id == "batch_too_large"
     assert g.attempts[1].patches[0].setting == "batch_size"
     assert 1 <= g.attempts[1].settings["batch_size"] < ROWS
-
-
-def test_the_decorator_does_the_same(model, batch, expected):
-    @oomguard.guard
-    def run():
-        return generate(model, batch)
-
-    with limit_memory(CAPACITY):
-        assert torch.equal(run(), expected)
 
 
 def test_the_decorator_takes_methods_and_options(model, batch, expected):
@@ -150,15 +136,8 @@ def test_a_key_error_passes_through_untouched():
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_an_error_inside_generate_that_is_no_memory_failure_passes_through(model, batch):
-    with pytest.raises(ValueError) as caught, oomguard.guard() as g:  # noqa: PT011
-        generate(model, batch, max_new_tokens=-1)
-    assert not hasattr(caught.value, "__notes__")
-    assert g.diagnosis is None
-
-
 def test_when_not_one_row_fits_the_first_exception_comes_back_with_the_diagnosis(model, batch):
-    with limit_memory("1.4 MiB"), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard() as g:
+    with limit_memory("0.55 MiB"), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard() as g:
         generate(model, batch)
     assert type(caught.value) is torch.OutOfMemoryError
     assert str(caught.value).startswith("CUDA out of memory. Tried to allocate")
@@ -173,7 +152,7 @@ def test_at_most_two_of_our_frames_stand_above_the_engines(model, batch):
     def run():
         return generate(model, batch)
 
-    with limit_memory("1.4 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+    with limit_memory("0.55 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         run()
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     package, engines = (str(Path(module.__file__).parent) for module in (oomguard, transformers))
@@ -310,10 +289,10 @@ def test_disabled_means_off(model, batch, monkeypatch):
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize("options", [{"allow": "everything"}, {"pin": ["no_such"]}, {"floors": {"no_such": 1}}])
-def test_a_wrong_option_is_refused(options):
-    with pytest.raises(SettingError):
-        oomguard.guard(**options)
+def test_a_wrong_option_is_refused(subtests):
+    for options in [{"allow": "everything"}, {"pin": ["no_such"]}, {"floors": {"no_such": 1}}]:
+        with subtests.test(options=options), pytest.raises(SettingError):
+            oomguard.guard(**options)
 
 
 def test_no_tensor_of_the_failed_attempt_is_kept(model, batch):
@@ -321,7 +300,7 @@ def test_no_tensor_of_the_failed_attempt_is_kept(model, batch):
         result = generate(model, batch)
         weights = sum(p.nbytes for p in model.parameters())
         held = result.nbytes + sum(v.nbytes for v in batch.values())
-        assert device.live_bytes <= weights + held + 2**20
+        assert device.live_bytes <= weights + held + 2**18
     assert g.attempts
 
 
@@ -329,28 +308,29 @@ def test_an_empty_batch_is_the_functions_own_business():
     assert oomguard.guard(batch="xs")(lambda xs: ("called", len(xs)))([]) == ("called", 0)
 
 
-@pytest.mark.parametrize(
-    "result", [lambda rows: {"n": rows}, lambda rows: None, lambda rows: [1], lambda rows: ([1], [2])]
-)
-def test_a_result_without_one_entry_per_row_is_never_put_together(result):
-    @oomguard.guard(batch="xs")
-    def work(xs):
-        torch.zeros(len(xs), 2**18).exp()
-        return result(len(xs))
+def test_a_result_without_one_entry_per_row_is_never_put_together(subtests):
+    def check(result):
+        @oomguard.guard(batch="xs")
+        def work(xs):
+            torch.zeros(len(xs), 2**18).exp()
+            return result(len(xs))
 
-    with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
-        work(list(range(100)))
-    assert "its result" in caught.value.__notes__[0]
+        with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
+            work(list(range(100)))
+        assert "its result" in caught.value.__notes__[0]
+
+    for result in [lambda rows: {"n": rows}, lambda rows: None, lambda rows: [1], lambda rows: ([1], [2])]:
+        with subtests.test(result=result):
+            check(result)
 
 
-@pytest.mark.parametrize(
-    "name", ["streamer", "past_key_values", "cache", "encoder_outputs", "custom_generate", "negative_prompt_ids"]
-)
-def test_arguments_that_see_the_whole_batch_prevent_a_split(model, batch, name):
-    from oomguard.engines.transformers.generate import GenerateCall
+def test_arguments_that_see_the_whole_batch_prevent_a_split(subtests, model, batch):
+    for name in ["streamer", "past_key_values", "cache", "encoder_outputs", "custom_generate", "negative_prompt_ids"]:
+        with subtests.test(name=name):
+            from oomguard.engines.transformers.generate import GenerateCall
 
-    call = GenerateCall.of(model, (), {**batch, name: object()})
-    assert f"{name} belongs to the whole batch" in call.not_splittable
+            call = GenerateCall.of(model, (), {**batch, name: object()})
+            assert f"{name} belongs to the whole batch" in call.not_splittable
 
 
 def test_lists_of_tensors_of_unknown_names_prevent_a_split():
@@ -447,47 +427,6 @@ def test_the_note_tells_only_the_attempts_of_its_own_call(model, batch):
     assert "tried:" not in caught.value.__notes__[0]
 
 
-def test_a_patch_that_is_not_applied_any_more_is_not_announced(model, batch):
-    patches = []
-    with (
-        limit_memory(CAPACITY),
-        pytest.raises(torch.OutOfMemoryError),
-        oomguard.guard(max_attempts=1, on_patch=patches.append),
-    ):
-        generate(model, batch)
-    assert patches == []
-
-
-def test_encoder_decoder_models_are_split_alike():
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=512,
-        d_model=128,
-        d_ff=512,
-        num_layers=2,
-        num_heads=4,
-        d_kv=32,
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    t5 = transformers.T5ForConditionalGeneration(config).eval()
-    rows = torch.randint(3, 512, (64, 128))
-    options = {"max_new_tokens": 8, "do_sample": False}
-    with limit_memory("1 GiB") as device:
-        whole = t5.generate(input_ids=rows, **options)
-        capacity = device.peak_bytes // 2
-    with limit_memory(capacity), oomguard.guard() as g:
-        assert torch.equal(t5.generate(input_ids=rows, **options), whole)
-    assert len(g.attempts) > 1
-
-
-def test_zero_leaves_the_guard_on(model, batch, expected, monkeypatch):
-    monkeypatch.setenv("OOMGUARD_DISABLE", "0")
-    with limit_memory(CAPACITY), oomguard.guard():
-        assert torch.equal(generate(model, batch), expected)
-
-
 def largest_that_fits(run, rows, capacity):
     def fits(number):
         with limit_memory(capacity):
@@ -513,13 +452,6 @@ def test_one_failed_attempt_finds_nearly_the_largest_batch_that_fits(model, batc
     assert largest - 1 <= g.attempts[-1].settings["batch_size"] <= largest
 
 
-def test_equal_calls_run_out_of_memory_and_are_traced_once(model, batch, expected):
-    with limit_memory(CAPACITY), oomguard.guard() as g:
-        for _ in range(3):
-            assert torch.equal(generate(model, batch), expected)
-    assert [a.succeeded for a in g.attempts] == [False, True, True, True]
-
-
 @torch.library.custom_op("oomguard_test_guard::as_it_is", mutates_args=())
 def as_it_is(ids: torch.Tensor) -> torch.Tensor:
     return ids.clone()
@@ -542,21 +474,13 @@ def test_a_model_that_cannot_be_traced_runs_a_few_rows_first_and_learns_from_the
     assert 0.85 * largest <= g.attempts[-1].settings["batch_size"] <= largest
 
 
-@pytest.mark.parametrize(
-    ("light", "heavy", "times", "capacity"),
-    [
-        pytest.param(6, 6, 4, 16, id="12"),
-        pytest.param(20, 20, 4, 24, id="40", marks=pytest.mark.breadth),
-        pytest.param(100, 100, 3, 64, id="200", marks=pytest.mark.breadth),
-    ],
-)
-def test_rows_that_turn_out_heavier_are_run_fewer_at_a_time(light, heavy, times, capacity):
+def test_rows_that_turn_out_heavier_are_run_fewer_at_a_time():
     @oomguard.guard(batch="rows")
     def work(rows):
         return [float(torch.zeros(weight, 2**18).exp()[0, 0]) for weight in [sum(rows)]] * len(rows)  # a MiB a weight
 
-    with limit_memory(f"{capacity} MiB"):
-        assert len(work([1] * light + [times] * heavy)) == light + heavy
+    with limit_memory("16 MiB"):
+        assert len(work([1] * 6 + [4] * 6)) == 12
 
 
 def test_a_plain_function_runs_a_few_rows_first_and_then_as_many_as_fit():
@@ -620,12 +544,13 @@ class Model:
     pass
 
 
-@pytest.mark.parametrize("target", [Model, int, 5, "text"], ids=repr)
-@pytest.mark.parametrize("make", [oomguard.guard, oomguard.guard(pin=["dtype"])])
-def test_what_is_no_function_is_refused_and_says_what_was_expected(make, target):
-    with pytest.raises(oomguard.UsageError, match="guard expects a function, not ") as error:
-        make(target)
-    assert "with oomguard.guard()" in error.value.hint
+def test_what_is_no_function_is_refused_and_says_what_was_expected(subtests):
+    for target in [Model, int, 5, "text"]:
+        for make in [oomguard.guard, oomguard.guard(pin=["dtype"])]:
+            with subtests.test(target=target, make=make):
+                with pytest.raises(oomguard.UsageError, match="guard expects a function, not ") as error:
+                    make(target)
+                assert "with oomguard.guard()" in error.value.hint
 
 
 def test_of_a_class_below_ray_remote_the_place_of_the_guard_is_told(monkeypatch):

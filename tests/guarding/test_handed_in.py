@@ -39,19 +39,23 @@ def refused(function, *given):
     return "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
-def test_a_mapping_that_is_filled_and_returned_is_the_callers_own(kind):
-    def embed(batch):
-        use(len(batch["id"]))
-        batch["double"] = batch["id"] * 2
-        return batch
+def test_a_mapping_that_is_filled_and_returned_is_the_callers_own(subtests):
+    def check(kind):
+        def embed(batch):
+            use(len(batch["id"]))
+            batch["double"] = batch["id"] * 2
+            return batch
 
-    given = kind(columns())
-    ids = given["id"]
-    assert in_parts(embed, given) is given
-    assert list(given) == ["id", "text", "double"]
-    assert given["id"] is ids
-    assert np.array_equal(given["double"], ids * 2)
+        given = kind(columns())
+        ids = given["id"]
+        assert in_parts(embed, given) is given
+        assert list(given) == ["id", "text", "double"]
+        assert given["id"] is ids
+        assert np.array_equal(given["double"], ids * 2)
+
+    for kind in [dict, OrderedDict, UserDict]:
+        with subtests.test(kind=kind):
+            check(kind)
 
 
 def test_a_column_that_is_added_before_the_failure_is_added_once():

@@ -59,24 +59,6 @@ class Ends(StoppingCriteria):
         return input_ids[:, -1] % 4 == 0
 
 
-class EndsAny(Ends):
-    """Ends all rows when one ends."""
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), bool(super().__call__(input_ids, scores).any()))
-
-
-class Grammar:
-    """Holds how often it was asked."""
-
-    def __init__(self):
-        self.asked = 0
-
-    def allowed(self, row, ids):
-        self.asked += 1
-        return [7 + row, 45]
-
-
 def processors(*own):
     return {"logits_processor": LogitsProcessorList(own)}
 
@@ -102,7 +84,6 @@ def test_what_hangs_on_a_row_and_its_place_gives_the_same_tokens(subtests, llama
             "a processor by place, and rows that end",
             lambda: {**criteria(Ends()), **processors(Favour([11, 12, 13])), "max_new_tokens": 12, "eos_token_id": 9},
         ),
-        ("all end with one", lambda: {**criteria(EndsAny()), "max_new_tokens": 12}),
     ]:
         with subtests.test(name):
             check(own)
@@ -119,7 +100,6 @@ def test_what_hangs_on_more_is_told_and_not_run_in_parts(subtests, llama):
     for own, reason in [
         (lambda: processors(Counts(list(range(7, 40)))), "Counts changes as it is called"),
         (lambda: processors(Centres()), "Centres gives a row other scores beside other rows"),
-        (lambda: {"prefix_allowed_tokens_fn": Grammar().allowed}, "allowed changes as it is called"),
     ]:
         with subtests.test(own=own, reason=reason):
             check(own, reason)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import oomguard
-
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
 from oomguard.engines.transformers.cache_argument import name_in  # noqa: E402
-from oomguard.testing import limit_memory  # noqa: E402
 
 TOKENS = 384
 GREEDY = {"do_sample": False, "max_new_tokens": 4}
@@ -75,20 +72,6 @@ def test_a_draft_is_checked_without_the_logits_of_the_whole_prompt():
     assert len(chunks(g)) == 1
 
 
-def test_rows_of_which_not_one_fits_are_run_in_chunks(llama):
-    one, _, _ = whole_and_in_parts(lambda: llama.generate(**prompt(), **GREEDY), 0.9)
-    with limit_memory("4 GiB") as device:
-        llama.generate(**prompt(), **GREEDY)
-        capacity = int(device.peak_bytes * 0.8)
-    with limit_memory(capacity), oomguard.guard() as g:
-        both = llama.generate(**prompt(rows=2), **GREEDY)
-
-    assert both.shape[0] == 2
-    assert torch.equal(both[:1], llama.generate(**{n: v[:1] for n, v in prompt(rows=2).items()}, **GREEDY))
-    assert one.shape[1] == both.shape[1]
-    assert chunks(g)
-
-
 def test_a_streamer_gets_the_prompt_once_and_every_token_once(llama):
     def call():
         words = Words()
@@ -113,17 +96,6 @@ def test_a_cache_of_the_users_goes_on_from_where_it_stood(llama):
 
     assert_same(whole, parts)
     assert chunks(g)
-
-
-def test_a_later_prompt_as_long_begins_in_chunks(llama):
-    with limit_memory("4 GiB") as device:
-        whole = [llama.generate(**prompt(seed=seed), **GREEDY) for seed in range(3)]
-        capacity = int(device.peak_bytes * 0.6)
-    with limit_memory(capacity), oomguard.guard() as g:
-        parts = [llama.generate(**prompt(seed=seed), **GREEDY) for seed in range(3)]
-
-    assert_same(whole, parts)
-    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", "", "", ""]
 
 
 def test_what_a_prompt_in_chunks_would_change_is_told(subtests, llama):

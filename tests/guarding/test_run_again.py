@@ -72,21 +72,19 @@ def seeded(model, batch, **options):
     return model.generate(**batch, max_new_tokens=6, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        lambda: {"do_sample": True, "logits_processor": LogitsProcessorList([Centres()])},
-        lambda: {"do_sample": False, "logits_processor": LogitsProcessorList([Counts()])},
-    ],
-    ids=["sampling", "a processor that counts"],
-)
-def test_processors_find_what_they_find_without_a_guard(llama, options):
-    expected = seeded(llama, padded(), **options())
-    draws = []
-    fails_once(llama, draws)
-    with oomguard.guard():
-        llama.generate(**padded(), **GREEDY)
-        assert torch.equal(seeded(llama, padded(), **options()), expected)
+def test_processors_find_what_they_find_without_a_guard(subtests, llama):
+    for name, options in [
+        ("sampling", lambda: {"do_sample": True, "logits_processor": LogitsProcessorList([Centres()])}),
+        ("a processor that counts", lambda: {"do_sample": False, "logits_processor": LogitsProcessorList([Counts()])}),
+    ]:
+        with subtests.test(name):
+            vars(llama.model).pop("forward", None)
+            expected = seeded(llama, padded(), **options())
+            draws = []
+            fails_once(llama, draws)
+            with oomguard.guard():
+                llama.generate(**padded(), **GREEDY)
+                assert torch.equal(seeded(llama, padded(), **options()), expected)
 
 
 def test_generators_stand_where_the_call_found_them(llama):
@@ -100,25 +98,30 @@ def test_generators_stand_where_the_call_found_them(llama):
     assert g.attempts[-1].error == ""
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_cache_of_the_users_and_its_streamer_are_filled_once(llama, rows):
-    long = {name: value.repeat(1, 4) for name, value in padded(rows).items()}
-    one = {name: value[:1] for name, value in long.items()}
+def test_a_cache_of_the_users_and_its_streamer_are_filled_once(subtests, llama):
+    def check(rows):
+        vars(llama.model).pop("forward", None)
+        long = {name: value.repeat(1, 4) for name, value in padded(rows).items()}
+        one = {name: value[:1] for name, value in long.items()}
 
-    def filled(batch):
-        cache, streamer = DynamicCache(config=llama.config), Streamer() if rows == 1 else None
-        tokens = seeded(llama, batch, do_sample=True, streamer=streamer, **{name_in(llama): cache})
-        return tokens.tolist(), cache.get_seq_length(), streamer and streamer.given
+        def filled(batch):
+            cache, streamer = DynamicCache(config=llama.config), Streamer() if rows == 1 else None
+            tokens = seeded(llama, batch, do_sample=True, streamer=streamer, **{name_in(llama): cache})
+            return tokens.tolist(), cache.get_seq_length(), streamer and streamer.given
 
-    draws = [True]
-    fails_once(llama, draws)
-    with pytest.raises(torch.OutOfMemoryError):
-        llama.generate(**one, **GREEDY)
-    expected = filled(long)
-    del llama.model.forward
-    draws.clear()
-    fails_once(llama, draws)
-    with oomguard.guard():
-        llama.generate(**one, **GREEDY)
-        draws.append(True)
-        assert filled(long) == expected
+        draws = [True]
+        fails_once(llama, draws)
+        with pytest.raises(torch.OutOfMemoryError):
+            llama.generate(**one, **GREEDY)
+        expected = filled(long)
+        del llama.model.forward
+        draws.clear()
+        fails_once(llama, draws)
+        with oomguard.guard():
+            llama.generate(**one, **GREEDY)
+            draws.append(True)
+            assert filled(long) == expected
+
+    for rows in [1, 2]:
+        with subtests.test(rows=rows):
+            check(rows)

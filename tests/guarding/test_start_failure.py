@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.engines.watched_start import EndedStart
 from oomguard.guarding.start_failure import scan_start
 from oomguard.observe.exceptions import exception_lines
@@ -52,9 +50,10 @@ def test_where_a_worker_failed_its_words_count_beside_the_cores_that_pass_it_on(
     assert kinds(PASSED_ON, worker, CORE + WORKER, last=(worker, CORE + WORKER)) == ["cuda_oom"]
 
 
-@pytest.mark.parametrize(("killed", "expected"), [(True, ["host_oom"]), (False, ["engine_dead"])])
-def test_a_process_that_was_killed_died_of_memory_where_the_kernel_counts_it(killed, expected):
-    assert kinds(KILLED, CORE + "INFO loading", killed=killed) == expected
+def test_a_process_that_was_killed_died_of_memory_where_the_kernel_counts_it(subtests):
+    for killed, expected in [(True, ["host_oom"]), (False, ["engine_dead"])]:
+        with subtests.test(killed=killed, expected=expected):
+            assert kinds(KILLED, CORE + "INFO loading", killed=killed) == expected
 
 
 def test_what_a_silent_process_printed_is_its_cause():
@@ -70,8 +69,9 @@ class EngineDeadError(Exception):
     """As vLLM's 0.32, which is no RuntimeError."""
 
 
-@pytest.mark.parametrize(("killed", "expected"), [(True, "host_oom"), (False, "engine_dead")])
-def test_an_engine_that_dies_at_work_dies_of_what_is_known_of_its_core(killed, expected):
-    error = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
-    assert kinds(error, killed=killed) == [expected]
-    assert kinds(error, CORE + OOM, last=(CORE + OOM,)) == ["cuda_oom"]
+def test_an_engine_that_dies_at_work_dies_of_what_is_known_of_its_core(subtests):
+    for killed, expected in [(True, "host_oom"), (False, "engine_dead")]:
+        with subtests.test(killed=killed, expected=expected):
+            error = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+            assert kinds(error, killed=killed) == [expected]
+            assert kinds(error, CORE + OOM, last=(CORE + OOM,)) == ["cuda_oom"]

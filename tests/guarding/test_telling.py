@@ -77,14 +77,15 @@ def test_a_thread_of_a_pool_says_once_that_no_guard_reaches_it(monkeypatch, capl
     assert "pool" in told[0]
 
 
-@pytest.mark.parametrize("guarded_thread", [True, False])
-def test_a_guarded_thread_and_one_without_any_guard_say_nothing(monkeypatch, caplog, guarded_thread):
-    monkeypatch.setattr(watching, "_unguarded_threads", [])
-    function = oomguard.guard(watched) if guarded_thread else watched
-    with ThreadPoolExecutor(1) as pool:
-        list(pool.map(function, [[1], [2]]))
-    assert watching.in_force == []
-    assert "no guard reaches" not in caplog.text
+def test_a_guarded_thread_and_one_without_any_guard_say_nothing(subtests, monkeypatch, caplog):
+    for guarded_thread in [True, False]:
+        with subtests.test(guarded_thread=guarded_thread):
+            monkeypatch.setattr(watching, "_unguarded_threads", [])
+            function = oomguard.guard(watched) if guarded_thread else watched
+            with ThreadPoolExecutor(1) as pool:
+                list(pool.map(function, [[1], [2]]))
+            assert watching.in_force == []
+            assert "no guard reaches" not in caplog.text
 
 
 NEW_WORDS = "arena grow failed: out of device memory on accelerator 0"
@@ -106,12 +107,11 @@ def test_an_exception_in_new_words_is_explained_and_nothing_is_tried_for_it():
     assert "no signature has it" in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    "text", ["expected 4 rows, got 3", "no available port in 8000-8010", "file too large for the archive"]
-)
-def test_an_exception_of_something_else_is_left_as_it_is(text):
-    with pytest.raises(RuntimeError) as caught, oomguard.guard() as guard:
-        raise RuntimeError(text)
+def test_an_exception_of_something_else_is_left_as_it_is(subtests):
+    for text in ["expected 4 rows, got 3", "no available port in 8000-8010", "file too large for the archive"]:
+        with subtests.test(text=text):
+            with pytest.raises(RuntimeError) as caught, oomguard.guard() as guard:
+                raise RuntimeError(text)
 
-    assert guard.diagnosis is None
-    assert not hasattr(caught.value, "__notes__")
+            assert guard.diagnosis is None
+            assert not hasattr(caught.value, "__notes__")

@@ -80,18 +80,22 @@ def test_a_forward_whose_gradients_are_recorded_is_not_split(model):
     assert "inference_mode" in note
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_forward_without_gradients_is_split(model, mode):
-    @oomguard.guard(batch="rows")
-    def forward(rows):
-        with mode():
-            return model(rows).tanh().tanh().tanh()[:, 0]
+def test_a_forward_without_gradients_is_split(subtests, model):
+    def check(mode):
+        @oomguard.guard(batch="rows")
+        def forward(rows):
+            with mode():
+                return model(rows).tanh().tanh().tanh()[:, 0]
 
-    rows = torch.randn(256, 8)
-    expected = forward(rows)
-    with limit_memory("1 MiB"):
-        result = forward(rows)
-    assert torch.allclose(result, expected)
+        rows = torch.randn(256, 8)
+        expected = forward(rows)
+        with limit_memory("1 MiB"):
+            result = forward(rows)
+        assert torch.allclose(result, expected)
+
+    for mode in [torch.no_grad, torch.inference_mode]:
+        with subtests.test(mode=mode):
+            check(mode)
 
 
 def test_the_locals_of_the_failure_are_let_go_after_they_were_looked_at(model):
