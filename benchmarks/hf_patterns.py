@@ -1,10 +1,9 @@
-"""Figure: patterns of Hugging Face users under `oomguard.guard`, written by testers who had not seen how it works; 25 minutes for 102.
+"""Figure: 102 patterns of Hugging Face users under `oomguard.guard`, written by a tester who had not seen how it works; 25 minutes.
 
 Each is run in a process of its own: bare without a limit, then guarded under one where it fails alone (a simulated device).
 equal: the same result, type by type; refused: the first error with the reason in its notes; original error: no reason in them;
-wrong: another result. data/hf_patterns is one tester's code and the outcomes of the first run, before anything was built for them,
-data/hf_second another's, of whose 44 three were mended in their light. bare.json is what the bare side needed then, so that every run
-has the same limits. Needs data/hf_patterns/requirements.txt.
+wrong: another result. data/hf_patterns has the tester's code; first.json has the outcomes of the first run, before anything was built
+for them, and bare.json what the bare side needed then, so that every run has the same limits. Needs data/hf_patterns/requirements.txt.
 """
 
 import argparse
@@ -21,13 +20,12 @@ from support.hf_pattern import DATA, LIBRARIES, observe
 from support.resume import Results
 
 OUTCOMES = ("equal", "refused", "original error", "wrong", "other error")
-SETS = ("hf_patterns", "hf_second")
 REFUSED_GOAL = 3
 
 
-def first_outcomes(name: str = SETS[0]) -> dict[str, dict[str, str]]:
-    """The outcomes of the first run of a tester's set, by area and pattern."""
-    return dict(json.loads((DATA / name / "first.json").read_text(encoding="utf-8")))
+def first_outcomes() -> dict[str, dict[str, str]]:
+    """The outcomes of the first run, by area and pattern."""
+    return dict(json.loads((DATA / "first.json").read_text(encoding="utf-8")))
 
 
 def counts(outcomes: list[str]) -> str:
@@ -55,7 +53,6 @@ def reason(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("only", nargs="*", help="areas, or names of patterns; none: all")
-    parser.add_argument("--set", choices=SETS, default=SETS[0], help="whose patterns")
     parser.add_argument(
         "--resume", type=Path, help="a file that keeps each pattern's result; those in it are not run again"
     )
@@ -64,7 +61,7 @@ def main() -> None:
     if missing:
         skip(f"not installed: {', '.join(missing)} (benchmarks/data/hf_patterns/requirements.txt)")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    first, known = first_outcomes(asked.set), Results(asked.resume)
+    first, known = first_outcomes(), Results(asked.resume)
     last: dict[str, list[str]] = {}
     before: dict[str, list[str]] = {}
     for area, names in first.items():
@@ -73,7 +70,7 @@ def main() -> None:
                 continue
             record = known.get(name)
             if record is None:
-                record = observe(name, DATA / asked.set)
+                record = observe(name)
                 known.add(name, record)
             show(name, record, names[name])
             last.setdefault(area, []).append(record["outcome"])

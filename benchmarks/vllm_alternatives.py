@@ -7,7 +7,7 @@ has to start what failed. What an attempt of oomguard's own ran with is not star
 import functools
 from typing import Any
 
-from strangers_vllm import SETS
+from strangers_vllm import SET
 from support.case_options import asked_cases
 from support.figure import conclude
 from support.stranger_run import observe, start
@@ -20,7 +20,7 @@ def has_run(what: str, seen: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    cases, known = asked_cases(__doc__, SETS)
+    cases, known = asked_cases(__doc__, SET)
     tried = works = 0
     for case in cases:
         seen = known.kept(case["name"], functools.partial(observe, case))  # strangers_vllm.py keeps the same

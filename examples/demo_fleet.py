@@ -55,7 +55,7 @@ def main() -> int:
     try:
         from ray.cluster_utils import Cluster
     except ImportError:
-        print("the demo needs Ray: pip install 'oomguard[ray]'", file=sys.stderr)
+        print("The demo needs Ray. Install oomguard's extra ray: pip install '.[ray]'", file=sys.stderr)
         return 2
     from rich.console import Console
     from rich.markdown import Markdown

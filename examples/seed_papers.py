@@ -1,6 +1,6 @@
 """Seed 001 in small: papers through `generate` in batches run out of memory; what was before, at most during, and after.
 
-    python examples/seed_papers.py [PICTURE.html | PICTURE.png]
+    python examples/seed_papers.py [PLOT.png | TRACE.trace.json]
 
 The model is a tiny Llama with random weights, the device a simulated one (`oomguard.testing.limit_memory`): both run on any CPU. The seed's
 change, half of `max_new_tokens`, is tried alone first, then `oomguard.guard`; `oomguard.watch` measures all of it. What the seed says of
@@ -155,7 +155,7 @@ def main() -> None:
         ],
     )
     for path in sys.argv[1:]:
-        (guarded.seen.to_png if path.endswith(".png") else guarded.seen.to_html)(path)
+        (guarded.seen.to_png if path.endswith(".png") else guarded.seen.to_trace)(path)
     conclude(
         {
             "without oomguard the job runs out of memory": bool(failed.error),

@@ -120,7 +120,7 @@ _HOMES = {
     "telemetry.enabling": ("enable_metrics",),
     "timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
-    "report.notebook": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
+    "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }
 
 

@@ -40,10 +40,11 @@ from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
 from oomguard.snapshots.pickled import is_pickle
 
-# What is told of an incident that the lexicon found.
-_NEW_WORDING = "its wording: no signature has it; {:.0%} sure that it tells a failure (a signature of yours makes it exact: --rules DIR)"
+_UNRECOGNIZED = (
+    "its wording: no signature has it, so nothing is changed because of it (to add a signature: --rules DIR)"
+)
 PASSED_OVER = "passed over: a pickle by its name or content, and no allocation snapshot"
-_NOT_ACTED_ON = "its wording is new: told, not acted on"
+_NOT_ACTED_ON = "its wording is new: reported, not acted on"
 
 
 @cache
@@ -70,20 +71,18 @@ def assess(
         rules: the rules in force.
         policy: what the user permits.
         tried: settings and values that failed, which are not proposed again.
-        given: facts that the user gives; they yield to what was printed, and outrank this machine's GPU and what is only stated.
+        given: facts that the user gives; they yield to what was printed, and outrank this machine's GPU.
         local_models: whether it failed on this machine, just now: the memory model may read the folder that the log names,
             and the size of this machine's GPUs counts where the log does not print one.
         model: a folder or hub name that the user gives for the memory model.
         behind: the model behind the failure, if the caller has it.
     """
-    stated = {name: fact for name, fact in incident.facts.items() if fact.source == "stated"}
-    printed = {name: fact for name, fact in incident.facts.items() if name not in stated}
     own: Mapping[str, Fact] = {}
     if local_models:
         from oomguard.observe.own_device import own_device_total
 
-        own = own_device_total(replace(incident, facts=printed))
-    facts = {**stated, **own, **(given or {}), **printed}
+        own = own_device_total(incident)
+    facts = {**own, **(given or {}), **incident.facts}
     derived = derive(replace(incident, facts=facts))
     if "tried_bytes" in facts and derived.framework == "vllm":
         from oomguard.memory.vllm.failed_allocation import with_allocation
@@ -102,7 +101,7 @@ def assess(
     if planned.certainty_ratio is None:
         return planned
     told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
-    return replace(planned, plan=told, unknown=(_NEW_WORDING.format(planned.certainty_ratio), *planned.unknown))
+    return replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
 
 
 def assess_all(
@@ -149,7 +148,7 @@ def diagnose_lines(
         model: a folder or hub name; the memory model then solves what the log's own numbers leave open.
     """
     rules = rules or default_rules()
-    found = scan(lines, rules, source, given=settings, new_wordings=True)
+    found = scan(lines, rules, source, given=settings, unrecognized=True)
     return assess_all(with_labels(found), rules, policy or Policy(), given=given, model=model)
 
 
@@ -187,7 +186,7 @@ def diagnose_stream(
         return assess_all(
             read_snapshot(whole, source, rules, given), rules, policy or Policy(), given=given, model=model
         )
-    lines = joined(skim(whole, lambda: finder(rules.anchors, rules.words)), begun_before(source), lines_behind(source))
+    lines = joined(skim(whole, lambda: finder(rules.anchors)), begun_before(source), lines_behind(source))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
     diagnosis = _without_told_before(diagnosis, rules)
     if is_named and is_named_pickle(source) and not diagnosis.incidents:

@@ -28,8 +28,7 @@ MIB: Final = 2**20
 @dataclass(frozen=True, slots=True, repr=False)
 class Fact(Record):
     """One value: ``source`` is ``printed``, ``command``, ``script`` (a flag that the program may
-    ignore), ``given``, ``measured``, ``config``, ``solved`` or ``stated`` (of the machine, by a person or a start's lines, away
-    from the failure: what the user gives comes before it).
+    ignore), ``given``, ``measured``, ``config`` or ``solved``.
 
     ``slack`` is half of the last printed digit in the fact's unit (0 for an exact value); ``line`` is the 1-based line
     of the log that it was read from, None for any other source.

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from oomguard.assignments import parse_assignment
 from oomguard.errors import SettingError
 from oomguard.settings import SETTINGS
+from support.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("max_model_len=8192", ("max_model_len", 8192)),
@@ -30,9 +31,7 @@ def test_an_assignment_is_read(text, expected):
     assert parse_assignment(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "=", "max_model_len", "max_model_len=", "=8192", "max_model_len=a", "zzz=1", "max_model_len=1.5K"]
-)
+@each("text", ["", "=", "max_model_len", "max_model_len=", "=8192", "max_model_len=a", "zzz=1", "max_model_len=1.5K"])
 def test_what_is_no_assignment_is_refused_with_a_message(text):
     with pytest.raises(SettingError) as caught:
         parse_assignment(text)

@@ -10,6 +10,7 @@ import pytest
 
 import oomguard
 from oomguard.facts import GIB
+from support.each import each
 
 LOG = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB "
@@ -19,7 +20,7 @@ LOG = (
 WITHOUT_TOTAL = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n"
 
 
-@pytest.mark.parametrize("source", [5, 2.5, None, b"CUDA out of memory", ["error.log"], ValueError, object()])
+@each("source", [5, 2.5, None, b"CUDA out of memory", ["error.log"], ValueError, object()])
 def test_anything_but_a_text_a_path_and_an_exception_is_a_usage_error_that_says_what_was_expected(source):
     with pytest.raises(oomguard.UsageError, match="a log's text, the path of a log or an exception"):
         oomguard.diagnose(source)
@@ -48,20 +49,20 @@ def test_a_path_that_cannot_be_read_is_an_input_error():
         oomguard.diagnose(Path("no/such/file.log"))
 
 
-@pytest.mark.parametrize("size", ["24GiB", 24 * GIB])
+@each("size", ["24GiB", 24 * GIB])
 def test_the_size_of_the_device_is_taken_as_a_size_or_as_bytes(size):
     incident = oomguard.diagnose(WITHOUT_TOTAL, gpu_memory=size).incidents[0]
 
     assert incident.number("device_total_bytes") == 24 * GIB
 
 
-@pytest.mark.parametrize("size", [0, -1, "0GiB", "much", True])
+@each("size", [0, -1, "0GiB", "much", True])
 def test_a_size_that_no_device_has_is_a_setting_error(size):
     with pytest.raises(oomguard.SettingError):
         oomguard.diagnose(WITHOUT_TOTAL, gpu_memory=size)
 
 
-@pytest.mark.parametrize("value", [0.85, "0.85"])
+@each("value", [0.85, "0.85"])
 def test_settings_in_force_are_plain_values_by_name_and_read_as_the_command_line_reads_them(value):
     incident = oomguard.diagnose(WITHOUT_TOTAL, settings={"gpu-memory-utilization": value}).incidents[0]
 
@@ -69,7 +70,7 @@ def test_settings_in_force_are_plain_values_by_name_and_read_as_the_command_line
     assert incident.number("gpu_memory_utilization_ratio") == 0.85
 
 
-@pytest.mark.parametrize("settings", [{"no_such": 1}, {"max_num_seqs": "many"}, {"max_num_seqs": True}])
+@each("settings", [{"no_such": 1}, {"max_num_seqs": "many"}, {"max_num_seqs": True}])
 def test_an_unknown_setting_or_a_value_it_cannot_take_is_a_setting_error(settings):
     with pytest.raises(oomguard.SettingError):
         oomguard.diagnose(WITHOUT_TOTAL, settings=settings)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.exit_status import status_in_words
+from support.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "words"),
     [
         (0, "exit status 0"),

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from oomguard.errors import SettingError
 from oomguard.facts import GIB, MIB, REGISTRY, Fact, coerce, format_gib, format_rounded, parse_size
 from oomguard.templates import render
+from support.each import each
 
 
 def facts(**values) -> dict[str, Fact]:
     return {name: value if isinstance(value, Fact) else Fact(name, value) for name, value in values.items()}
 
 
-@pytest.mark.parametrize("spec", REGISTRY.values(), ids=lambda spec: spec.name)
+@each("spec", REGISTRY.values())
 def test_a_fact_s_unit_is_the_end_of_its_name(spec):
     expected = {"bytes": "int", "tokens": "int", "ratio": "float", "set": "bool"}.get(spec.name.rpartition("_")[2])
 
@@ -23,7 +24,7 @@ def test_a_fact_s_unit_is_the_end_of_its_name(spec):
     assert spec.meaning
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "size", "slack"),
     [
         ("8GiB", 8 * GIB, 0.5 * GIB),
@@ -45,9 +46,7 @@ def test_a_size_is_read_with_half_of_its_last_digit(text, size, slack):
     assert read.slack_bytes == pytest.approx(slack)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "8 apples", "1.2.3 GiB", "five", "8 GiB of memory", "5. GiB", "1e5", "9" * 400, "nan"]
-)
+@each("text", ["", "GiB", "8 apples", "1.2.3 GiB", "five", "8 GiB of memory", "5. GiB", "1e5", "9" * 400, "nan"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(SettingError, match="not a size"):
         parse_size(text)
@@ -72,7 +71,7 @@ def test_the_true_size_is_within_the_slack_of_the_printed_one(size, digits):
     assert abs(printed.bytes - size) <= printed.slack_bytes + 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "text"),
     [
         (5 * GIB, "5.00 GiB"),
@@ -96,7 +95,7 @@ def test_a_written_size_is_never_zero_and_is_near_the_size(size):
     assert abs(read.bytes - size) <= read.slack_bytes + 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "slack", "text"),
     [
         (0, 0.05 * GIB, "less than 0.05 GiB"),
@@ -114,7 +113,7 @@ def test_a_small_rounded_zero_is_written_in_a_unit_that_a_person_reads():
     assert "e-" not in format_rounded(0, 0.005 * MIB)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "value"),
     [
         ("tried_bytes", "2.00 GiB", 2 * GIB),
@@ -137,7 +136,7 @@ def test_a_ratio_keeps_its_rounding():
     assert coerce("gpu_memory_utilization_ratio", "0.92").slack == pytest.approx(0.005)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text"),
     [
         ("tried_bytes", "much"),
@@ -178,7 +177,7 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
     assert type(fact.value).__name__ == REGISTRY[name].type
 
 
-@pytest.mark.parametrize(
+@each(
     ("template", "text"),
     [
         ("{tried_bytes}", "2147483648"),
@@ -213,9 +212,7 @@ def test_a_printed_zero_is_filled_in_as_less_than_its_last_digit():
     assert render("{kv_cache_available_bytes:GiB}", known) == "less than 0.05 GiB"
 
 
-@pytest.mark.parametrize(
-    "template", ["{model.__class__}", "{model!r}", "{model[0]}", "{model:>99}", "{}", "{ model }", "{model"]
-)
+@each("template", ["{model.__class__}", "{model!r}", "{model[0]}", "{model:>99}", "{}", "{ model }", "{model"])
 def test_a_template_reaches_nothing_but_facts(template):
     assert render(template, facts(model="org/name")) == template
 

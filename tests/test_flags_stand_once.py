@@ -8,8 +8,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "oomguard"
 DATA = (".toml", ".json")
 
@@ -66,20 +64,12 @@ def _ends_in_dashes(node: ast.AST) -> bool:
     return _has(node, r"(^|[^-])--(no-)?$")
 
 
-@pytest.fixture(scope="module")
-def registry() -> None:
-    if not (PACKAGE / "engines" / "vllm" / "settings.toml").is_file():
-        pytest.skip("the engines' flags have no data file yet: oomguard/engines/vllm/settings.toml")
-
-
-@pytest.mark.usefixtures("registry")
 def test_vllm_has_the_flags_that_its_memory_hangs_on():
     flags = long_flags(PACKAGE / "engines" / "vllm" / "settings.toml")
 
     assert {"--max-model-len", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs"} <= set(flags)
 
 
-@pytest.mark.usefixtures("registry")
 def test_no_flag_of_an_engine_is_spelled_in_python():
     flags = {flag for path in settings_files() for flag in long_flags(path)}
     found = [
@@ -92,7 +82,6 @@ def test_no_flag_of_an_engine_is_spelled_in_python():
     assert not found
 
 
-@pytest.mark.usefixtures("registry")
 def test_no_flag_is_assembled_in_python():
     found = [
         f"{path.relative_to(PACKAGE)}:{line}: {source}"
@@ -102,20 +91,20 @@ def test_no_flag_is_assembled_in_python():
     assert not found
 
 
-@pytest.mark.parametrize("path", settings_files(), ids=lambda path: path.parent.name)
-def test_each_flag_of_an_engine_stands_once_in_the_data_files(path: Path):
+def test_each_flag_of_an_engine_stands_once_in_the_data_files():
     """Another engine's own file may have the same spelling, for itself."""
-    others = set(settings_files()) - {path}
-    texts = [other.read_text(encoding="utf-8") for other in data_files() if other not in others]
+    wrong = {}
+    for path in settings_files():
+        others = set(settings_files()) - {path}
+        texts = [other.read_text(encoding="utf-8") for other in data_files() if other not in others]
+        counted = {flag: sum(spelled(flag, text) for text in texts) for flag in long_flags(path)}
+        wrong |= {f"{path.parent.name}: {flag}": number for flag, number in counted.items() if number != 1}
 
-    counted = {flag: sum(spelled(flag, text) for text in texts) for flag in long_flags(path)}
-
-    assert {flag: number for flag, number in counted.items() if number != 1} == {}
+    assert not wrong, f"flags that stand more than once, and how often: {wrong}"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_an_assembled_flag_is_seen():
+    sources = [
         '"--" + name',
         'f"--{name}"',
         'f"--no-{name}"',
@@ -123,36 +112,28 @@ def test_each_flag_of_an_engine_stands_once_in_the_data_files(path: Path):
         '"--{}".format(name)',
         'f"vllm serve --{name} 5"',
         '"--" + name.replace("_", "-")',
-    ],
-)
-def test_an_assembled_flag_is_seen(source):
-    assert list(assembled(ast.parse(source)))
+    ]
+    assert [source for source in sources if not list(assembled(ast.parse(source)))] == []
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_what_makes_no_flag_is_not_taken_for_one():
+    sources = [
         "f\"--no-{flag.removeprefix('--')}\"",
         'f"--allow {effect} permits it"',
         '["run", "--", name]',
         'f"{a} -- {b}"',
         '"-" * 3 + name',
-    ],
-)
-def test_what_makes_no_flag_is_not_taken_for_one(source):
-    assert not list(assembled(ast.parse(source)))
+    ]
+    assert [source for source in sources if list(assembled(ast.parse(source)))] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "times"),
-    [
-        ("--max-model-len 5", 1),
-        ("`--max_model_len=5`", 1),
-        ("--no-max-model-len", 1),
-        ("--max-model-length", 0),
-        ("max-model-len", 0),
-        ("--x--max-model-len", 0),
-    ],
-)
-def test_a_spelled_flag_is_counted(text, times):
-    assert spelled("--max-model-len", text) == times
+def test_a_spelled_flag_is_counted():
+    texts = {
+        "--max-model-len 5": 1,
+        "`--max_model_len=5`": 1,
+        "--no-max-model-len": 1,
+        "--max-model-length": 0,
+        "max-model-len": 0,
+        "--x--max-model-len": 0,
+    }
+    assert {text: spelled("--max-model-len", text) for text in texts} == texts

@@ -18,11 +18,12 @@ from oomguard.incident import (
     Patch,
 )
 from oomguard.kinds import KINDS, NOT_OOM_KINDS
+from support.each import each
 
 DEAD, OOM, SECOND = Incident("engine_dead", "dead"), Incident("cuda_oom", "boom"), Incident("host_oom", "killed")
 
 
-@pytest.mark.parametrize("names", [KINDS, CAUSES, PHASES], ids=["kinds", "causes", "phases"])
+@each("names", [KINDS, CAUSES, PHASES])
 def test_the_closed_lists_hold_each_name_once(names):
     assert len(set(names)) == len(names)
 
@@ -31,19 +32,19 @@ def test_effects_rise():
     assert Effect.OUTPUT_PRESERVING < Effect.REDUCES_CAPACITY < Effect.CHANGES_OUTPUTS
 
 
-@pytest.mark.parametrize("effect", list(Effect))
+@each("effect", list(Effect))
 def test_an_effect_is_read_back_from_its_text(effect):
     assert Effect.parse(str(effect)) is effect
     assert "_" not in str(effect)
 
 
-@pytest.mark.parametrize("text", ["", "OUTPUT_PRESERVING", "output_preserving", "none"])
+@each("text", ["", "OUTPUT_PRESERVING", "output_preserving", "none"])
 def test_another_text_is_no_effect(text):
     with pytest.raises(KeyError):
         Effect.parse(text)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_an_oom_is_every_kind_but_those_where_no_memory_ran_short(kind):
     assert Incident(kind, "boom").is_oom == (kind not in {"memory_profiling_changed", "encoder_budget", "engine_dead"})
 
@@ -52,7 +53,7 @@ def test_the_kinds_that_are_no_oom_are_kinds():
     assert set(KINDS) >= NOT_OOM_KINDS
 
 
-@pytest.mark.parametrize(
+@each(
     ("incidents", "verdict", "first"),
     [((), "no_oom", None), ((DEAD,), "no_oom", DEAD), ((DEAD, OOM, SECOND), "oom", OOM), ((OOM, DEAD), "oom", OOM)],
 )
@@ -63,7 +64,7 @@ def test_a_verdict_and_the_incident_to_act_on(incidents, verdict, first):
     assert diagnosis.first_cause is first
 
 
-@pytest.mark.parametrize(("value", "number"), [(5, 5), (0, 0), (0.5, 0.5), ("5", None), (True, None)])
+@each(("value", "number"), [(5, 5), (0, 0), (0.5, 0.5), ("5", None), (True, None)])
 def test_a_number_is_a_number_and_nothing_else(value, number):
     assert Incident("cuda_oom", "boom", facts={"x": Fact("x", value)}).number("x") == number
 
@@ -77,7 +78,7 @@ def test_slack_is_zero_where_nothing_is_known():
     assert Incident("cuda_oom", "boom", facts={"x": Fact("x", 1, slack=2.5)}).slack("x") == 2.5
 
 
-@pytest.mark.parametrize(
+@each(
     ("new", "blocked_by", "applicable"),
     [(1, None, True), (0, None, True), (False, None, True), (None, None, False), (1, "pinned", False)],
 )
@@ -85,7 +86,7 @@ def test_a_patch_is_applicable_where_it_has_a_value_and_nothing_blocks_it(new, b
     assert Patch("x", 2, new, Effect.OUTPUT_PRESERVING, "r", blocked_by=blocked_by).applicable is applicable
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "succeeded"),
     [
         ({}, True),
@@ -105,9 +106,7 @@ def test_evidence_names_its_line():
     assert str(Evidence("boom")) == "boom"
 
 
-@pytest.mark.parametrize(
-    "record", [OOM, Diagnosis("a"), Evidence("x"), Attempt(1, {}), Fact("x", 1)], ids=lambda r: type(r).__name__
-)
+@each("record", [OOM, Diagnosis("a"), Evidence("x"), Attempt(1, {}), Fact("x", 1)])
 def test_a_record_cannot_be_changed(record):
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(record, dataclasses.fields(record)[0].name, "other")

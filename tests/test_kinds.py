@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Incident
 from oomguard.kinds import KINDS
+from support.each import each
 
 
 def incident(kind: str, **facts) -> Incident:
     return Incident(kind, "boom", facts={name: Fact(name, value) for name, value in facts.items()})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_without_facts_the_headline_claims_no_figure(kind):
     text = incident(kind).headline
 
@@ -22,7 +21,7 @@ def test_without_facts_the_headline_claims_no_figure(kind):
     assert "GiB" not in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "facts", "figures"),
     [
         (

@@ -19,7 +19,6 @@ HEAVY = (
     "wrapt",
     "click",
     "regex",
-    "cel_expr_python",
     "ray",
     "fsspec",
 )

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from dataclasses import is_dataclass
 
-import pytest
-
 import oomguard
 from oomguard import facts, incident
 from oomguard.comparing import comparison as compared
@@ -30,6 +28,7 @@ from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
 from oomguard.report.mask import unmasked
 from oomguard.report.note import note
+from support.each import each
 
 SECRET = "Hunter2!x"
 LINE = Evidence(f"non-default args: mysql -p{SECRET} FOO_KEY={SECRET} 'auth': --auth {SECRET} \x1b[31m", 3)
@@ -59,7 +58,7 @@ RECORDS = (
 )
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+@each("record", RECORDS)
 def test_no_text_of_a_record_shows_a_secret(record):
     texts = (repr(record), str(record), f"{record}", repr([record]), pprint.pformat({"a": record}), f"{record!r:s}")
 

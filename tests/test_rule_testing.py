@@ -9,6 +9,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import GIB, MIB
 from oomguard.remedy.policy import Policy
 from oomguard.rule_testing import incident_from, model_from
+from support.each import each
 
 FACTS = {"batch_size": 16, "tried_bytes": 8 * MIB, "device_total_bytes": GIB, "baseline_bytes": 64 * MIB}
 
@@ -17,7 +18,7 @@ def test_a_test_without_a_call_has_no_model():
     assert model_from({"kind": "cuda_oom", "facts": FACTS}) is None
 
 
-@pytest.mark.parametrize(("figure", "rows"), [("row_bytes", 9), ("seen_row_bytes", 1)])
+@each(("figure", "rows"), [("row_bytes", 9), ("seen_row_bytes", 1)])
 def test_the_figures_of_a_call_give_the_rows_that_fit(figure, rows):
     test = {"kind": "cuda_oom", "facts": FACTS, "call": {figure: 100 * MIB}}
 
@@ -26,7 +27,7 @@ def test_the_figures_of_a_call_give_the_rows_that_fit(figure, rows):
     assert found.plan[0].new == rows
 
 
-@pytest.mark.parametrize("call", [{"row_bytes": "x"}, {"row_bytes": 0}, {"row_bytes": True}, {"trace": 1}])
+@each("call", [{"row_bytes": "x"}, {"row_bytes": 0}, {"row_bytes": True}, {"trace": 1}])
 def test_a_figure_that_no_call_has_is_refused(call):
     with pytest.raises(SettingError, match="call: figures above zero"):
         model_from({"kind": "cuda_oom", "facts": FACTS, "call": call})

@@ -15,6 +15,7 @@ import oomguard.observe.skim as skim_module
 from oomguard.diagnosing import diagnose, diagnose_stream
 from oomguard.facts import GIB
 from oomguard.incident import Diagnosis, Incident
+from support.each import each
 
 NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
 TOO_LONG = (
@@ -328,8 +329,8 @@ def test_what_the_first_start_measured_is_not_known_to_the_second():
     assert "kv_cache_available_bytes" not in second.facts
 
 
-@pytest.mark.parametrize("wrapper", [True, False])
-@pytest.mark.parametrize("lines", [0, 3, 30])
+@each("wrapper", [True, False])
+@each("lines", [0, 3, 30])
 def test_a_healthy_start_after_a_failure_changes_nothing_of_it(lines, wrapper):
     healthy = begin(2, weights_gib=16, available_gib=4)
     log = [*begin(1), *fail(1, wrapper=wrapper), *healthy[:2], *work(2, lines), *healthy[2:], *work(2, lines)]
@@ -345,7 +346,7 @@ def test_a_healthy_start_after_a_failure_changes_nothing_of_it(lines, wrapper):
     assert len(incident.wrappers) == wrapper
 
 
-@pytest.mark.parametrize("lines", [0, 30])
+@each("lines", [0, 30])
 def test_a_start_that_measured_nothing_borrows_nothing_from_a_healthy_one_before_it(lines):
     log = [*begin(1, available_gib=4), *work(1, lines), *begin(2, available_gib=None)[:3], *fail(2)]
     incident = only(look(*log))
@@ -427,23 +428,8 @@ def told(diagnosis: Diagnosis) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_bare_log_has_one_failure(failure):
-    assert len(look(*FAILURES[failure]).incidents) == 1
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.sampled_from(sorted(FAILURES)), st.lists(st.sampled_from(sorted(COLLECTORS)), min_size=1, max_size=1))
-def test_a_collector_changes_nothing(failure, collectors):
-    bare = wrapped = FAILURES[failure]
-    for name in collectors:
-        wrapped = [COLLECTORS[name](line) for line in wrapped]
-
-    assert told(look(*wrapped)) == told(look(*bare))
-
-
-@pytest.mark.parametrize("collector", COLLECTORS)
-@pytest.mark.parametrize("failure", FAILURES)
+@each("collector", COLLECTORS)
+@each("failure", FAILURES)
 def test_each_collector_changes_nothing_of_each_failure(failure, collector):
     wrapped = [COLLECTORS[collector](line) for line in FAILURES[failure]]
 

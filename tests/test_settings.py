@@ -8,6 +8,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import REGISTRY, Fact
 from oomguard.incident import Effect, SettingInForce
 from oomguard.settings import SETTINGS, effect_of, parse_value, setting, value_in_force
+from support.each import each
 
 PRESERVES, REDUCES, CHANGES = Effect.OUTPUT_PRESERVING, Effect.REDUCES_CAPACITY, Effect.CHANGES_OUTPUTS
 
@@ -77,7 +78,7 @@ EFFECTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "effect"), EFFECTS)
+@each(("name", "old", "new", "effect"), EFFECTS)
 def test_effect_is_that_of_the_design(name, old, new, effect):
     assert effect_of(name, old, new) == effect
 
@@ -86,14 +87,14 @@ def test_every_setting_has_a_row_in_the_table_of_effects():
     assert {row[0] for row in EFFECTS} == set(SETTINGS)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each("name", SETTINGS)
 def test_an_unknown_old_value_counts_as_the_dearer_direction(name):
     knob = SETTINGS[name]
 
     assert effect_of(name, None, 1) == max(knob.raised, knob.lowered)
 
 
-@pytest.mark.parametrize("spelling", ["max_model_len", "max-model-len", "--max-model-len"])
+@each("spelling", ["max_model_len", "max-model-len", "--max-model-len"])
 def test_a_setting_is_found_by_each_spelling(spelling):
     assert setting(spelling).name == "max_model_len"
 
@@ -112,7 +113,7 @@ def test_an_unknown_setting_lists_the_known():
     assert "max_model_len" in caught.value.hint
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "value"),
     [
         ("max_model_len", "8192", 8192),
@@ -131,7 +132,7 @@ def test_a_text_is_read_as_the_setting_s_own_type(name, text, value):
     assert type(read) is type(value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text"),
     [
         ("max_model_len", "8k"),
@@ -149,7 +150,7 @@ def test_a_text_of_another_type_is_refused(name, text):
         parse_value(name, text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "fact", "value"),
     [
         ("gpu_memory_utilization", "gpu_memory_utilization_ratio", 0.5),
@@ -176,7 +177,7 @@ def test_every_fact_of_a_setting_is_in_the_registry_of_facts():
     assert {knob.fact for knob in SETTINGS.values() if knob.fact} <= set(REGISTRY)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "unit"),
     [
         ("gpu_memory_utilization", "ratio"),

@@ -18,9 +18,10 @@ from oomguard.surfaces import (
     surface,
     surfaces,
 )
+from support.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "flag", "kwarg", "env"),
     [
         ("max_model_len", 8192, "--max-model-len 8192", "max_model_len=8192", None),
@@ -48,7 +49,7 @@ def test_a_flag_can_be_pasted_into_a_shell():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "engine", "flag"),
     [
         ("max_num_seqs", 8, "vllm", "--max-num-seqs 8"),
@@ -70,7 +71,7 @@ def test_a_size_is_read_in_the_engine_s_unit_and_kept_in_bytes():
     assert own.own(own.ours("cpu_offload_bytes", "1.5")) == 1.5
 
 
-@pytest.mark.parametrize("engine", engines())
+@each("engine", engines())
 def test_an_engine_spells_only_settings_of_the_registry_and_no_flag_twice(engine):
     flags = [flag for own in surfaces(engine).values() for flag in own.flags]
 
@@ -101,7 +102,7 @@ def renamed(monkeypatch):
     surfaces.cache_clear()
 
 
-@pytest.mark.parametrize(
+@each(
     ("version", "flag", "kwarg", "off", "offload"),
     [
         ("1.9.3", "--max-batch 8", "max_batch=8", "--no-no-graphs", "--offload-mib 2048"),
@@ -156,7 +157,7 @@ def test_flags_are_found_in_every_form():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("total_bytes", "name", "size"),
     [
         (24 * GIB, None, "small"),
@@ -174,7 +175,7 @@ def test_before_0_9_an_a100_was_a_large_device():
     assert device_size("vllm", 80 * GIB, "NVIDIA A100-SXM4-80GB", "0.9.2") == "small"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "version", "size", "value"),
     [
         ("max_num_seqs", "0.8.5", "cpu", 256),
@@ -189,7 +190,7 @@ def test_a_default_is_that_of_the_version(name, version, size, value):
     assert default_value(name, "vllm", version, device_size=size) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "version", "flags"),
     [
         ("kv_cache_memory_bytes", "0.10.1.1", ()),
@@ -211,7 +212,7 @@ def test_a_default_by_size_of_device_needs_the_size():
     assert default_value("max_num_seqs", "vllm", "0.32.0", device_size="large") == 1024
 
 
-@pytest.mark.parametrize(
+@each(
     ("version", "value"),
     [
         ("0.19.1", 0.90),

@@ -1,4 +1,4 @@
-"""One pattern of data/hf_patterns or hf_second, judged by its tester's own code in a process of its own."""
+"""One pattern of data/hf_patterns, judged by its tester's own code in a process of its own."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from support.commands import ROOT
 
-DATA: Final = ROOT / "benchmarks" / "data"
+DATA: Final = ROOT / "benchmarks" / "data" / "hf_patterns"
 # What the patterns import; the rest of requirements.txt comes with these.
 LIBRARIES: Final = (
     "torch",
@@ -27,12 +27,12 @@ LIBRARIES: Final = (
 TIMEOUT_S: Final = 800  # five runs of at most 150 s each
 
 
-def observe(name: str, patterns: Path) -> dict[str, Any]:
-    """Return the tester's record of a pattern of a set; one that ends the process or does not end is an other error."""
+def observe(name: str) -> dict[str, Any]:
+    """Return the tester's record of a pattern; one that ends the process or does not end is an other error."""
     with tempfile.TemporaryDirectory(prefix="oomguard-hf-") as folder:
         results = Path(folder, "results.json")
-        shutil.copy(patterns / "bare.json", results.with_suffix(".bare.json"))
-        command = [sys.executable, str(patterns / "run.py"), "--only", name, "--results", str(results)]
+        shutil.copy(DATA / "bare.json", results.with_suffix(".bare.json"))
+        command = [sys.executable, str(DATA / "run.py"), "--only", name, "--results", str(results)]
         # Patterns leave what they save in temporary folders of their own: all of it goes with this one.
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         try:

@@ -1,4 +1,4 @@
-"""Cases that testers wrote (data/strangers_40, strangers_20, healthy_50), and the folder in which each runs."""
+"""Cases that testers wrote (data/strangers_ninth, data/guarded_sixth), and the folder in which each runs."""
 
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a tester says of a run: the cause, the share kept, and what was changed that must not be."""
 
-import math
-import re
 from typing import Any
 
 from support.stranger_case import written_text
@@ -54,7 +52,7 @@ def judged(case: dict[str, Any], reading: dict[str, Any]) -> list[str]:
 
 def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> list[str]:
     """Return what any attempt changed that must not be, or that was not permitted."""
-    found = [text for text in case["must_not_change"] if _is_broken_word(text, case, seen, reading)]
+    found = [text for text in case["must_not_change"] if _is_broken_word(text, seen, reading)]
     permitted = EFFECTS.index(next((word for word in case["allow"] if word in EFFECTS), EFFECTS[0]))
     text, never_given = written_text(case), reading.get("never_given", {}).get(case["name"], [])
     for patch in seen["patches"]:
@@ -67,18 +65,13 @@ def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any
     return list(dict.fromkeys(found))
 
 
-def _is_broken_word(text: str, case: dict[str, Any], seen: dict[str, Any], readings: dict[str, Any]) -> bool:
+def _is_broken_word(text: str, seen: dict[str, Any], readings: dict[str, Any]) -> bool:
     reading = readings["must_not_change"].get(text, {"setting": text})
     if "no_setting" in reading:
         return False
     if "any_setting" in reading:
         return seen["relaunches"] > 0 or any(seen["attempts"])
-    if "printed" in reading:
-        told = [found[1] for line in seen["printed"] if (found := re.match(reading["printed"], line))]
-        return any(value != reading["as"] for value in told)
-    setting, written = reading["setting"], readings.get("as_written", {}).get(case["name"], {})
-    values = [settings[setting] for settings in seen["attempts"] if setting in settings]
-    return any(value != written.get(setting) and value < reading.get("least", math.inf) for value in values)
+    return any(reading["setting"] in settings for settings in seen["attempts"])
 
 
 def _before(setting: str, seen: dict[str, Any]) -> float | None:
@@ -88,11 +81,7 @@ def _before(setting: str, seen: dict[str, Any]) -> float | None:
 
 
 def _share(best: dict[str, Any], old: float | None, found: Any) -> float:
-    """Compare with the value, else with the interval's edge on the side of what was lost; a text with the texts that are best."""
-    if isinstance(best["value"], str):
-        return float(found in (best["value"], *best["alternatives"]))
-    if isinstance(best["value"], bool):
-        return float(bool(found) is best["value"])
+    """Compare with the value, else with the interval's edge on the side of what was lost."""
     new = float(found)
     raised = old is not None and new > old
     if is_exact(best):

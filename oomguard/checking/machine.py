@@ -10,7 +10,7 @@ from oomguard.checking.own_files import journal_check, rules_check
 from oomguard.checking.software import ENGINES, installed_version, scanner_check, torch_build_check, version_checks
 from oomguard.checking.variables import variable_checks
 from oomguard.engines.vllm.checks import plugin_checks
-from oomguard.journal.place import Place
+from oomguard.journal.location import Location
 from oomguard.observe.check import Check
 from oomguard.observe.host import ROOT, wsl_version
 from oomguard.observe.limits import host_checks
@@ -19,7 +19,7 @@ from oomguard.observe.variables import allocator_checks, visible_devices_checks
 
 
 def check_machine(
-    *, rules: tuple[str, ...] = (), journal: Place | None = None, known_variables: frozenset[str] = frozenset()
+    *, rules: tuple[str, ...] = (), journal: Location | None = None, known_variables: frozenset[str] = frozenset()
 ) -> Iterator[Check]:
     """Yield every check of this machine; one that fails is unknown, and the others are still made.
 

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.errors import UsageError
-from oomguard.journal.place import Place, Shared, default_path
+from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.observe.check import Check
 
 _BUSY_S: Final = 2.0
 
 
-def journal_check(given: Place | None) -> Check:
+def journal_check(given: Location | None) -> Check:
     """Check where the journal is, and that it can be read and written; nothing is made.
 
     Args:
         given: the file, or the shared database; None for the file in the user's state folder.
     """
-    if isinstance(given, Shared):
+    if isinstance(given, JournalUrl):
         return _counted(given, "is the server there? what runs write meanwhile waits on their machines")
     path = given or default_path()
     elsewhere = "export XDG_STATE_HOME=DIR, or oomguard run --journal PATH"
@@ -36,15 +36,12 @@ def journal_check(given: Place | None) -> Check:
     return _counted(path, elsewhere)
 
 
-def _counted(place: Place, hint: str) -> Check:
-    from sqlalchemy import func, select
-
-    from oomguard.journal.reading import reading
-    from oomguard.journal.tables import ATTEMPT
+def _counted(place: Location, hint: str) -> Check:
+    from oomguard.journal.read import open_journal
 
     try:
-        with reading(place, busy_s=_BUSY_S) as database:
-            count = 0 if database is None else database.execute(select(func.count(ATTEMPT.c.id))).scalar_one()
+        with open_journal(place, busy_s=_BUSY_S) as database:
+            count = 0 if database is None else database.query("SELECT count(*) FROM attempt")[0][0]
     except UsageError as error:
         # reading names the place first
         why = f"{error}".removeprefix(f"{place}: ")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
+from oomguard.installation import install_hint
 from oomguard.observe.check import Check
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def version_checks(versions: Mapping[str, str | None]) -> Iterator[Check]:
             yield Check("versions", "ok", f"{name} {version}")
     if not any(versions.values()):
         text = "no engine is installed beside oomguard: this is not the engine's environment"
-        advice = "pip install oomguard with the engine's own pip, then python -m oomguard doctor with its python"
+        advice = "install oomguard with the engine's own pip, then run: python -m oomguard doctor"
         yield Check("versions", "unknown", text, advice)
 
 
@@ -88,7 +89,7 @@ def scanner_check() -> Check:
     version = installed_version("hyperscan")
     if version is None:
         text = "fast scanning: hyperscan is not installed, a plain scanner is used"
-        return Check("scanner", "ok", text, "pip install hyperscan")
+        return Check("scanner", "ok", text, install_hint("fast"))
     try:
         import hyperscan  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a library built for another machine raises anything

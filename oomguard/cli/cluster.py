@@ -66,7 +66,7 @@ def on_cluster(
         except ImportError as error:
             raise UsageError(
                 f"the cluster's workers have no oomguard: {error}",
-                hint=f"pip install 'oomguard=={__version__}' on every node",
+                hint=f"install oomguard {__version__} on every node, from the same wheel file or clone",
             ) from None
 
 
@@ -78,7 +78,7 @@ def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | 
     if common.version != __version__:
         raise UsageError(
             f"the cluster's workers have oomguard {__version__}, this process has {common.version}",
-            hint=f"pip install 'oomguard=={common.version}' on every node",
+            hint=f"install oomguard {common.version} on every node, from the same wheel file or clone",
         )
     with contextlib.suppress(OSError):  # where there is no such folder no relative path is found either
         os.chdir(common.folder)

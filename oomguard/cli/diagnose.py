@@ -136,6 +136,11 @@ def command(
         from oomguard.cli.following import check_follow
 
         check_follow(paths, form, summary=summary, on=on)
+    elif summary and form == "html":
+        raise UsageError(
+            "--summary writes no page: only single diagnoses have one",
+            hint="use terminal, json or markdown: oomguard diagnose --summary --format markdown",
+        )
     inputs, errors, left_out = (
         ([Input(paths[0], is_named=True)], [], 0) if follow else _expand(paths, since, summary=summary, quiet=quiet)
     )

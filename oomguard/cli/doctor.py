@@ -8,7 +8,7 @@ import click
 
 from oomguard.cli.journal_option import journal_option
 from oomguard.cli.options import color_option, console, form_of, option, rules_option
-from oomguard.journal.place import Place
+from oomguard.journal.location import Location
 
 _FORMS = ("terminal", "json")
 
@@ -26,7 +26,7 @@ def command(
     form: str,
     exit_code: bool,
     rules: tuple[str, ...],
-    journal: Place | None,
+    journal: Location | None,
     no_mask: bool,
     color: str,
 ) -> int:

@@ -95,7 +95,7 @@ class _Reading:
         from oomguard.observe.scan import Scanner
 
         self._path, self._renderer = path, renderer
-        self._scanner = Scanner(renderer.rules, new_wordings=True)
+        self._scanner = Scanner(renderer.rules, unrecognized=True)
         self._splitter: LineSplitter | None = None
         self._pieces = Pieces()
         self._head, self._wide = b"", False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oomguard.errors import UsageError
-from oomguard.journal.place import Place, default_path
+from oomguard.journal.location import Location, default_path
 
 if TYPE_CHECKING:
     from oomguard.past_runs import PastRun
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HINT = "oomguard history --forget 12, --forget --all, or --forget --model MODEL"
 
 
-def forget_learned(path: Place | None, number: int | None, model: str | None, *, everything: bool, yes: bool) -> int:
+def forget_learned(path: Location | None, number: int | None, model: str | None, *, everything: bool, yes: bool) -> int:
     """Drop what run ``number``, runs of ``model`` or all learned; return the exit status.
 
     What happened stays written. Dropped is what later runs would take from it: settings for ``--reuse``, and calibrations of plans.
@@ -51,12 +51,11 @@ def forget_learned(path: Place | None, number: int | None, model: str | None, *,
     return 0
 
 
-def _chosen(path: Place | None, number: int | None, model: str | None) -> list[PastRun]:
-    from oomguard.journal.reading import reading
-    from oomguard.journal.runs import Asked, past_runs
+def _chosen(path: Location | None, number: int | None, model: str | None) -> list[PastRun]:
+    from oomguard.journal.read import Asked, open_journal, past_runs
     from oomguard.report.presentable import drawn
 
-    with reading(path) as database:
+    with open_journal(path) as database:
         runs = [] if database is None else past_runs(database, Asked(number=number))
     if number is not None and not runs:
         raise UsageError(f"there is no run {number}", hint="oomguard history lists the runs")
@@ -74,8 +73,8 @@ def _is_agreed(count: int) -> bool:
     return click.confirm(f"Forget {'this' if count == 1 else f'these {count}'}?")
 
 
-def _forget(path: Place | None, numbers: list[int]) -> None:
-    from oomguard.journal.changing import forget
+def _forget(path: Location | None, numbers: list[int]) -> None:
+    from oomguard.journal.maintenance import forget
 
     if numbers:
         forget(path or default_path(), numbers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -14,10 +13,10 @@ from oomguard.cli.durations import Age, Moment
 from oomguard.cli.journal_option import journal_option
 from oomguard.cli.options import color_option, console, form_of, option
 from oomguard.errors import UsageError
-from oomguard.journal.place import Place, default_path
+from oomguard.journal.location import Location, default_path
 
 if TYPE_CHECKING:
-    from oomguard.journal.runs import Asked
+    from oomguard.journal.read import Asked
     from oomguard.past_runs import PastRun
 
 FORMS: Final = ("table", "json")
@@ -32,7 +31,6 @@ _MODES: Final = {
     "--forget": (("forget",), _ALWAYS | {"forget", "number", "everything", "model", "yes"}),
     "--original": (("original",), _ALWAYS | {"original", "number"}),
     "the number of a run": (("number",), _ALWAYS | {"number", "form"}),
-    "--html": (("page",), _ALWAYS | {"page", "words", "since", "failed", "limit"}),
 }
 
 
@@ -50,12 +48,7 @@ _MODES: Final = {
     help="So many runs at most; 0: all.",
 )
 @option("--format", "form", default="table", show_default=True, metavar="[table|json]", help="Output form.")
-@option(
-    "--html",
-    "page",
-    metavar="FILE",
-    help="Write a page instead: incidents over time, changes, predicted beside measured. It holds all runs, unless --limit is given.",
-)
+@click.option("--html", "page", hidden=True)
 @click.option("--original", is_flag=True, help="Print the command of run N as it was before any patch, to paste.")
 @click.option(
     "--forget", is_flag=True, help="Drop what was learned from run N, from all (--all), or of a model (--model)."
@@ -75,7 +68,7 @@ _MODES: Final = {
 def command(
     ctx: click.Context,
     number: int | None,
-    journal: Place | None,
+    journal: Location | None,
     words: str | None,
     since: float | None,
     failed: bool,
@@ -98,6 +91,10 @@ def command(
 
     Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
     """
+    if page is not None:
+        raise UsageError(
+            "--html was removed: history writes a table or JSON", hint="oomguard history --format json --limit 0"
+        )
     _refuse_together(ctx)
     if forget or keep is not None or deliver:
         return _change(journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver)
@@ -111,17 +108,13 @@ def command(
         return _print_original(journal, number)
     if number is not None:
         return _show_one(journal, number, form_of(ctx, form, FORMS), color)
-    from oomguard.journal.runs import Asked
+    from oomguard.journal.read import Asked
 
-    asked = Asked(words, since, failed)
-    if page is not None:
-        given = ctx.get_parameter_source("limit") is not click.core.ParameterSource.DEFAULT
-        return _write_page(journal, asked, limit if given else 0, page)
-    return _list(journal, asked, limit, form_of(ctx, form, FORMS), color)
+    return _list(journal, Asked(words, since, failed), limit, form_of(ctx, form, FORMS), color)
 
 
 def _change(
-    path: Place | None,
+    path: Location | None,
     number: int | None,
     model: str | None,
     *,
@@ -167,7 +160,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     return (is_written or is_filter) and ctx.params.get(name) not in (False, None)
 
 
-def _list(path: Place | None, asked: Asked, limit: int, form: str, color: str) -> int:
+def _list(path: Location | None, asked: Asked, limit: int, form: str, color: str) -> int:
     from oomguard.report.history import print_runs, run_json
 
     runs = _each(path, asked, limit + 1 if limit else None)
@@ -188,7 +181,7 @@ def _list(path: Place | None, asked: Asked, limit: int, form: str, color: str) -
     return 0
 
 
-def _show_one(path: Place | None, number: int, form: str, color: str) -> int:
+def _show_one(path: Location | None, number: int, form: str, color: str) -> int:
     from oomguard.report.history import print_run, run_json
 
     run = _run(path, number)
@@ -201,7 +194,7 @@ def _show_one(path: Place | None, number: int, form: str, color: str) -> int:
     return 0
 
 
-def _print_original(path: Place | None, number: int | None) -> int:
+def _print_original(path: Location | None, number: int | None) -> int:
     from oomguard.report.history_original import to_paste
 
     if number is None:
@@ -213,41 +206,23 @@ def _print_original(path: Place | None, number: int | None) -> int:
     return 0
 
 
-def _write_page(path: Place | None, asked: Asked, limit: int, target: str) -> int:
-    from oomguard.report.history_html import page
+def _each(path: Location | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
+    from oomguard.journal.read import each_run, open_journal
 
-    runs = _runs(path, asked, limit or None)
-    text = page(runs, nothing=_nothing(path, asked))
-    if target == "-":
-        click.echo(text, nl=False)
-        return 0
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--html {target}: {reason}", hint="name a file in a folder that exists") from None
-    return 0
-
-
-def _each(path: Place | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
-    from oomguard.journal.reading import reading
-    from oomguard.journal.runs import each_run
-
-    with reading(path) as database:
+    with open_journal(path) as database:
         if database is not None:
             yield from each_run(database, asked, limit=limit)
 
 
-def _runs(path: Place | None, asked: Asked, limit: int | None) -> list[PastRun]:
-    from oomguard.journal.reading import reading
-    from oomguard.journal.runs import past_runs
+def _runs(path: Location | None, asked: Asked, limit: int | None) -> list[PastRun]:
+    from oomguard.journal.read import open_journal, past_runs
 
-    with reading(path) as database:
+    with open_journal(path) as database:
         return [] if database is None else past_runs(database, asked, limit=limit)
 
 
-def _run(path: Place | None, number: int) -> PastRun:
-    from oomguard.journal.runs import Asked
+def _run(path: Location | None, number: int) -> PastRun:
+    from oomguard.journal.read import Asked
 
     found = _runs(path, Asked(number=number), None)
     if found:
@@ -257,7 +232,7 @@ def _run(path: Place | None, number: int) -> PastRun:
     raise UsageError(f"there is no run {number}: {there}", hint="oomguard history lists the runs")
 
 
-def _nothing(path: Place | None, asked: Asked) -> str:
+def _nothing(path: Location | None, asked: Asked) -> str:
     if asked.command is not None or asked.since is not None or asked.failed:
         return f"no such run is recorded in {path or default_path()}"
     return f"no run is recorded in {path or default_path()}: oomguard run writes there"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from oomguard.cli.options import option
-from oomguard.journal.place import Place, place_of
+from oomguard.journal.location import Location, parse_location
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -16,9 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class JournalPlace(click.Path):  # type: ignore[type-arg, unused-ignore]
     """A path, or the URL of a database that a journal can be kept in."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:  # type: ignore[override]
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:  # type: ignore[override]
         """Return it as a place."""
-        return place_of(value) if isinstance(value, str) else value
+        return parse_location(value) if isinstance(value, str) else value
 
 
 def journal_option(what: str) -> Callable[[F], F]:

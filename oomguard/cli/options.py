@@ -105,7 +105,8 @@ def form_of(ctx: click.Context, form: str, forms: Sequence[str]) -> str:
     if form in forms:
         return form
     if ctx.get_parameter_source("form") is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter(f"{form!r} is not one of {', '.join(forms)}.", param_hint="--format")
+        example = f"{ctx.command_path} --format json"
+        raise click.BadParameter(f"{form!r} is not one of {', '.join(forms)}; use {example}", param_hint="--format")
     return forms[0]
 
 

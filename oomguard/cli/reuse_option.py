@@ -12,7 +12,7 @@ from oomguard.cli.options import option
 if TYPE_CHECKING:
     from oomguard.engines.command import Launch
     from oomguard.incident import Patch
-    from oomguard.journal.place import Place
+    from oomguard.journal.location import Location
     from oomguard.remedy.policy import Policy
 
 # How long the command's start waits for others that hold the journal locked, or for each answer of a database; after it nothing is reused.
@@ -29,13 +29,13 @@ def reuse_option(function: F) -> F:
     return option("--reuse", is_flag=True, help=what)(function)
 
 
-def reused(launch: Launch, policy: Policy, place: Place | None, *, reuse: bool) -> tuple[Patch, ...]:
+def reused(launch: Launch, policy: Policy, place: Location | None, *, reuse: bool) -> tuple[Patch, ...]:
     """Return the changes that the first attempt begins with; none unless ``reuse`` asks for them."""
     if not reuse:
         return ()
-    from oomguard.journal.reading import reading
+    from oomguard.journal.read import open_journal
     from oomguard.supervise.reusing import known_changes
 
     if isinstance(place, Path) and not place.exists():  # this run makes it
         return known_changes(launch, policy, lambda: nullcontext(None))
-    return known_changes(launch, policy, lambda: reading(place, busy_s=_BUSY_S))
+    return known_changes(launch, policy, lambda: open_journal(place, busy_s=_BUSY_S))

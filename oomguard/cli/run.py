@@ -33,7 +33,7 @@ from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, sc
 from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
-from oomguard.journal.place import Place, Shared, default_path
+from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.own_files import OwnFiles, of_journal
 from oomguard.supervise.process import DEFAULT_GRACE_S
@@ -138,7 +138,7 @@ def command(
     report: str | None,
     metrics: str | None,
     snapshot: str | None,
-    journal: Place | None,
+    journal: Location | None,
     reuse: bool,
     grace: float,
     pty: bool,
@@ -275,9 +275,9 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
         screen.print(drawn(text), markup=False)
 
 
-def _journal(place: Place | None) -> Journal | SharedJournal:
+def _journal(place: Location | None) -> Journal | SharedJournal:
     """Open the journal at ``place``, else the default one; raise InputError where it cannot be used."""
-    if isinstance(place, Shared):
+    if isinstance(place, JournalUrl):
         from oomguard.journal.shared import SharedJournal
 
         return SharedJournal(place)

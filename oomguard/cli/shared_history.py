@@ -9,20 +9,22 @@ import click
 
 from oomguard.cli.options import console
 from oomguard.errors import InputError, JournalError, UsageError
-from oomguard.journal.place import Place, Shared, default_path
+from oomguard.journal.location import JournalUrl, Location, default_path
 
 
-def show_fleet(place: Place | None, model: str | None, since: float | None, limit: int, form: str, color: str) -> int:
+def show_fleet(
+    place: Location | None, model: str | None, since: float | None, limit: int, form: str, color: str
+) -> int:
     """Print under which settings each model ran, for all who write the journal; return the exit status.
 
     Raises:
         InputError: the journal cannot be read.
     """
-    from oomguard.journal.known_settings import known_settings
-    from oomguard.journal.reading import reading
+    from oomguard.journal.known_good import known_settings
+    from oomguard.journal.read import open_journal
     from oomguard.report.known_settings import known_settings_json, print_known_settings
 
-    with reading(place) as database:
+    with open_journal(place) as database:
         found = [] if database is None else known_settings(database, model=model, since=since)
     shown = list(islice(found, limit or None))
     if form == "json":
@@ -40,19 +42,19 @@ def show_fleet(place: Place | None, model: str | None, since: float | None, limi
     return 0
 
 
-def deliver_waiting(place: Place | None) -> int:
+def deliver_waiting(place: Location | None) -> int:
     """Bring what waits on this machine into a shared journal; return the exit status.
 
     Raises:
         UsageError: the journal is a file.
         InputError: the database cannot be reached or written.
     """
-    if not isinstance(place, Shared):
+    if not isinstance(place, JournalUrl):
         raise UsageError(
             "--deliver is for a journal that several share",
             hint="oomguard history --deliver --journal postgresql://USER@HOST/DATABASE",
         )
-    from oomguard.journal.delivering import deliver_left_behind, require_tables
+    from oomguard.journal.delivery import deliver_left_behind, require_tables
 
     try:
         require_tables(place)
@@ -68,17 +70,17 @@ def deliver_waiting(place: Place | None) -> int:
     return 2 if delivered.left else 0
 
 
-def keep_only(place: Place | None, keep_s: float, *, yes: bool) -> int:
+def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
     """Remove runs that ended longer ago, after saying how many; return the exit status.
 
     Raises:
         UsageError: nobody can be asked.
         InputError: the journal cannot be written.
     """
-    from oomguard.journal.changing import old_runs, remove_old
+    from oomguard.journal.maintenance import old_runs, remove_old
 
     where = place or default_path()
-    if not isinstance(where, Shared) and not where.exists():
+    if not isinstance(where, JournalUrl) and not where.exists():
         click.echo(f"nothing to remove: no run is recorded in {where}")
         return 0
     found = old_runs(where, keep_s)

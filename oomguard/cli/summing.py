@@ -63,11 +63,7 @@ def _rendered(summary: FleetSummary, work: Work) -> str:
         from oomguard.report.fleet import summary_markdown
 
         return summary_markdown(summary)
-    if work.form == "html":
-        from oomguard.report.fleet_html import page
-
-        return page(summary)
-    from oomguard.report.fleet_terminal import print_summary
+    from oomguard.report.fleet import print_summary
 
     screen = work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
     return text_of(screen, lambda console: print_summary(console, summary))

@@ -57,7 +57,7 @@ class FleetSummary(Record):
     """What was read and what failed in it: groups, the one with most incidents first.
 
     ``inputs`` were read, ``failed`` of them hold an out-of-memory, ``unread`` could not be read, ``left_out`` were last written
-    before the time asked for. ``moments`` are (Unix seconds, cause) of all incidents whose time is known.
+    before the time asked for.
     """
 
     inputs: int
@@ -65,7 +65,6 @@ class FleetSummary(Record):
     unread: int
     left_out: int
     groups: tuple[Group, ...]
-    moments: tuple[tuple[float, str], ...]
     since: float | None = None
 
     @property
@@ -100,8 +99,7 @@ def summed(
     groups = sorted((_group(same) for same in together.values()), key=_order)
     if since is not None:
         failed = len({one.source for one in found if one.is_oom})
-    moments = tuple(sorted((one.at, one.cause) for one in kept if one.at is not None))
-    return FleetSummary(inputs, failed, unread, left_out, tuple(groups), moments, since)
+    return FleetSummary(inputs, failed, unread, left_out, tuple(groups), since)
 
 
 def _order(group: Group) -> tuple[object, ...]:

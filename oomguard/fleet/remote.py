@@ -11,6 +11,7 @@ from typing import IO, Any, Final, cast
 from oomguard.errors import InputError
 from oomguard.fleet.inputs import Input
 from oomguard.fleet.layouts import is_log_of_layout
+from oomguard.installation import install_hint
 from oomguard.observe.source import shown, unpacked
 
 # Whole objects come in blocks of so many bytes: a log of usual size in one request.
@@ -91,7 +92,7 @@ def _system(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError:
         raise InputError(
-            f"{shown(url)}: reading it takes fsspec, which is not installed", hint="pip install 'oomguard[fleet]'"
+            f"{shown(url)}: reading it takes fsspec, which is not installed", hint=install_hint("fleet")
         ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)

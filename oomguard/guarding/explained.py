@@ -22,7 +22,7 @@ def explained(error: BaseException, policy: Policy, attempts: Sequence[Attempt])
     if scanned.first_cause is None:
         if explain_refusal(error, attempts):
             return None
-        scanned = scan_error(error, new_wordings=True)
+        scanned = scan_error(error, unrecognized=True)
     if scanned.first_cause is None:
         return None
     diagnosis = assess_all(scanned, default_rules(), policy, given=seen_call(error))

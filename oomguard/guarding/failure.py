@@ -33,11 +33,11 @@ def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[A
 
 
 def scan_error(
-    error: BaseException, settings: Mapping[str, SettingInForce] | None = None, *, new_wordings: bool = False
+    error: BaseException, settings: Mapping[str, SettingInForce] | None = None, *, unrecognized: bool = False
 ) -> Diagnosis:
     """Return what an exception's messages say, not yet explained; no incidents where its type cannot be a memory failure.
 
-    With ``new_wordings`` words count that no signature has: enough to tell, too little to act on.
+    With ``unrecognized`` words count that no signature has: enough to tell, too little to act on.
     """
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
@@ -45,7 +45,7 @@ def scan_error(
     from oomguard.observe.scan import scan
 
     lines, name = exception_lines(error), type(error).__name__
-    return scan(lines, default_rules(), name, given=settings, new_wordings=new_wordings)
+    return scan(lines, default_rules(), name, given=settings, unrecognized=unrecognized)
 
 
 def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 
 from oomguard.engines.known import watch_seen_calls
 from oomguard.engines.protocol import SizeOfCall
-from oomguard.errors import SettingError
+from oomguard.errors import SettingError, UsageError
 from oomguard.guarding.observing import NO_SIZE, Told, observers, observing, shown, without_mistake
 from oomguard.guarding.watching import watch as watch_calls
 from oomguard.instrumentation.decorating import decorate
@@ -33,6 +33,9 @@ from oomguard.instrumentation.watched import Watched
 from oomguard.instrumentation.writing import refuse_other_format, write
 from oomguard.switch import disabled
 from oomguard.timeline import Mark, MemoryUse, SeenCall, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_SAMPLE_EVERY_S: Final = 0.1
@@ -117,11 +120,14 @@ class Watch:
 
         return table_text(self.timeline)
 
-    def _repr_html_(self) -> str:
-        """Return the picture and the tables for a notebook's cell."""
-        from oomguard.report.timeline_html import fragment
+    def _repr_png_(self) -> bytes | None:
+        """Return the plot for a notebook's cell; None if matplotlib is not installed."""
+        from oomguard.report.timeline_plot import png
 
-        return fragment(self.timeline)
+        try:
+            return png(self.timeline)
+        except UsageError:
+            return None
 
     @property
     def began_s(self) -> float:
@@ -198,27 +204,41 @@ class Watch:
 
         write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
 
-    def to_html(self, path: str | PathLike[str]) -> None:
-        """Write the timeline and the tables as one page that loads nothing.
+    def to_trace(self, path: str | PathLike[str]) -> None:
+        """Write the timeline as Chrome trace JSON, for example ``watch.trace.json``, to open at ui.perfetto.dev.
 
         Raises:
             UsageError: the file cannot be written.
         """
-        from oomguard.report.timeline_html import page
+        from oomguard.report.timeline_trace import trace_json
 
-        write(path, page(self.timeline).encode())
+        write(path, trace_json(self.timeline).encode())
+
+    def plot(self) -> Figure:
+        """Return the timeline as a figure of matplotlib.
+
+        Raises:
+            UsageError: matplotlib is not installed.
+        """
+        from oomguard.report.timeline_plot import figure
+
+        return figure(self.timeline)
 
     def to_png(self, path: str | PathLike[str]) -> None:
-        """Write the timeline as a picture, drawn by matplotlib (``pip install 'oomguard[plots]'``).
+        """Write the plot as PNG.
 
         Raises:
             UsageError: matplotlib is not installed, the name is that of another format, or the file cannot be written.
         """
-        refuse_other_format(path, "png")
-        from oomguard.report.picture_png import png
-        from oomguard.report.timeline_picture import timeline_picture
+        refuse_other_format(path)
+        from oomguard.report.timeline_plot import png
 
-        write(path, png(timeline_picture(self.timeline)))
+        write(path, png(self.timeline))
+
+    def to_html(self, path: str | PathLike[str]) -> NoReturn:
+        """Raise UsageError: the page was removed."""
+        hint = 'seen.to_png("watch.png"), seen.to_csv("watch.csv"), or seen.to_trace("watch.trace.json") for ui.perfetto.dev'
+        raise UsageError(f"{path}: a watch no longer writes HTML", hint=hint)
 
     def began(self, what: str, model: str, size: SizeOfCall) -> Watched:
         """Take the beginning of a watched call."""
@@ -284,7 +304,7 @@ def watch(function: Callable[..., Any] | None = None, /, *, sample_every_s: floa
     calls as ``function.seen``.
 
     Args:
-        sample_every_s: seconds between two samples, which a thread takes: for the picture, and for what has no peak of its own.
+        sample_every_s: seconds between two samples, which a thread takes: for the plot, and for what has no peak of its own.
 
     Raises:
         SettingError: not a time.

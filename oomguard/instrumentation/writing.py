@@ -12,35 +12,16 @@ from oomguard.user_files import write_whole
 
 _OPEN_FILES: Final = {Path("/dev"), Path("/proc")}  # /dev/stdout may be a file, and others write to it too
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FORMATS: Final = {
-    "png",
-    "pdf",
-    "svg",
-    "svgz",
-    "jpg",
-    "jpeg",
-    "gif",
-    "webp",
-    "tif",
-    "tiff",
-    "bmp",
-    "eps",
-    "ps",
-    "html",
-    "htm",
-}
+_OTHER_PICTURES: Final = {".pdf", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".eps", ".html"}
 
 
-def refuse_other_format(path: str | PathLike[str], written: str) -> None:
-    """Refuse a name whose suffix is that of another format: who opens the file would be told that it is damaged.
-
-    Raises UsageError, with the name that it may have.
-    """
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix in _FORMATS - {written}:
+def refuse_other_format(path: str | PathLike[str]) -> None:
+    """Raise UsageError if a PNG's name ends in the suffix of another format: viewers would call the file damaged."""
+    suffix = Path(path).suffix.lower()
+    if suffix in _OTHER_PICTURES:
         raise UsageError(
-            f"{path}: {written.upper()} is what is written, and .{suffix} is another format",
-            hint=f"name it {Path(path).with_suffix('.' + written)}; to_html draws the same picture as SVG in a page",
+            f"{path}: to_png writes PNG, and {suffix} is another format",
+            hint=f"name it {Path(path).with_suffix('.png')}; seen.plot().savefig(path) writes matplotlib's other formats",
         )
 
 

@@ -1,4 +1,4 @@
-"""What is written of one attempt: as it begins, and as it ends."""
+"""What the journal stores of one attempt, when it begins and when it ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One attempt as the journal keeps it; times are Unix seconds, and the caller has masked every text.
+    """One attempt as the journal stores it; the caller has masked every text.
 
-    ``original`` is the command before any patch (empty: ``command``), ``folder`` where it was started, ``files`` the digest of the
-    files that it names, ``hides_secrets_alone`` whether masking hid nothing else of it (None: not known), ``who`` the user's name on
-    ``host``: of the first attempt of a session they are kept for all of it.
+    Those from ``original`` on are of the run: the first attempt's are kept for all.
+
+    Attributes:
+        session: the run's name in the journal.
+        number: 1 is the first attempt.
+        command: what was started.
+        settings: what oomguard has changed so far.
+        patches: the contract's patches, applied before this attempt.
+        incident: the contract's object of the failure.
+        predicted: facts and their predicted values.
+        measured: facts and their measured values.
+        started_at: Unix seconds; 0: now.
+        ended_at: Unix seconds; None while it runs.
+        exit_status: as a shell shows it.
+        original: the command before any patch; empty: ``command``.
+        folder: where it was started.
+        files: the digest of the files that the command names.
+        hides_secrets_alone: whether masking hid only secrets; None: not known.
+        who: the user's name on the host.
+        host: the machine.
     """
 
     session: str
@@ -35,7 +52,7 @@ class Record:
     host: str | None = None
 
     def after(self, first: Record | None) -> Record:
-        """Return it with what the first attempt of its session tells of the run: whoever removed that run lost nothing of it."""
+        """Return it with the run's fields of its first attempt, in case that run has been removed."""
         if first is None or first.session != self.session or self.original:
             return self
         told = {name: getattr(first, name) for name in ("folder", "files", "hides_secrets_alone", "who", "host")}
@@ -44,7 +61,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What an attempt turned out to run, masked: the engine that spoke, its version, its model, the GPUs; None: not known."""
+    """What an attempt ran, masked; None: not known. ``device`` is name and size of the GPUs."""
 
     engine: str | None = None
     engine_version: str | None = None
@@ -57,13 +74,13 @@ class Ended:
     """How an attempt ended.
 
     Attributes:
-        exit_status: as a shell tells it.
+        exit_status: as a shell shows it.
         incident: the contract's object of the failure, None if none was found.
         measured: facts and what this attempt showed of them.
-        ran: what ran; what is known of it stays where a later attempt does not tell.
-        set_by_user: of the settings that may be changed after it, whether the user had set them.
+        ran: what ran; a later attempt without it leaves what is known.
+        set_by_user: whether the user had set each setting that may be changed after it.
         seconds: how long it ran; None: until ``ended_at``.
-        error: why it failed, masked, where status and incident tell less.
+        error: why it failed, masked, if status and incident do not say it.
         ended_at: Unix seconds.
     """
 

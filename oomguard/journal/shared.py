@@ -1,53 +1,70 @@
-"""A journal that several share: the job writes to a file of its machine and goes on, a process beside it brings that to the database."""
+"""A journal that a team shares: a run writes to its outbox, and a process next to it delivers."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import InputError
-from oomguard.journal.delivery import Delivery, Undelivered
-from oomguard.journal.going import Going
-from oomguard.journal.place import Shared
+from oomguard.journal.delivery_process import DeliveryProcess
+from oomguard.journal.liveness import LivenessLock
+from oomguard.journal.location import JournalUrl
+from oomguard.journal.outbox import Outbox, attempts_in, waiting
 from oomguard.journal.record import Ended, Ran, Record
-from oomguard.journal.spool import Spool, folder_of
 
-# Runs are removed by their age: of an attempt that took less than this the beginning need not be written again with its end.
+# ``history --keep`` may have removed the beginning of an attempt that took longer: it is written
+# again with the end.
 _OLD_S: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """What waits on this machine when a run ends.
+
+    Attributes:
+        attempts: how many.
+        reason: why.
+        command: what delivers them.
+        is_refused: whether no later run can deliver them either.
+    """
+
+    attempts: int
+    reason: str
+    command: str
+    is_refused: bool = False
+
+
 class SharedJournal:
-    """Keeps the attempts of one run, as ``Journal`` does, for a shared database; what it returned from survives its death.
+    """Writes the attempts of one run, as ``Journal`` does; they survive the death of the process.
 
     Args:
-        shared: the database.
+        location: the database.
 
     Raises:
         InputError: this machine has no place to write to.
     """
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
-        self._folder = folder_of(shared)
-        if not self._folder.is_absolute():
+    def __init__(self, location: JournalUrl) -> None:
+        self.location = location
+        if not location.outbox.is_absolute():
             raise InputError("no home folder is known")
-        self._spool: Spool | None = None
-        self._delivery: Delivery | None = None
-        self._session = ""
-        self._begun: Record | None = None
+        self._outbox: Outbox | None = None
+        self._process: DeliveryProcess | None = None
+        self._failure = ""
         self._first: Record | None = None
-        self._going: Going | None = None
+        self._lock: LivenessLock | None = None
 
     @property
     def path(self) -> Path:
         """The file that it writes."""
-        return self._folder if self._spool is None else self._spool.path
+        return self.location.outbox if self._outbox is None else self._outbox.path
 
-    def begin(self, record: Record) -> int:
-        """Write the record of an attempt that starts now, and return its number for ``end``.
+    def begin(self, record: Record) -> Record:
+        """Write an attempt that starts now, and return its record for ``end``.
 
         Raises:
             InputError: this machine has no place to write to.
@@ -55,23 +72,20 @@ class SharedJournal:
         """
         record = record if record.started_at else replace(record, started_at=time.time())
         record = record.after(self._first)
-        if self._spool is None:
+        if self._outbox is None:
             try:
-                self._spool = Spool(self._folder, record.session)
+                self._outbox = Outbox(self.location.outbox, record.session)
             except OSError as error:
                 hint = "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared journal"
-                raise InputError(f"{self._folder}: {error.strerror or error}", hint=hint) from None
-            self._session, self._first, self._going = record.session, record, Going(record.session)
-            self._delivery = Delivery(self.shared, self._spool)
-        self._make_room()
-        self._spool.begin(record)
-        self._begun = record
-        self._wake()
-        return record.number
+                raise InputError(f"{self.location.outbox}: {error.strerror or error}", hint=hint) from None
+            self._first, self._lock = record, LivenessLock(record.session)
+        self._outbox.begin(record)
+        self._start_delivery(self._outbox)
+        return record
 
     def end(
         self,
-        row: int,
+        begun: Record,
         *,
         exit_status: int,
         incident: Mapping[str, Any] | None,
@@ -81,32 +95,61 @@ class SharedJournal:
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete a record: ``row`` is what ``begin`` returned, all else is as ``Ended`` has it.
+        """Complete an attempt: ``begun`` is what ``begin`` returned, the rest is as in ``Ended``.
 
         Raises OSError as ``begin`` does.
         """
-        ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, time.time())
-        if self._spool is not None and self._begun is not None:
-            self._make_room()
-            is_old = ended.ended_at - self._begun.started_at >= _OLD_S
-            self._spool.end(self._session, row, ended, self._begun if is_old else None)
-            self._wake()
+        now = time.time()
+        ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
+        if self._outbox is not None:
+            self._outbox.end(begun, ended, in_full=now - begun.started_at >= _OLD_S)
+            self._start_delivery(self._outbox)
 
     def finish(self, wait_s: float) -> Undelivered | None:
-        """Wait so long at most until all is delivered; return what is not, which a later run delivers."""
-        if self._going is not None:
-            self._going.end()
-        if self._spool is None or self._delivery is None:
+        """Wait at most ``wait_s`` until all is delivered; return what is left to a later run."""
+        if self._lock is not None:
+            self._lock.release()
+        if self._outbox is None:
             return None
-        left = self._delivery.finish(wait_s)
-        self._spool.close(is_delivered=left is None)
-        self._spool = None
-        return left
+        answer = self._last_answer(self._outbox, time.monotonic() + wait_s)
+        rows = self._outbox.undelivered
+        others_wait = any(path != self._outbox.path for path in waiting(self.location.outbox))
+        if self._process is not None:
+            if others_wait and not rows:
+                self._process.release()
+            else:
+                self._process.kill()
+        self._outbox.close(is_delivered=not rows)
+        self._outbox = self._process = None
+        if not rows:
+            return None
+        reason = answer.get("failure") or f"the database had not taken it after {wait_s:g} s"
+        command = f"oomguard history --deliver --journal {shlex.quote(str(self.location))}"
+        return Undelivered(attempts_in(rows), reason, command, answer.get("is_refused", False))
 
-    def _make_room(self) -> None:
-        if self._delivery is not None:
-            self._delivery.make_room()
+    def _last_answer(self, outbox: Outbox, until: float) -> dict[str, Any]:
+        """Have the rest delivered, and return what the process answers; empty if it is late."""
+        for _ in range(2):  # one that had just left, because it was idle, did not see the last write
+            if not outbox.undelivered:
+                return {}
+            self._start_delivery(outbox)
+            if self._process is None:
+                return {"failure": self._failure}
+            answer = self._process.last_answer(until - time.monotonic())
+            if answer is not None:
+                return answer
+            if self._process.is_alive:
+                return {}
+        return {"failure": "the process that delivers ended"}
 
-    def _wake(self) -> None:
-        if self._delivery is not None:
-            self._delivery.wake()
+    def _start_delivery(self, outbox: Outbox) -> None:
+        """Start the process that delivers, unless it is alive."""
+        if self._process is not None:
+            if self._process.is_alive:
+                return
+            self._process.kill()  # reaps it
+            self._process = None
+        try:
+            self._process, self._failure = DeliveryProcess(self.location, outbox.path), ""
+        except OSError as error:
+            self._failure = str(error)

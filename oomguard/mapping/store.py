@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import StoreError
+from oomguard.installation import upgrade_hint
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
 from oomguard.mapping.folders import network_file_system, store_data
@@ -99,7 +100,7 @@ class Store:
         version, application = (run(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id"))
         if version > SCHEMA_VERSION and application == APPLICATION_ID:
             what = f"a newer oomguard wrote it (schema {version}, this one knows {SCHEMA_VERSION})"
-            raise StoreError(f"{self.path}: {what}", hint="pip install -U oomguard, or give another path: store=PATH")
+            raise StoreError(f"{self.path}: {what}", hint=f"{upgrade_hint()}; or give another path: store=PATH")
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != APPLICATION_ID and not is_new:
             raise StoreError(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from oomguard.errors import UsageError
+from oomguard.installation import install_hint
 from oomguard.observe import torch_memory
 
 _JSON, _BYTES, _TREE, _TORCH, _NUMPY = "json", "bytes", "tree", "torch", "numpy"
@@ -166,5 +167,5 @@ def _safetensors(form: str) -> Any:
 
         return sys.modules["safetensors.torch"]
     except ImportError:
-        hint = "pip install 'oomguard[hf]'"
+        hint = install_hint("hf")
         raise UsageError("tensors are stored as safetensors, which is not installed", hint=hint) from None

@@ -64,8 +64,6 @@ def _add_least_share(facts: dict[str, Fact]) -> None:
     if least is not None:
         holds = now is not None and now > least
         facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
-        others = "told_cause" in facts and facts["told_cause"].value == "colocated_process"
-        facts["static_share_counts_others"] = Fact("static_share_counts_others", others, "solved")
 
 
 def _add_request_table(facts: dict[str, Fact], phase: str) -> None:

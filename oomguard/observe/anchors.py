@@ -11,10 +11,11 @@ import functools
 import importlib.util
 import re
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
 from typing import Final, Protocol
 
+from oomguard.observe.anchor_index import anchor_index
 from oomguard.user_files import keep, kept_file
 
 # Between two words of an anchor: a space, or a line break with the marks of a document or a comment around it. Narrow
@@ -23,11 +24,14 @@ GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
 # The same in a text of which no line break has anything around it, and what tells that one has: half as slow again.
 _BARE_GAP: Final = rb"(?: |\n|\\n)"
 _MARKED_BREAK: Final = rb"[ \r]\n|\n[ \t#>|*]"
-# The plain finder looks for words of at least this length, and this far back for the words before them.
-_KEY_CHARS: Final = 6
-_HEAD_BYTES: Final = 4096
-# A word, with what stands before it and behind it in each of its anchors.
-_Groups = dict[bytes, list[tuple[re.Pattern[bytes] | None, re.Pattern[bytes]]]]
+# What the plain finder makes alike: digits and the letters of hexadecimal numbers.
+_HEXADECIMAL: Final = b"0123456789abcdefABCDEF"
+_ALIKE: Final = bytes.maketrans(_HEXADECIMAL, b"0" * len(_HEXADECIMAL))
+# So many shapes of lines are remembered, of lines that are not longer than this.
+_MAX_SHAPES: Final = 50_000
+_MAX_SHAPE_BYTES: Final = 2000
+_GAP_BYTES: Final = 11  # GAP matches no more
+_FEW_LINES: Final = 2000
 
 
 class Finder(Protocol):
@@ -61,31 +65,30 @@ def fast_scanning() -> bool:
     return importlib.util.find_spec("hyperscan") is not None
 
 
-def finder(anchors: Iterable[str], any_case: Iterable[str] = (), *, plain: bool = False) -> Finder:
+def finder(anchors: Iterable[str], *, plain: bool = False) -> Finder:
     """Return the fastest finder.
 
     Args:
-        anchors: what is looked for as it stands.
-        any_case: what is looked for in lower case, in upper case and mixed.
+        anchors: the literals to look for.
         plain: ask for the finder without a library.
     """
-    wanted, folded = tuple(sorted(set(anchors))), tuple(sorted({anchor.lower() for anchor in any_case}))
+    wanted = tuple(sorted(set(anchors)))
     if not plain and fast_scanning():
         try:
-            return _fast(wanted, folded)
+            return _fast(wanted)
         except Exception:  # noqa: BLE001 - a processor without SSSE3, a broken wheel: the plain finder does the same job
-            return _plain(wanted, folded)
-    return _plain(wanted, folded)
+            return _plain(wanted)
+    return _plain(wanted)
 
 
 @functools.lru_cache(maxsize=4)
-def _fast(anchors: tuple[str, ...], any_case: tuple[str, ...]) -> Finder:
-    return _FastFinder(anchors, any_case)
+def _fast(anchors: tuple[str, ...]) -> Finder:
+    return _FastFinder(anchors)
 
 
 @functools.lru_cache(maxsize=4)
-def _plain(anchors: tuple[str, ...], any_case: tuple[str, ...]) -> Finder:
-    return _PlainFinder(anchors, any_case)
+def _plain(anchors: tuple[str, ...]) -> Finder:
+    return _PlainFinder(anchors)
 
 
 class _FastFinder:
@@ -93,13 +96,11 @@ class _FastFinder:
 
     name = "hyperscan"
 
-    def __init__(self, anchors: tuple[str, ...], any_case: tuple[str, ...]) -> None:
-        patterns = [flexible(anchor) for anchor in (*anchors, *any_case)]
+    def __init__(self, anchors: tuple[str, ...]) -> None:
+        patterns = [flexible(anchor) for anchor in anchors]
         bare = [pattern.replace(GAP, _BARE_GAP) for pattern in patterns]
-        self._bare = _Automaton(bare, len(anchors))
-        self._any = functools.cache(
-            lambda: _Automaton(patterns, len(anchors))
-        )  # loaded for the first block that needs it
+        self._bare = _Automaton(bare)
+        self._any = functools.cache(lambda: _Automaton(patterns))  # loaded for the first block that needs it
         self._marked = False  # the block before had a marked break, so this one will
 
     def ends(self, block: bytes | memoryview) -> list[int]:
@@ -118,23 +119,22 @@ class _FastFinder:
 class _Automaton:
     """Patterns that hyperscan compiled, kept between runs, and whether a block has a marked break."""
 
-    def __init__(self, patterns: list[bytes], exact: int) -> None:
+    def __init__(self, patterns: list[bytes]) -> None:
         import hyperscan
 
         self._one_at_a_time = threading.Lock()  # the library's scratch memory serves one scan
         self._ended = hyperscan.ScanTerminated
         self._mark = len(patterns)
-        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns, exact))
+        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
         except Exception:  # noqa: BLE001 - not cached yet, of another processor, or damaged: compile it
             self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-            caseless = [hyperscan.HS_FLAG_CASELESS] * (len(patterns) - exact)
             self._database.compile(
                 expressions=[*patterns, _MARKED_BREAK],
                 ids=list(range(len(patterns) + 1)),
                 elements=len(patterns) + 1,
-                flags=[*[0] * exact, *caseless, hyperscan.HS_FLAG_SINGLEMATCH],
+                flags=[*[0] * len(patterns), hyperscan.HS_FLAG_SINGLEMATCH],
             )
             keep(kept, hyperscan.dumpb(self._database))
         self._database.scratch = hyperscan.Scratch(self._database)
@@ -157,69 +157,100 @@ class _Automaton:
         return found, marked
 
 
-def _cache_key(patterns: list[bytes], exact: int) -> list[bytes]:
+def _cache_key(patterns: list[bytes]) -> list[bytes]:
     """Return the key of the cached automaton, which takes longer to compile than a short log takes to read."""
     import platform
 
     import hyperscan
 
-    versions = (str(vars(hyperscan)["__version__"]), platform.machine(), str(exact))
+    versions = (str(vars(hyperscan)["__version__"]), platform.machine())
     return [*(word.encode() for word in versions), _MARKED_BREAK, *patterns]
 
 
 class _PlainFinder:
-    """``bytes.find`` for one word of each anchor, then a pattern for the rest on both sides of it."""
+    """Without a library: looks once at each shape of line, because a long log repeats the same few shapes.
+
+    The shape of a line is the line with all digits and hexadecimal letters made alike: times, counters and request numbers no
+    longer differ. If an anchor is in a line, the shape of the anchor is in the shape of the line, so the bytes of a line are
+    searched only if its shape may hold an anchor, or ends in the first words of one that may go on in the next line.
+    """
 
     name = "plain"
 
-    def __init__(self, anchors: tuple[str, ...], any_case: tuple[str, ...]) -> None:
-        self._exact, self._folded = _groups(anchors), _groups(any_case)
+    def __init__(self, anchors: tuple[str, ...]) -> None:
+        self._patterns: dict[bytes, re.Pattern[bytes]] = {}
+        self._words: dict[bytes, list[bytes]] = {}
+        self._by_shape: dict[str, list[bytes]] = {}
+        self._by_last_byte: dict[int, list[tuple[bytes, bytes]]] = {}  # the first words of anchors
+        self._reach_bytes = 0  # behind the line in which an anchor begins
+        for anchor in anchors:
+            self._add(anchor)
+        self._inside = anchor_index(tuple(self._by_shape)).inside
+        self._candidates: dict[bytes, tuple[bytes, ...]] = {}  # of the shapes that may hold or begin an anchor
+        self._harmless: set[bytes] = set()
+
+    def _add(self, anchor: str) -> None:
+        text = anchor.encode()
+        words = text.split()
+        shapes = [word.translate(_ALIKE) for word in words]
+        self._patterns[text] = re.compile(flexible(anchor))
+        self._words[text] = sorted(words, key=len, reverse=True)
+        self._by_shape.setdefault(b" ".join(shapes).decode("latin-1"), []).append(text)
+        for count in range(1, len(shapes)):
+            first_words = b" ".join(shapes[:count])
+            self._by_last_byte.setdefault(first_words[-1], []).append((first_words, text))
+        self._reach_bytes = max(self._reach_bytes, len(text) + _GAP_BYTES * len(words))
 
     def ends(self, block: bytes | memoryview) -> list[int]:
         block = bytes(block)
-        found = _ends(block, self._exact)
-        if self._folded:
-            found |= _ends(block.lower(), self._folded)
+        shapes = block.translate(_ALIKE).split(b"\n")
+        shapes[-1] += b"\n"  # nothing of this block follows it, so no anchor goes on behind it
+        seen = set(shapes)
+        for shape in seen - self._harmless:
+            self._judge(shape)
+        wanted = {shape: self._candidates.get(shape) or self._anchors_for(shape) for shape in seen - self._harmless}
+        numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
+        if len(numbers) > _FEW_LINES:  # looking into each would take longer than looking for words in the whole block
+            possible = set(chain.from_iterable(wanted.values()))
+            absent = {anchor for anchor in possible if not all(word in block for word in self._words[anchor])}
+            wanted = {shape: tuple(set(anchors) - absent) for shape, anchors in wanted.items()}
+            numbers = [number for number in numbers if wanted[shapes[number]]]
+        found: set[int] = set()
+        stops = list(accumulate(map(len, shapes))) if numbers else []
+        for number in numbers:
+            stop = stops[number] + number
+            start = stop - len(shapes[number])
+            for anchor in wanted[shapes[number]]:
+                found.update(_ends_of(self._patterns[anchor], block, start, stop, stop + self._reach_bytes))
         return sorted(found)
 
     def holds(self, block: bytes | memoryview) -> bool:
         return bool(self.ends(block))
 
+    def _judge(self, shape: bytes) -> None:
+        """Decide which anchors a line of this shape may hold or begin, and remember it."""
+        if shape in self._candidates or len(shape) > _MAX_SHAPE_BYTES:
+            return
+        if len(self._harmless) + len(self._candidates) >= _MAX_SHAPES:
+            self._harmless = set()
+            self._candidates = {}
+        found = self._anchors_for(shape)
+        if found:
+            self._candidates[shape] = found
+        else:
+            self._harmless.add(shape)
 
-def _groups(anchors: Iterable[str]) -> _Groups:
-    return {key.encode(): [_around(key, anchor) for anchor in group] for key, group in _keys(anchors)}
-
-
-def _ends(block: bytes, groups: _Groups) -> set[int]:
-    found: set[int] = set()
-    for key, sides in groups.items():
-        at = block.find(key)
-        while at >= 0:
-            for head, tail in sides:
-                behind = tail.match(block, at + len(key))
-                if behind and (head is None or head.search(block, max(0, at - _HEAD_BYTES), at)):
-                    found.add(behind.end())
-            at = block.find(key, at + 1)
-    return found
-
-
-def _keys(anchors: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield words that together cover all anchors, each with its anchors: a word that many share is looked for once."""
-    left = dict.fromkeys(anchors)
-    while left:
-        longest = {anchor: max(map(len, anchor.split())) for anchor in left}
-        # A short word ("of") is everywhere in a log: it stands for an anchor only if the anchor has no longer one.
-        words = {word for a in left for word in a.split() if len(word) >= min(_KEY_CHARS, longest[a])}
-        shared = Counter({word: sum(word in anchor for anchor in left) for word in words})
-        key = max(words, key=lambda word: (len(word) >= _KEY_CHARS, shared[word], len(word), word))
-        group = [anchor for anchor in left if key in anchor]
-        yield key, group
-        for anchor in group:
-            del left[anchor]
+    def _anchors_for(self, shape: bytes) -> tuple[bytes, ...]:
+        text = b" ".join(shape.replace(b"\\n", b" ").split())
+        found = {anchor for one in self._inside(text.decode("latin-1")) for anchor in self._by_shape[one]}
+        if text and not shape.endswith(b"\n"):
+            found.update(anchor for words, anchor in self._by_last_byte.get(text[-1], ()) if text.endswith(words))
+        return tuple(found)
 
 
-def _around(key: str, anchor: str) -> tuple[re.Pattern[bytes] | None, re.Pattern[bytes]]:
-    """Return patterns for what stands before the key in an anchor (None: nothing) and behind it."""
-    head, _, tail = anchor.strip().partition(key)
-    before = re.compile(rb"(?:%s)\Z" % _joined(head)) if head else None
-    return before, re.compile(_joined(tail))
+def _ends_of(pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, limit: int) -> Iterator[int]:
+    """Yield where the pattern ends, before ``limit``, if it begins from ``start`` up to ``stop``."""
+    match = pattern.search(block, start, limit)
+    while match and match.start() < stop:
+        yield match.end()
+        match = pattern.search(block, match.start() + 1, limit)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
 from oomguard.errors import InputError
+from oomguard.installation import install_hint
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -229,5 +230,5 @@ def _new_member(form: Format, name: str) -> _Member:
         return form.member()
     except ImportError:
         raise InputError(
-            f"{name}: is {form.name} data, and the package that reads it is missing", hint="pip install zstandard"
+            f"{name}: is {form.name} data, and the package that reads it is missing", hint=install_hint("zstd")
         ) from None

@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from oomguard.facts import Fact
 from oomguard.incident import EngineStart, Incident, SettingInForce
 from oomguard.observe.context import NEAR_BEFORE_LINES, NO_ENGINE, Context, Near, nearest_phase
 from oomguard.observe.incidents import ScannedIncident
+from oomguard.observe.named_model import named_model
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
@@ -44,13 +46,17 @@ def concluded_incident(
     phase = incident.phase if scanned.phase_is_told else nearest_phase(near) or incident.phase
     version = facts.get("framework_version")
     frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
+    evidence = (*incident.evidence, *(frame for frame in frames if frame not in incident.evidence))
+    named = None if "model" in facts else named_model("\n".join(line.text for line in evidence))
+    if named is not None:
+        facts["stated_model"] = Fact("stated_model", named)
     return replace(
         incident,
         kind=scanned.becomes.get(phase, incident.kind),
         phase=phase,
         framework=_host(scanned, near),
         facts=MappingProxyType(facts),
-        evidence=(*incident.evidence, *(frame for frame in frames if frame not in incident.evidence)),
+        evidence=evidence,
         settings=MappingProxyType(dict(settings)),
         settings_complete=complete,
         framework_version=str(version.value) if version else incident.framework_version,

@@ -106,7 +106,6 @@ class Context:
     phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
     failed: bool = False
-    told: bool = False  # somebody told of a failure, whose log may follow
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
 
@@ -181,7 +180,7 @@ class Context:
             self.first_line = evidence.line
         mine = self.by_process.setdefault(process, {})
         for name, fact in facts.items():
-            if self.failed or self.told:
+            if self.failed:
                 self.later.setdefault(process, {}).setdefault(name, fact)
             mine[name] = fact
             self.lines[process, name] = evidence

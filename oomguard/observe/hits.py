@@ -10,7 +10,6 @@ from typing import Any, Final
 from oomguard.errors import SettingError
 from oomguard.facts import Fact
 from oomguard.observe.search_time import SearchTime
-from oomguard.observe.title import is_title, mark_chars
 from oomguard.observe.window import Window
 from oomguard.rules.pattern import group_value
 from oomguard.rules.signature import Quotation, Signature, Wording
@@ -19,8 +18,6 @@ from oomguard.rules.signature import Quotation, Signature, Wording
 CLAUSE_CHARS: Final = 2500
 # What introduces a quotation, or goes on from it, lies within so many characters of it.
 ABOVE_CHARS: Final = 1500
-# A sentence that tells what happened begins so many characters before the message at most.
-TOLD_CHARS: Final = 400
 # From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
 _NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
 _EXCEPTION_LINE: Final = re.compile(
@@ -65,8 +62,6 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
         return None  # what does not touch the anchor's line belongs to another window
     facts = captured(found)
     start, stop = found.span()
-    if not _counts_here(signature, window, start, time):
-        return None
     if signature.clauses:
         limit = min(start + CLAUSE_CHARS, _next_message(signature, wording, window, stop, time))
         for clause in signature.clauses:
@@ -79,18 +74,6 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
         facts[name] = Fact(name, value, "printed")
     message = " ".join(text[start:stop].split())
     return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
-
-
-def _counts_here(signature: Signature, window: Window, position: int, time: SearchTime) -> bool:
-    """Return whether what a signature asks of the lines around a wording, and before it on its line, holds at a position."""
-    if signature.unless_behind is not None:
-        line, at = window.line_around(position)
-        if time.search(signature.unless_behind, line[:at]) is not None:
-            return False
-    if signature.beside is None:
-        return True
-    around = (window.above(window.index(position)), window.text)
-    return any(time.search(signature.beside, text) is not None for text in around)
 
 
 def _next_message(signature: Signature, own: Wording, window: Window, position: int, time: SearchTime) -> int:
@@ -157,10 +140,6 @@ def quoted(
     """
     line, start = window.line_around(hit.position)
     above, raw = window.above(hit.first)[-ABOVE_CHARS:], window.lines[hit.first].text
-    below = "".join(window.texts[hit.first + 1 :])
-    if is_title(raw, above, below):
-        cut = mark_chars(line)
-        line, start, raw = line[cut:], max(0, start - cut), raw[mark_chars(raw) :]
     at = start
     # The wording may begin with the exception's name; what stands before the words behind it tells a quotation.
     name = _EXCEPTION_NAME.match(line, at)
@@ -175,15 +154,12 @@ def quoted(
         "above": above,
         "below": "".join(window.texts[hit.last + 1 :])[:ABOVE_CHARS],
     }
-    told = f"{above}\n{parts['lead']}"[-TOLD_CHARS:]
     figures = sum(not isinstance(fact.value, str) for fact in hit.facts.values())
     for quotation in quotations:
         if figures >= quotation.below_facts:
             continue
         try:
-            if time.search(quotation.pattern, parts[quotation.part]) and not (
-                quotation.told is not None and time.search(quotation.told, told)
-            ):
+            if time.search(quotation.pattern, parts[quotation.part]):
                 return quotation.name
         except TimeoutError:
             slow(quotation)

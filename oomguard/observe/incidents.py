@@ -16,8 +16,6 @@ MAX_INCIDENTS = 1000
 FOLD_LINES = 400
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
-# Who tells of a failure pastes the log of it below.
-TOLD_REACH_LINES = 120
 
 
 @dataclass(slots=True)
@@ -26,7 +24,7 @@ class ScannedIncident:
 
     ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and last seen (``time.monotonic``
     seconds), ``kinds`` are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its
-    signature. ``is_told``: somebody tells of it, no program does.
+    signature.
     """
 
     incident: Incident
@@ -40,12 +38,6 @@ class ScannedIncident:
     phase_is_told: bool = False
     wraps: tuple[str, ...] = ()
     began_s: float | None = None
-    is_told: bool = False
-
-    @property
-    def reach_lines(self) -> int:
-        """How far below it frames speak of it."""
-        return TOLD_REACH_LINES if self.is_told else NEAR_AFTER_LINES
 
     def say_more(self, hit: Hit) -> None:
         """Add figures that another wording read from the same message, and take the more exact of two that agree."""
@@ -80,10 +72,7 @@ class ScannedIncidents:
         """
         facts = {name: replace(fact, line=location.line) for name, fact in hit.facts.items()}
         kind, process, line = hit.kind or "other", location.process, location.line or 0
-        is_told = hit.signature.beside is not None
-        if is_told and any(f.incident.is_oom and not f.is_told for f in self.all):
-            return None  # the engine's own message tells more
-        recent = [f for f in reversed(self.all) if f.context is context and f.is_told == is_told]
+        recent = [f for f in reversed(self.all) if f.context is context]
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
             self._pass_on(recent[0], evidence)
             return None
@@ -106,8 +95,6 @@ class ScannedIncidents:
             evidence=(evidence,),
             start=context.number,
         )
-        if incident.is_oom and not is_told:
-            incident = replace(incident, facts={**self._without_told(), **facts})
         found = ScannedIncident(
             incident,
             context,
@@ -119,17 +106,10 @@ class ScannedIncidents:
             phase_is_told=incident.phase != "unknown",
             wraps=hit.signature.wraps,
             began_s=self._clock(),
-            is_told=is_told,
         )
         self.all.append(found)
-        context.failed, context.told = context.failed or not is_told, context.told or is_told
+        context.failed = True
         return found
-
-    def _without_told(self) -> dict[str, Fact]:
-        """Drop what somebody told of a failure, now that the engine's own message is there; return the facts that it gave."""
-        told = [found for found in self.all if found.is_told]
-        self.all[:] = [found for found in self.all if not found.is_told]
-        return {name: fact for found in told for name, fact in found.own.items()}
 
     def began_s(self) -> float | None:
         """Return when the first memory failure was printed, as the clock told; None where there is none, or it is not known."""

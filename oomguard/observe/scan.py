@@ -16,20 +16,17 @@ from oomguard.escapes import strip_escapes
 from oomguard.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
 from oomguard.observe.anchor_index import anchor_index
 from oomguard.observe.anchors import Finder, finder
-from oomguard.observe.asked_size import with_asked_size
 from oomguard.observe.conclude import concluded_incident, concluded_start, standing
-from oomguard.observe.context import Context
+from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, best_of, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
-from oomguard.observe.new_wording import NewWordings
 from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
-from oomguard.observe.stated_figures import StatedFigures
 from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
-from oomguard.observe.told_cause import MAX_TOLD, beside, with_report, with_told_cause
+from oomguard.observe.unrecognized import Unrecognized
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 from oomguard.rules.signature import Quotation
@@ -64,17 +61,17 @@ class Scanner:
     Args:
         rules: what is looked for.
         clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines that come live.
-        new_wordings: whether words that no signature has are weighed where nothing else is found.
+        unrecognized: whether a failure in a wording that no signature has is reported if nothing else is found.
     """
 
     def __init__(
-        self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, new_wordings: bool = False
+        self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, unrecognized: bool = False
     ) -> None:
         self._rules = rules
         self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
         for number, pair in enumerate((s, w) for s in rules.signatures for w in s.wordings):
             self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
-        self._inside = anchor_index(tuple(self._anchors)).inside
+        self._inside = anchor_index(rules.anchors).inside
         self._quotations = rules.quotations
         self._streams: dict[str, _Stream] = {}
         self._open: list[tuple[_Stream, Window]] = []
@@ -82,8 +79,7 @@ class Scanner:
         self._contexts = [Context(1)]
         self._own = OwnReports()
         self._finder: Finder | None = None
-        self.new_wordings = NewWordings(rules.lexicon if new_wordings else None, rules.told)
-        self._stated = StatedFigures(rules.stated)
+        self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
@@ -105,21 +101,20 @@ class Scanner:
                 window.complete = window.complete or owner is state
             self._settle()
             state.last.clear()
+            self._unrecognized.leave_out()
             self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
             return
         plain = peel(line.text)
         if self._own.takes(line, plain, stream):
             return
         state.order += 1
-        self.new_wordings.see(line)
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
         self._settle()
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
-        self._stated.see(text, line.number)
-        may_hold = self._may_hold(text)
-        candidates = self._candidates(self._inside(text)) if may_hold else []
+        self._unrecognized.see(text)
+        anchors = self._inside(text) if self._may_hold(text) else []
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -127,15 +122,15 @@ class Scanner:
             self._open.append((state, window))
             window.extend(line, plain, state.order)
         state.last.append((state.order, line, plain))
-        if candidates or (may_hold and self.new_wordings.may_hold(text)):
-            self._open.append((state, open_window(list(state.last), candidates)))
+        if anchors:
+            self._open.append((state, open_window(list(state.last), self._candidates(anchors))))
 
     def _may_hold(self, text: str) -> bool:
         """Return whether a text may hold an anchor; in a long input one search for all of them tells most lines apart."""
         self._looked += 1
         if self._looked < _FINDER_AFTER:
             return True
-        self._finder = self._finder or finder(self._rules.anchors, self._rules.words)
+        self._finder = self._finder or finder(self._rules.anchors)
         return self._finder.holds(text.encode("utf-8", "surrogatepass"))
 
     def _across_the_seam(self, state: _Stream, line: Line, text: str) -> list[Candidate]:
@@ -152,7 +147,10 @@ class Scanner:
         return self._candidates(one for one in self._inside(seam) if one not in words and one not in inside)
 
     def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
-        return [candidate for _, candidate in sorted((c for a in anchors for c in self._anchors[a]), key=itemgetter(0))]
+        return [
+            candidate
+            for _, candidate in sorted((c for a in anchors for c in self._anchors.get(a, ())), key=itemgetter(0))
+        ]
 
     def _settle(self) -> None:
         """Close the windows that are complete, in the order in which they came over all streams.
@@ -172,7 +170,7 @@ class Scanner:
             self._context.note_echo(window.text[hit.position :])
         failures = [hit for hit in hits if hit.kind is not None]
         if not failures:
-            self.new_wordings.consider(window, self._context, told)
+            self._unrecognized.consider(window, self._context, lambda hit: self._is_quoted(hit, window))
             return
         best = best_of(failures)
         first, last = window.orders[best.first], window.orders[best.last]
@@ -183,17 +181,13 @@ class Scanner:
                 taken[2].say_more(best)
             return
         line = window.lines[best.first]
-        if quoted(best, window, self._quotations, self._time, self._leave_out):
-            self.new_wordings.quotes(line.number, window, self._context)
+        if self._is_quoted(best, window):
             return
         evidence, location = _quote(line), Location(line.number, line.byte, window.process)
         found = self.found.take(best, location, evidence, self._context)
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
-            found.incident = with_asked_size(found.incident, self._rules.lexicon, window, best, self._time)
-            if len(self.found.all) <= MAX_TOLD:
-                found.incident = with_told_cause(found.incident, beside(window, best), self._rules.told, self._time)
 
     def _match(self, candidate: Candidate, window: Window) -> Hit | None:
         signature, wording = candidate
@@ -206,6 +200,9 @@ class Scanner:
             place = ": ".join(filter(None, (signature.path, wording.key)))
             self._left_out[name] = f"{place}: a pattern for {wording.anchor!r} {_OUT_OF_TIME}"
             return None
+
+    def _is_quoted(self, hit: Hit, window: Window) -> bool:
+        return quoted(hit, window, self._quotations, self._time, self._leave_out) is not None
 
     def _leave_out(self, slow: Quotation) -> None:
         self._quotations = tuple(other for other in self._quotations if other is not slow)
@@ -220,7 +217,7 @@ class Scanner:
             return
         for found in self.found.all[-3:]:
             after = near.line - found.last_line
-            if found.context is self._context and 0 <= after <= found.reach_lines and near.of(found.process):
+            if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
                 found.near.append(near)
 
     def _attach(self, found: ScannedIncident, last_line: int) -> None:
@@ -275,14 +272,15 @@ class Scanner:
         self.flush()
         found = [f for f in self.found.all if newer_than_s is None or f.seen_s >= newer_than_s]
         kept = standing(found)
-        if not any(f.incident.is_oom for f in self.found.all):
-            new = self.new_wordings.surest(self._quotations, self._time, self._leave_out)
-            kept = kept if new is None else [*(f for f in kept if f.incident.kind != "engine_dead"), new]
+        notes = (*self._time.notes, *self._left_out.values())
+        if self._is_unrecognized_taken and not any(f.incident.is_oom for f in self.found.all):
+            found_so = self._unrecognized.failure()
+            kept = kept if found_so is None else [*(f for f in kept if f.incident.kind != "engine_dead"), found_so]
+            notes += () if kept else self._unrecognized.notes
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
-        notes = (*self._time.notes, *self._left_out.values(), *(() if kept else self._own.note))
-        ended = (concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
-        told = with_report(ended, self._stated, self._rules.told, self._time)
-        return Diagnosis(source, told, notes, starts)
+        notes += () if kept else self._own.note
+        incidents = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        return Diagnosis(source, incidents, notes, starts)
 
 
 def scan(
@@ -291,10 +289,10 @@ def scan(
     source: str = "",
     *,
     given: Mapping[str, SettingInForce] | None = None,
-    new_wordings: bool = False,
+    unrecognized: bool = False,
 ) -> Diagnosis:
     """Scan a finite stream of lines; the arguments are those of ``Scanner`` and ``Scanner.diagnosis``."""
-    scanner = Scanner(rules, new_wordings=new_wordings)
+    scanner = Scanner(rules, unrecognized=unrecognized)
     for line in lines:
         scanner.push(line)
     return scanner.diagnosis(source, given=given)

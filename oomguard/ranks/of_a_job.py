@@ -154,7 +154,7 @@ class RankOfAJob:
         return None if self._mirror is None else self._mirror.why_apart()
 
     def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
-        from oomguard.journal.contract import patch_of
+        from oomguard.journal.codec import patch_of
         from oomguard.ranks.agreement import ends_of
         from oomguard.ranks.effects import tell_repeated
         from oomguard.ranks.permitted import is_change_left

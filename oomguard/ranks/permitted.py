@@ -29,7 +29,7 @@ def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
 
 def why_not_permitted(patches: Iterable[Mapping[str, Any]], ends: Mapping[int, RankEnd]) -> dict[int, str]:
     """Return why ranks do not permit a plan, by rank, with the setting and its values."""
-    from oomguard.journal.contract import patch_of
+    from oomguard.journal.codec import patch_of
 
     plan, found = [patch_of(patch) for patch in patches], dict[int, str]()
     for rank, end in ends.items():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.incident import Diagnosis, Incident, Patch
-from oomguard.journal.contract import incident_of, patch_of
+from oomguard.journal.codec import incident_of, patch_of
 from oomguard.ranks.decision import absent_in_words, ranks_in_words
 from oomguard.ranks.documents import Decision, RankEnd
 

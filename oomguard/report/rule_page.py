@@ -109,7 +109,7 @@ def _cause(rule: Rule, example: Example) -> Cause | None:
 
 
 def _conditions(rule: Rule) -> list[str]:
-    conditions = [condition.source for condition in rule.when if condition.source != "true"]
+    conditions = [condition.source for condition in rule.when if condition.source != "True"]
     lines = ["", "And all of this holds:", "", *(f"- `{_code(source)}`" for source in conditions)] if conditions else []
     if rule.unknown:
         lines += ["", f"And nothing is known of {', '.join(f'`{name}`' for name in rule.unknown)}."]

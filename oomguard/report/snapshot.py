@@ -1,19 +1,22 @@
-"""What every form of a report says of an allocation snapshot: its sentences, and the rows of its tables."""
+"""An allocation snapshot in a report: its sentences, the rows of its tables, its panel on the terminal, and its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.facts import format_gib
 from oomguard.report.bar import percent
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")
 SHOWN_GROUPS: Final = 8
+SHOWN_STACKS: Final = 8
 _UNDONE: Final = "The snapshot was dumped {events} later. They are undone here: the blocks are those of the failure."
 _LATER: Final = (
     "The snapshot was dumped {events} later, and the history does not lead back: the blocks are those of the dump, not those of the "
@@ -30,7 +33,7 @@ def title(device: DeviceMemory) -> str:
 def sentences(device: DeviceMemory) -> Iterator[str]:
     """Yield what torch holds of a device, and what was refused."""
     blocks, segments = _counted(device.blocks, "block"), _counted(device.segments, "segment")
-    parts = ", ".join(f"{format_gib(size)} {name}" for _, name, size in states(device))
+    parts = ", ".join(f"{format_gib(size)} {name}" for name, size in _states(device))
     yield f"torch holds {format_gib(device.reserved_bytes)} in {segments} and {blocks}: {parts or 'nothing in them'}."
     if device.refusal is None:
         yield f"The largest free block has {format_gib(device.largest_free_bytes)}."
@@ -66,15 +69,15 @@ def _asked(refusal: Refusal) -> str:
     return f"{format_gib(refusal.tried_bytes)} was refused{by}"
 
 
-def states(device: DeviceMemory) -> list[tuple[str, str, int]]:
-    """Return (kind in the map, name, bytes) of each state that blocks of the device are in."""
+def _states(device: DeviceMemory) -> list[tuple[str, int]]:
+    """Return name and bytes of each state that blocks of the device are in."""
     rows = [
-        ("live", "in use", device.allocated_bytes),
-        ("waiting", "waiting for another stream", device.waiting_bytes),
-        ("split", "free between blocks in use", device.split_bytes),
-        ("free", "in free segments", device.free_bytes),
+        ("in use", device.allocated_bytes),
+        ("waiting for another stream", device.waiting_bytes),
+        ("free between blocks in use", device.split_bytes),
+        ("in free segments", device.free_bytes),
     ]
-    return [row for row in rows if row[2]]
+    return [row for row in rows if row[1]]
 
 
 def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str, str, str, str]]:
@@ -123,6 +126,36 @@ def group_name(group: SegmentGroup) -> str:
 def stack_text(frames: tuple[Frame, ...], most: int = 3) -> str:
     """Return the innermost lines of a stack in one line."""
     return " < ".join(str(frame) for frame in frames[:most]) if frames else NO_STACK
+
+
+def snapshot_panel(device: DeviceMemory, *, ascii_only: bool = False) -> RenderableType:
+    """Return one device of a snapshot as a panel; its texts must be fit for a screen (``drawn``)."""
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(text) for text in sentences(device)]
+    if device.stacks:
+        parts += [Text(), _table(STACK_HEADINGS, stack_rows(device, SHOWN_STACKS), text_columns={3})]
+    if device.groups:
+        parts += [Text(), _table(GROUP_HEADINGS, group_rows(device), text_columns={0})]
+    frame = box.ASCII if ascii_only else box.ROUNDED
+    style = "green" if device.refusal is None else "red"
+    return Panel(Group(*parts), title=Text(title(device)), title_align="left", border_style=style, box=frame)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], text_columns: set[int]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, heading in enumerate(headings):
+        is_text = number in text_columns
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
 
 
 def snapshot_dict(snapshot: Snapshot) -> dict[str, Any]:

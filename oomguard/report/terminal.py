@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomguard.incident import Alternative, Cause, Diagnosis, EngineStart, Patch
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
-from oomguard.report.snapshot_terminal import snapshot_panel
+from oomguard.report.snapshot import snapshot_panel
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.report.wording import (
     Shown,

@@ -48,20 +48,3 @@ def attempts(row: SeenCall) -> str:
         sizes = " -> ".join(str(timed.attempt.settings["batch_size"]) for timed in row.attempts)
         return sizes if not row.attempts or row.attempts[-1].attempt.succeeded else f"{sizes} failed"
     return ", ".join(map(attempt_words, row.attempts))
-
-
-def call_words(row: SeenCall) -> str:
-    """Return a call in one line."""
-    words = [name(row)]
-    if row.rows is not None:
-        words.append(f"{row.rows} rows")
-    if row.prompt_tokens is not None:
-        words.append(f"{tokens(row)} tokens")
-    words.append(f"{row.seconds:.2f} s")
-    if (use := row.use) is not None:
-        words.append(
-            f"{use.device} {use.what} {size(use.before_bytes)}, peak {peak(use)}, after {size(use.after_bytes)}"
-        )
-    words += [attempts(row)] if row.attempts else []
-    words += [row.error] if row.error else []
-    return ", ".join(word for word in words if word)

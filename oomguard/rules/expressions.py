@@ -1,136 +1,137 @@
-"""Conditions in rule files: CEL, type-checked against the fact registry at load, evaluated on the known facts.
+"""Conditions and values in rule files: comparisons of facts, checked at load, evaluated on facts.
 
-CEL always terminates and reads nothing but the facts, so a stranger's rule file is safe to run.
+An expression is a small part of Python: facts, numbers, quoted texts, ``True`` and ``False``,
+arithmetic (``+ - * /``), comparisons, ``in``, ``and``, ``or``, ``not`` and ``x if condition else y``.
+It is parsed by ``ast`` and never executed as code, so a stranger's rule file is safe to load.
+
+A missing fact is unknown. ``and`` is false if one side is false, ``or`` is true if one side is true,
+and everything else that reads an unknown value is unknown.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from oomguard.errors import RuleError
 from oomguard.facts import REGISTRY, Fact, FactValue
 
-# All numbers are doubles: CEL does not compare an int with a double, and rule authors should not have to know.
-_CEL_TYPES: Final = {"int": "DOUBLE", "float": "DOUBLE", "bool": "BOOL", "str": "STRING"}
-_POSITION: Final = r"<input>:(\d+):(\d+): (.*)"
+Kind = Literal["number", "bool", "text"]
+_Evaluate = Callable[[Mapping[str, Fact]], FactValue | None]
+
+# By the type that the registries of facts and settings give.
+KINDS_OF_VALUE: Final[dict[str, Kind]] = {"int": "number", "float": "number", "bool": "bool", "str": "text"}
 _MAX_EXPRESSION_CHARS: Final = 2000
+_MAX_BRACKETS: Final = 20  # inside each other
+_MAX_DEPTH: Final = 100  # of operators inside each other
 _SHOWN_CHARS: Final = 60  # of the expression, on either side of a mistake
-_SHOWN_MESSAGE_CHARS: Final = 300
-# Macros over lists: no fact is a list, and nested macros multiply the work.
-_MACRO: Final = r"\b(?:all|exists|exists_one|existsOne|filter|map)(?:\s|//[^\n]*\n)*+\("
 
-# An expression with one of these may hold although a fact that it names is missing.
-_EITHER: Final = re.compile(r"\|\||&&|\?")
+_TOKEN: Final = re.compile(
+    r"\s+|[a-z_]\w*|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?(?![\w.])"
+    r"|'[^'\\\n]*'|\"[^\"\\\n]*\"|[<>=!]=|[][()<>,+*/-]",
+    re.ASCII | re.IGNORECASE,
+)
+# What the expression language of older versions (CEL) and other languages write, and Python's form.
+_OTHER_SPELLINGS: Final = {
+    "&": "write and",
+    "|": "write or",
+    "!": "write not",
+    "?": "write x if condition else y",
+    "=": "write ==",
+    "\\": "leave out the backslash: put a text with a quote in it between the other quotes",
+    "true": "write True",
+    "false": "write False",
+}
+_ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], float]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_EQUALITY: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_ORDER: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
-@functools.cache
-def _environment() -> Any:
-    from cel_expr_python import cel
+class _MistakeError(Exception):
+    """A mistake in an expression, at a 0-based position in its text."""
 
-    return cel.NewEnv(variables={name: getattr(cel.Type, _CEL_TYPES[spec.type]) for name, spec in REGISTRY.items()})
+    def __init__(self, message: str, position: int, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.position, self.hint = position, hint
 
 
-@functools.cache
-def _compiled(source: str) -> Any:
-    return _environment().compile(source)
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    kind: Kind
+    names: tuple[str, ...]
+    evaluate: _Evaluate
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One CEL expression; compiled on first use, once for each text."""
+    """One expression; parsed on first use, once for each text."""
 
     source: str
 
     @property
-    def type_name(self) -> str:
-        """CEL's name of the type of its result: ``DOUBLE``, ``BOOL``, ``STRING``."""
-        return str(_compiled(self.source).return_type().name())
+    def kind(self) -> Kind:
+        """The type of its result: ``number``, ``bool`` or ``text``."""
+        return _compiled(self.source).kind
 
     def evaluate(self, facts: Mapping[str, Fact]) -> FactValue | None:
-        """Return the value over the known facts, or None (unknown) if a fact it needs is missing."""
-        if not _EITHER.search(self.source) and self.missing(facts):
-            return None  # without being compiled: most conditions of most rules
-        # CEL divides a double by zero to infinity; here the result is unknown.
-        for divisor in re.findall(r"[/%]\s*([a-z]\w*)", _without_strings(self.source)):
-            if divisor in facts and facts[divisor].value == 0:
-                return None
-        data = {name: float(f.value) if _is_number(f.value) else f.value for name, f in facts.items()}
-        try:
-            result = _compiled(self.source).eval(data=data)
-        except RuntimeError:  # the library gives up on endless work
-            return None
-        if result.type().name() == "ERROR":  # a fact it reads is missing, or a division by zero
-            return None
-        value = result.value()
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        return value if isinstance(value, (bool, int, float, str)) else None
+        """Return the value over the known facts, None if unknown; a number is always a float."""
+        return _compiled(self.source).evaluate(facts)
 
     def missing(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
         """Return the names of the facts that the expression reads and that are unknown."""
-        names = dict.fromkeys(re.findall(r"\b[a-z]\w*\b", _without_strings(self.source)))
-        return tuple(name for name in names if name in REGISTRY and name not in facts)
+        return tuple(name for name in _compiled(self.source).names if name not in facts)
 
 
-def _is_number(value: FactValue) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _without_strings(source: str) -> str:
-    return re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", lambda text: "'" * len(text.group()), source)
-
-
-def compile_expression(source: object, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
+def compile_expression(source: object, *, path: str, key: str, result: Kind | None = "bool") -> Expression:
     """Check one expression: its syntax, the facts it names and the type of its result.
 
     Args:
         source: the expression as the file has it.
         path: the file, for messages.
         key: the dotted path of the expression inside the file, for messages.
-        result: CEL's name of the type that the result must have; None permits any.
+        result: the type that the result must have. None permits any.
 
     Raises:
         RuleError: with the column of the mistake and, for an unknown fact, the nearest known name.
     """
     if not isinstance(source, str) or not source.strip():
-        raise RuleError("expected a CEL expression in quotes", path=path, key=key)
+        raise RuleError("expected an expression in quotes", path=path, key=key)
     if len(source) > _MAX_EXPRESSION_CHARS:
-        raise RuleError(f"expression longer than {_MAX_EXPRESSION_CHARS} characters", path=path, key=key)
-    macro = re.search(_MACRO, _without_strings(source))
-    if macro is not None:
-        name = re.split(r"\W", macro.group(), maxsplit=1)[0]
-        told = f"{name}() is not known here: a condition compares facts"
-        raise RuleError(told, path=path, key=key, column=macro.start() + 1)
+        message = f"expression longer than {_MAX_EXPRESSION_CHARS} characters"
+        raise RuleError(message, path=path, key=key)
     try:
-        compiled = _compiled(source)
-    except RuntimeError as error:
-        match = re.search(_POSITION, str(error))
-        column = int(match.group(2)) if match else None
-        message = match.group(3).replace(" (in container '')", "") if match else str(error).splitlines()[0]
-        message = message[:_SHOWN_MESSAGE_CHARS]
-        unknown = re.search(r"undeclared reference to '([^']+)'", message)
-        hint = suggestion(unknown.group(1), REGISTRY) if unknown else None
-        if "'(double, int)'" in message or "'(int, double)'" in message:
-            hint = "numbers are doubles: write 1024.0, not 1024"
-        rows = source.splitlines()
-        row = rows[min(len(rows), int(match.group(1)) if match else 1) - 1]
-        begin = max(0, (column or 1) - 1 - _SHOWN_CHARS)
-        shown = row[begin : begin + 2 * _SHOWN_CHARS]
-        caret = f"\n  {shown}\n  {' ' * max(0, (column or 1) - 1 - begin)}^"
-        raise RuleError(message + caret, path=path, key=key, column=column, hint=hint) from None
-    found = compiled.return_type().name()
-    if result is not None and found != result:
-        raise RuleError(f"expected a {result} expression, this one is {found}", path=path, key=key)
+        _check_tokens(source)
+        kind = _compiled(source).kind
+    except _MistakeError as mistake:
+        message, column = f"{mistake}{_caret(source, mistake.position)}", mistake.position + 1
+        raise RuleError(message, path=path, key=key, column=column, hint=mistake.hint) from None
+    if result is not None and kind != result:
+        message = f"expected a {result} expression, this one is a {kind}"
+        raise RuleError(message, path=path, key=key)
     return Expression(source)
 
 
-def trusted_expression(source: str, *, path: str, key: str, result: str | None = "BOOL") -> Expression:
-    """Take a shipped expression unchecked: a diagnosis evaluates few of them, and a test checks all.
+def trusted_expression(source: str, *, path: str, key: str, result: Kind | None = "bool") -> Expression:
+    """Take a shipped expression unchecked: a diagnosis evaluates few of them, a test checks all.
 
     The arguments are those of ``compile_expression``.
     """
@@ -143,3 +144,228 @@ def suggestion(name: str, known: Mapping[str, object] | tuple[str, ...] | frozen
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else None
+
+
+def _caret(source: str, position: int) -> str:
+    """Return two lines: the text around a mistake, and a caret under it."""
+    begin = max(0, position - _SHOWN_CHARS)
+    shown = source[begin : begin + 2 * _SHOWN_CHARS]
+    shown = "".join(char if char.isprintable() else " " for char in shown)
+    return f"\n  {shown}\n  {' ' * (position - begin)}^"
+
+
+def _check_tokens(source: str) -> None:
+    """Raise _MistakeError for characters and nesting that no expression needs.
+
+    Python's parser then sees ASCII only, except in quoted texts, and its recursion is bounded.
+    """
+    position, brackets = 0, 0
+    while position < len(source):
+        token = _TOKEN.match(source, position)
+        text = token.group() if token is not None else source[position]
+        if token is None or text in {"true", "false"}:
+            message = f"{text!r} is not known here"
+            raise _MistakeError(message, position, _OTHER_SPELLINGS.get(text))
+        brackets += (text in "([") - (text in ")]")
+        if brackets > _MAX_BRACKETS:
+            raise _MistakeError("nested too deeply", position)
+        position = token.end()
+
+
+@functools.cache
+def _compiled(source: str) -> _Compiled:
+    """Parse an expression, check its types and turn it into functions of the facts."""
+    indent = len(source) - len(source.lstrip())
+    text = re.sub(r"\s", " ", source)[indent:]  # as long as before: columns stay right
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        offset = getattr(error, "offset", None) or 1
+        position = min(indent + max(0, offset - 1), len(source) - 1)
+        raise _MistakeError("not an expression", position) from None
+    compiler = _Compiler(text, indent)
+    kind, evaluate = compiler.compile(tree.body, 0)
+    return _Compiled(kind, tuple(compiler.names), evaluate)
+
+
+class _Compiler:
+    """Turns the nodes that an expression may have into functions; raises for any other node."""
+
+    def __init__(self, text: str, indent: int) -> None:
+        self._bytes, self._indent = text.encode(errors="replace"), indent
+        self.names: dict[str, None] = {}
+
+    def compile(self, node: ast.expr, depth: int) -> tuple[Kind, _Evaluate]:
+        """Return the type of a node's value and the function that evaluates it."""
+        if depth > _MAX_DEPTH:
+            raise self._mistake("nested too deeply", node)
+        if isinstance(node, ast.Name):
+            return self._fact(node)
+        if isinstance(node, ast.Constant):
+            return self._constant(node)
+        if isinstance(node, ast.Compare):
+            return "bool", self._compare(node, depth)
+        if isinstance(node, ast.IfExp):
+            kind, then = self.compile(node.body, depth + 1)
+            condition = self._of("bool", node.test, depth)
+            return kind, _chosen(condition, then, self._of(kind, node.orelse, depth))
+        return self._operation(node, depth)
+
+    def _operation(self, node: ast.expr, depth: int) -> tuple[Kind, _Evaluate]:
+        if isinstance(node, ast.BoolOp):
+            parts = [self._of("bool", value, depth) for value in node.values]
+            return "bool", _joined(parts, decisive=isinstance(node.op, ast.Or))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return "bool", _applied(operator.not_, self._of("bool", node.operand, depth))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return "number", _applied(operator.neg, self._of("number", node.operand, depth))
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            left = self._of("number", node.left, depth)
+            right = self._of("number", node.right, depth)
+            return "number", _calculated(_ARITHMETIC[type(node.op)], left, right)
+        raise self._mistake("an expression compares facts with numbers and texts", node)
+
+    def _of(self, wanted: Kind, node: ast.expr, depth: int) -> _Evaluate:
+        """Compile a node whose value must have the type ``wanted``."""
+        kind, evaluate = self.compile(node, depth + 1)
+        if kind != wanted:
+            raise self._mistake(f"expected a {wanted}, this is a {kind}", node)
+        return evaluate
+
+    def _fact(self, node: ast.Name) -> tuple[Kind, _Evaluate]:
+        name = node.id
+        if name not in REGISTRY:
+            hint = _OTHER_SPELLINGS.get(name) or suggestion(name, REGISTRY)
+            raise self._mistake(f"unknown fact {name!r}", node, hint)
+        self.names[name] = None
+        kind = KINDS_OF_VALUE[REGISTRY[name].type]
+
+        def read(facts: Mapping[str, Fact]) -> FactValue | None:
+            fact = facts.get(name)
+            return None if fact is None else _value_of(kind, fact.value)
+
+        return kind, read
+
+    def _constant(self, node: ast.Constant) -> tuple[Kind, _Evaluate]:
+        kind: Kind
+        if isinstance(node.value, bool):
+            kind = "bool"
+        elif isinstance(node.value, (int, float)):
+            kind = "number"
+        elif isinstance(node.value, str):
+            kind = "text"
+        else:
+            raise self._mistake("expected a number, a text, True or False", node)
+        value = _value_of(kind, node.value)
+        if value is None:
+            raise self._mistake("the number is too large", node)
+        return kind, lambda facts: value
+
+    def _compare(self, node: ast.Compare, depth: int) -> _Evaluate:
+        """Compile ``a < b``, and ``a < b < c`` as ``a < b and b < c``."""
+        kind, left = self.compile(node.left, depth + 1)
+        parts = []
+        for comparison, operand in zip(node.ops, node.comparators, strict=True):
+            if isinstance(comparison, (ast.In, ast.NotIn)):
+                options = self._options(kind, operand)
+                part = _applied(options.__contains__, left)
+                parts.append(part if isinstance(comparison, ast.In) else _applied(operator.not_, part))
+                continue
+            right = self._of(kind, operand, depth)
+            compare = _EQUALITY.get(type(comparison))
+            if compare is None and kind == "number":
+                compare = _ORDER.get(type(comparison))
+            if compare is None:
+                raise self._mistake(f"a {kind} is compared by == and != only", node)
+            parts.append(_compared(compare, left, right))
+            left = right
+        return parts[0] if len(parts) == 1 else _joined(parts, decisive=False)
+
+    def _options(self, kind: Kind, node: ast.expr) -> frozenset[FactValue]:
+        """Return the constants of a list, as in ``framework in ['vllm', 'sglang']``."""
+        if not isinstance(node, (ast.List, ast.Tuple)):
+            raise self._mistake("expected a list in square brackets after in", node)
+        options = set()
+        for item in node.elts:
+            found, evaluate = self.compile(item, 0)
+            value = evaluate({})
+            if found != kind or value is None:
+                raise self._mistake(f"expected a {kind}", item)
+            options.add(value)
+        return frozenset(options)
+
+    def _mistake(self, message: str, node: ast.expr, hint: str | None = None) -> _MistakeError:
+        before = self._bytes[: node.col_offset].decode(errors="replace")
+        return _MistakeError(message, self._indent + len(before), hint)
+
+
+def _value_of(kind: Kind, value: FactValue) -> FactValue | None:
+    """Return a value as the expression sees it: None if it is not finite or not of its type."""
+    if kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if math.isfinite(number) else None
+    if kind == "number":
+        return None
+    return value if isinstance(value, bool if kind == "bool" else str) else None
+
+
+def _applied(function: Callable[[Any], FactValue], operand: _Evaluate) -> _Evaluate:
+    def evaluate(facts: Mapping[str, Fact]) -> FactValue | None:
+        value = operand(facts)
+        return None if value is None else function(value)
+
+    return evaluate
+
+
+def _compared(compare: Callable[[Any, Any], bool], left: _Evaluate, right: _Evaluate) -> _Evaluate:
+    def evaluate(facts: Mapping[str, Fact]) -> bool | None:
+        first = left(facts)
+        if first is None:
+            return None
+        second = right(facts)
+        return None if second is None else compare(first, second)
+
+    return evaluate
+
+
+def _calculated(calculate: Callable[[Any, Any], float], left: _Evaluate, right: _Evaluate) -> _Evaluate:
+    def evaluate(facts: Mapping[str, Fact]) -> float | None:
+        first, second = left(facts), right(facts)
+        if first is None or second is None:
+            return None
+        try:
+            number = calculate(first, second)
+        except ZeroDivisionError:
+            return None
+        return number if math.isfinite(number) else None
+
+    return evaluate
+
+
+def _joined(parts: list[_Evaluate], *, decisive: bool) -> _Evaluate:
+    """Return ``and`` (``decisive`` is False) or ``or`` (True) of conditions that may be unknown."""
+
+    def evaluate(facts: Mapping[str, Fact]) -> bool | None:
+        result: bool | None = not decisive
+        for part in parts:
+            value = part(facts)
+            if value is decisive:
+                return decisive
+            if value is None:
+                result = None
+        return result
+
+    return evaluate
+
+
+def _chosen(condition: _Evaluate, then: _Evaluate, otherwise: _Evaluate) -> _Evaluate:
+    def evaluate(facts: Mapping[str, Fact]) -> FactValue | None:
+        held = condition(facts)
+        if held is None:
+            return None
+        return then(facts) if held else otherwise(facts)
+
+    return evaluate

@@ -9,7 +9,7 @@ from typing import Final, TypeGuard
 
 from oomguard.facts import FactValue
 from oomguard.incident import Effect
-from oomguard.rules.expressions import Expression, suggestion, trusted_expression
+from oomguard.rules.expressions import KINDS_OF_VALUE, Expression, suggestion, trusted_expression
 from oomguard.rules.table import Table
 from oomguard.settings import SETTINGS, Setting
 
@@ -36,15 +36,12 @@ SOLVERS: Final = (
     "utilization_for_tried",
     "utilization_within_free",
 )
-_NUMBERS: Final = ("DOUBLE", "INT", "UINT")
-_CEL_TYPES: Final = {"int": _NUMBERS, "float": _NUMBERS, "bool": ("BOOL",), "str": ("STRING",)}
-_WRITTEN: Final = {"int": "a number", "float": "a number", "bool": "true or false", "str": "text in single quotes"}
-_ANY: Final = "DYN"
+_WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text in single quotes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One setting to change: solved by a named solver of the planner, or by a CEL value.
+    """One setting to change: solved by a named solver of the planner, or by an expression.
 
     A fix for which no log can give a value names what it acts on (``lever``) and which figure is ``missing``.
     """
@@ -96,9 +93,10 @@ def _check(fix: Fix, row: Table) -> None:
         row.choice("solve", SOLVERS)
     constant = None
     if fix.value is not None:
-        if fix.value.type_name not in (*_CEL_TYPES[knob.type], _ANY):
-            found, wanted = fix.value.type_name, _WRITTEN[knob.type]
-            raise row.error(f"{knob.name} is {knob.type}, the value is {found}", "value", hint=f"write {wanted}")
+        found, wanted = fix.value.kind, KINDS_OF_VALUE[knob.type]
+        if found != wanted:
+            hint = f"write {_WRITTEN[wanted]}"
+            raise row.error(f"{knob.name} is {knob.type}, the value is a {found}", "value", hint=hint)
         constant = fix.value.evaluate({})
         if _is_number(constant) and not _is_possible(knob, constant):
             raise row.error(f"{knob.name} is never {constant:g}", "value", hint="write a number above zero")

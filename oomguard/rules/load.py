@@ -6,19 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Final
 
 from oomguard.errors import RuleError
 from oomguard.rules.expressions import compile_expression, trusted_expression
 from oomguard.rules.lazy import LazyPattern
-from oomguard.rules.lexicon import Lexicon, read_lexicon
 from oomguard.rules.missing import MissingRow, read_missing
 from oomguard.rules.pattern import compile_pattern
 from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
-from oomguard.rules.stated import StatedFigure, read_stated
 from oomguard.rules.table import read_toml
-from oomguard.rules.told import ToldCause, read_told
 from oomguard.user_files import read_tables
+
+# What a message says in a wording that no signature has: observe/unrecognized.py reads the lines that hold one of these.
+UNRECOGNIZED: Final = (
+    "out of memory", "out-of-memory", "Out of memory", "Out of Memory", "Out Of Memory", "OUT OF MEMORY", "OutOfMemory", "MemoryError",
+    "out of GPU memory", "out of CUDA memory", "out of device memory", "out of host memory", "out of system memory",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +32,13 @@ class RuleSet:
     signatures: tuple[Signature, ...]
     rules: tuple[Rule, ...]
     quotations: tuple[Quotation, ...] = ()
-    lexicon: Lexicon | None = None
     missing: tuple[MissingRow, ...] = ()
-    told: tuple[ToldCause, ...] = ()
-    stated: tuple[StatedFigure, ...] = ()
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures, each once, sorted."""
-        return tuple(sorted({wording.anchor for signature in self.signatures for wording in signature.wordings}))
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The anchors of the lexicon, which stand in any case."""
-        return () if self.lexicon is None else self.lexicon.anchors
+        """The anchors of all signatures and the words of other out-of-memory messages, each once, sorted."""
+        own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
+        return tuple(sorted(own.union(UNRECOGNIZED)))
 
     def rule(self, code: str) -> Rule:
         """Return the rule with this code; raises KeyError for an unknown one."""
@@ -70,10 +67,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     signatures: list[Signature] = []
     rules: dict[str, Rule] = {}
     quotations: list[Quotation] = []
-    lexicon: Lexicon | None = None
     missing: list[MissingRow] = []
-    told: list[ToldCause] = []
-    stated: list[StatedFigure] = []
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -93,20 +87,12 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 rules[rule.code] = rule
             elif "quotation" in table:
                 quotations += read_quotations(table, path, pattern)
-            elif isinstance(table.get("told"), list):
-                told += read_told(table, path, pattern)
-            elif isinstance(table.get("stated"), list):
-                stated += read_stated(table, path, pattern)
             elif "missing" in table:
                 missing += read_missing(table, path)
-            elif "phrase" in table:
-                lexicon = read_lexicon(table, path, pattern)
-                if not lazy:
-                    lexicon.check_words()
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))
-    return RuleSet(tuple(signatures), in_order, tuple(quotations), lexicon, tuple(missing), tuple(told), tuple(stated))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), tuple(missing))
 
 
 def _is_folder(path: Path) -> bool:

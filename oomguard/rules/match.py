@@ -45,7 +45,7 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
     for rule in rules.rules:
         if not matches(rule, incident):
             continue
-        held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when if c.source != "true")
+        held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when if c.source != "True")
         text = render(f"{rule.summary} {rule.why}", incident.facts)
         printed = _evidence(rule, incident)
         sure = round(confidence(rule, incident.facts) * (incident.certainty_ratio or 1.0), 3)

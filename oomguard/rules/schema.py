@@ -28,8 +28,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "clause": Key(list),
         "wraps": Key(list),
         "becomes": Key(dict),
-        "beside": Key(str),
-        "unless_behind": Key(str),
         "test": Key(list, required=True),
     },
     "wording": {
@@ -50,26 +48,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
     "clause": {
         "pattern": Key(str, required=True),
     },
-    "lexicon": {
-        "schema": Key(int, required=True),
-        "anchors": Key(list, required=True),
-        "phrase": Key(str, required=True),
-        "bias": Key((int, float), required=True),
-        "least_ratio": Key((int, float), required=True),
-        "harmless": Key(list, required=True),
-        "feature": Key(list, required=True),
-        "nearest": Key(list, required=True),
-        "other_phrases": Key(list),
-        "words": Key(str),
-        "class": Key(list),
-        "title": Key(list),
-        "account": Key(list),
-        "clause": Key(list, required=True),
-    },
-    "class": {
-        "name": Key(str, required=True),
-        "words": Key(str, required=True),
-    },
     "missing_file": {
         "schema": Key(int, required=True),
         "missing": Key(list, required=True),
@@ -83,33 +61,8 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "command": Key(str, required=True),
         "of_a_log": Key(bool),
     },
-    "harmless": {
-        "name": Key(str, required=True),
-        "part": Key(str),
-        "pattern": Key(str, required=True),
-    },
-    "feature": {
-        "name": Key(str, required=True),
-        "part": Key(str, required=True),
-        "pattern": Key(str, required=True),
-        "weight": Key((int, float)),
-    },
-    "title": {
-        "certainty_ratio": Key((int, float), required=True),
-        **{name: Key(str, required=True) for name in ("phrase", "harmless", "change", "frames", "run", "other_error")},
-    },
-    "account": {
-        "certainty_ratio": Key((int, float), required=True),
-        **{name: Key(str, required=True) for name in ("phrase", "line", "report", "form", "document", "note")},
-        **{name: Key(list, required=True) for name in ("tells", "denies")},
-    },
-    "nearest": {
-        "kind": Key(str, required=True),
-        "pattern": Key(str, required=True),
-    },
     "quotations": {
         "schema": Key(int, required=True),
-        "told": Key(str),
         "quotation": Key(list, required=True),
     },
     "quotation": {
@@ -119,33 +72,6 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "quoted": Key(list, required=True),
         "real": Key(list),
         "below_facts": Key(int),
-        "unless_told": Key(bool),
-    },
-    "told causes": {
-        "schema": Key(int, required=True),
-        "told": Key(list, required=True),
-    },
-    "told cause": {
-        "cause": Key(str, required=True),
-        "words": Key(list, required=True),
-        "pattern": Key(str, required=True),
-        "unless": Key(str),
-        "examples": Key(list, required=True),
-        "others": Key(list),
-    },
-    "stated figures": {
-        "schema": Key(int, required=True),
-        "unless_behind": Key(str, required=True),
-        "stated": Key(list, required=True),
-    },
-    "stated figure": {
-        "words": Key(list, required=True),
-        "pattern": Key(str, required=True),
-        "nominal": Key(bool),
-        "lines_above": Key(int),
-        "kinds": Key(list),
-        "examples": Key(list, required=True),
-        "others": Key(list),
     },
     "signature test": {
         "log": Key(str, required=True),

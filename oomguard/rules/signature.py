@@ -63,7 +63,6 @@ class Quotation:
     quoted: tuple[str, ...]
     real: tuple[str, ...]
     below_facts: int = 1000
-    told: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ class Signature:
 
     ``clauses`` are parts of the message that come and go with version and platform, each read by itself wherever it
     stands behind the wording. ``wraps`` names kinds that this message only passes on, and whose facts it takes over.
-    ``becomes`` maps a phase to the kind that the same words have in it. ``beside`` is what has to stand in the lines around a
-    wording for it to count, ``unless_behind`` what must not stand before it on its line: words of people mean something only so.
+    ``becomes`` maps a phase to the kind that the same words have in it.
     """
 
     path: str
@@ -85,8 +83,6 @@ class Signature:
     clauses: tuple[Any, ...] = ()
     wraps: tuple[str, ...] = ()
     becomes: Mapping[str, str] = field(default_factory=dict)
-    beside: Any = None
-    unless_behind: Any = None
 
     @property
     def name(self) -> str:
@@ -110,8 +106,6 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
         clauses=tuple(_pattern(row, path, make) for row in table.tables("clause", "clause")),
         wraps=_wraps(table),
         becomes=_becomes(table),
-        beside=_optional_pattern(table, "beside", make),
-        unless_behind=_optional_pattern(table, "unless_behind", make),
     )
 
 
@@ -125,7 +119,6 @@ def _tests(table: Table, make: Callable[..., Any]) -> tuple[Mapping[str, Any], .
 def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
     """Read a file of quotations; ``make`` as in ``read_signature``. Raises RuleError for a mistake in it."""
     table = Table(raw, path, "", "quotations")
-    told = make(table.get("told"), path=str(path), key="told") if "told" in raw else None
     return [
         Quotation(
             name=row.get("name"),
@@ -134,7 +127,6 @@ def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -
             quoted=tuple(row.get("quoted")),
             real=tuple(row.get("real", ())),
             below_facts=row.get("below_facts", 1000),
-            told=told if row.get("unless_told", False) else None,
         )
         for row in table.tables("quotation", "quotation")
     ]
@@ -142,10 +134,6 @@ def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -
 
 def _pattern(row: Table, path: Path, make: Callable[..., Any]) -> Any:
     return make(row.get("pattern"), path=str(path), key=f"{row.key}.pattern")
-
-
-def _optional_pattern(table: Table, name: str, make: Callable[..., Any]) -> Any:
-    return make(table.get(name), path=str(table.path), key=name) if name in table.values else None
 
 
 def _wordings(row: Table, path: Path, make: Callable[..., Any]) -> Iterable[Wording]:

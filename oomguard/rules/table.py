@@ -131,7 +131,7 @@ class Table:
         ]
 
     def expressions(self, name: str, make: Callable[..., Expression]) -> tuple[Expression, ...]:
-        """Return a list of CEL conditions; ``make`` turns a text into an expression. Raises RuleError."""
+        """Return a list of conditions; ``make`` turns a text into an expression. Raises RuleError."""
         prefix = f"{self.key}." if self.key else ""
         found = []
         for i, row in enumerate(self.values.get(name, [])):

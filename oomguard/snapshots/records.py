@@ -80,16 +80,6 @@ class Refusal(Record):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MapCell(Record):
-    """A stretch of the memory map: ``kind`` is ``live``, ``waiting``, ``split`` or ``free``, ``share`` how much of it is live."""
-
-    kind: str
-    cells: int
-    share: float
-    begins_segment: bool = False
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class DeviceMemory(Record):
     """One device in a snapshot.
 
@@ -109,7 +99,6 @@ class DeviceMemory(Record):
         is_later: whether they could not be undone, so that all of it is of the dump.
         groups: the segments by what they serve, the largest first; ``other_groups`` says how many more there are.
         stacks: who allocated what is alive, the largest first; ``other_stacks`` says how many more there are.
-        map: the segments one after the other, in cells of equal size.
     """
 
     index: int
@@ -134,7 +123,6 @@ class DeviceMemory(Record):
     stacks: tuple[LiveStack, ...] = ()
     other_stacks: int = 0
     other_stacks_bytes: int = 0
-    map: tuple[MapCell, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

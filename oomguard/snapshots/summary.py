@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from oomguard.snapshots.contradictions import Contradictions
 from oomguard.snapshots.frames import Stacks, python_frames
-from oomguard.snapshots.map import MemoryMap
 from oomguard.snapshots.pickled import MOST_CONTAINERS, RefusedError
 from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
 from oomguard.snapshots.rewind import Row, events_since_refusal, rewound
@@ -106,7 +105,6 @@ class _Device:
         self._since: list[tuple[dict[str, Any], Any]] = []
         self._events = 0
         self._is_later = False
-        self._map = MemoryMap()
 
     def at_refusal(self, rows: list[Row]) -> list[Row]:
         """Return the segments as they were when the last allocation failed; as they were dumped where the history does not lead back."""
@@ -120,8 +118,6 @@ class _Device:
         """Add one segment with its blocks."""
         group = self._groups.setdefault(_group(segment), [0, 0, 0, 0, 0, 0])
         live = waiting = free = largest = count = 0
-        runs: list[tuple[str, int]] = []
-        last, held = "", 0
         for block in blocks:
             if type(block) is not dict:
                 raise RefusedError(f"a block of segment {number} is no dict")
@@ -129,27 +125,16 @@ class _Device:
             if type(size) is not int or not 0 <= size < _MOST_BYTES:
                 raise RefusedError(f"a block of segment {number} has the size {_told(size)}")
             if state == _LIVE:
-                kind = "live"
                 live += size
                 self._allocate(block, size)
             elif state == _FREE:
-                kind = "free"
                 free += size
                 largest = max(largest, size)
             elif state in _WAITING:
-                kind = "waiting"
                 waiting += size
             else:
                 raise RefusedError(f"a block of segment {number} has the state {_told(state)}")
             count += 1
-            if kind == last:
-                held += size
-                continue
-            if held:
-                runs.append((last, held))
-            last, held = kind, size
-        if held:
-            runs.append((last, held))
         reserved = live + waiting + free
         self._segments += 1
         self._blocks += count
@@ -161,7 +146,6 @@ class _Device:
             group[place] += value
         group[4] = max(group[4], largest)
         group[5] += waiting
-        self._map.add(_group(segment), _size(segment.get("address") or 0, "a segment has the address"), runs, is_free)
 
     def _allocate(self, block: dict[str, Any], size: int) -> None:
         requested, frames = block.get("requested_size"), block.get("frames")
@@ -237,7 +221,6 @@ class _Device:
             stacks=tuple(stacks[:KEPT_STACKS]),
             other_stacks=len(rest),
             other_stacks_bytes=sum(stack.bytes for stack in rest),
-            map=self._map.cells(),
         )
 
 

@@ -74,7 +74,7 @@ class Explainer:
         """Return what finds the anchors of all wordings."""
         from oomguard.observe.anchors import finder
 
-        return finder(self.rules.anchors, self.rules.words)
+        return finder(self.rules.anchors)
 
     def hear(self, recording: Recording, ended: Exit, witness: Witness, first: Launch) -> Heard | None:
         """Read what the command printed; None where it ended of our reader, can only quote, or ended well and no engine spoke."""

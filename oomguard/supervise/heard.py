@@ -39,7 +39,7 @@ class Heard:
         """
         last = said[-1].text.rpartition("] ")[2].strip() if said else ""
         is_unheard = bool(last) and last not in self.tail and not scanned.incidents
-        return scan(said, rules, "", given=given, new_wordings=True) if is_unheard else scanned
+        return scan(said, rules, "", given=given, unrecognized=True) if is_unheard else scanned
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
         """Return the printed figures that a prediction can be held against, and those of the KV cache."""
@@ -54,12 +54,12 @@ def hear(recording: Recording, status: int, rules: RuleSet) -> Heard:
         get_logger().warning("a part of the output is not diagnosed", bytes=recording.unseen_bytes, reason=reason)
 
     def make_finder() -> Finder:
-        return finder(rules.anchors, rules.words)
+        return finder(rules.anchors)
 
     if not status:
         return Heard(replayed(recording, rules, make_finder))
     tail = b"\n".join(recording.tail(stream, TAIL_BYTES) for stream in (1, 2)).decode("utf-8", "replace")
-    scanner = replayed(recording, rules, make_finder, new_wordings=True)
+    scanner = replayed(recording, rules, make_finder, unrecognized=True)
     return Heard(scanner, _other_end(recording, rules), tail)
 
 
@@ -70,4 +70,4 @@ def _other_end(recording: Recording, rules: RuleSet) -> str | None:
     if words.is_of_a_test:
         return words.exception
     lines = (Line(number, 0, text) for number, text in enumerate(words.lines, 1))
-    return None if scan(lines, rules, new_wordings=True).incidents else words.exception
+    return None if scan(lines, rules, unrecognized=True).incidents else words.exception

@@ -23,6 +23,7 @@ from oomguard.log import get_logger
 from oomguard.supervise.outcome import error_of
 
 if TYPE_CHECKING:
+    from oomguard.journal.record import Record
     from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
 
@@ -49,7 +50,7 @@ class Keeper:
         self._open, self._is_asked_for, self._original = open_journal, is_asked_for, tuple(original)
         self._device: str | None = None
         self._journal: Journal | SharedJournal | None = None
-        self._row: int | None = None
+        self._begun: Record | None = None
         self._untold: tuple[str, dict[str, str]] | None = None
         self._beginning: threading.Thread | None = None
         self._session = uuid.uuid4().hex
@@ -65,7 +66,7 @@ class Keeper:
     ) -> None:
         """Write, beside what goes on, that an attempt has begun."""
         self._wait()
-        self._row = None
+        self._begun = None
         if self._open is not None:
             given = (number, tuple(command), dict(settings), patches, time.time())
             self._beginning = threading.Thread(target=self._begin, args=given, name="oomguard-journal")
@@ -88,8 +89,8 @@ class Keeper:
             start: what the engine told of itself, where one spoke.
         """
         self._wait()
-        if self._journal is not None and self._row is not None:
-            self._end(self._journal, self._row, attempt, start)
+        if self._journal is not None and self._begun is not None:
+            self._end(self._journal, self._begun, attempt, start)
         if self._untold is not None:
             event, fields = self._untold
             logger = get_logger()
@@ -114,7 +115,7 @@ class Keeper:
     def _end(
         self,
         journal: Journal | SharedJournal,
-        row: int,
+        begun: Record,
         attempt: Attempt,
         start: EngineStart | None,
     ) -> None:
@@ -132,7 +133,7 @@ class Keeper:
             ran = what_ran(attempt.incident, start, self._device)
             chosen = chosen_by_user(attempt.incident)
             told: dict[str, Any] = {"ran": ran, "set_by_user": chosen, "seconds": attempt.seconds, "error": error}
-            journal.end(row, exit_status=status, incident=incident, measured=attempt.measured, **told)
+            journal.end(begun, exit_status=status, incident=incident, measured=attempt.measured, **told)
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
             self._give_up(error)
 
@@ -145,7 +146,7 @@ class Keeper:
         began_at: float,
     ) -> None:
         try:
-            from oomguard.journal.store import Record
+            from oomguard.journal.record import Record
             from oomguard.report.json import patch_dict
             from oomguard.report.mask import mask_command
             from oomguard.supervise.what_ran import device_words, started_as
@@ -158,7 +159,7 @@ class Keeper:
             record = Record(self._session, number, words, settings, dicts, predicted=predicted, started_at=began_at)
             if self._journal is not None:
                 record = replace(record, **started_as(self._original or command)) if number == 1 else record
-                self._row = self._journal.begin(record)
+                self._begun = self._journal.begin(record)
                 self._device = self._device or device_words()
         except Exception as error:  # noqa: BLE001 - it is told when the terminal is the user's again
             self._give_up(error)

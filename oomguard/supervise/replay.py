@@ -33,14 +33,14 @@ class _Stretch:
 
 
 def replayed(
-    recording: Recording, rules: RuleSet, make_finder: Callable[[], Finder], *, new_wordings: bool = False
+    recording: Recording, rules: RuleSet, make_finder: Callable[[], Finder], *, unrecognized: bool = False
 ) -> Scanner:
-    """Feed a scanner with what is kept, in the order in which it came; ``new_wordings`` as in ``Scanner``.
+    """Feed a scanner with what is kept, in the order in which it came; ``unrecognized`` as in ``Scanner``.
 
     An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read, and a warning says so.
     """
     now_s = 0.0
-    scanner = Scanner(rules, lambda: now_s, new_wordings=new_wordings)
+    scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
     streams = [_lines(number, stretches, recording, make_finder) for number, stretches in _stretches(recording).items()]
     began_s, end, left_out = time.monotonic(), recording.came - END_BYTES, 0
     for came, number, _, item in heapq.merge(*streams, key=lambda row: row[:3]):

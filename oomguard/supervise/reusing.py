@@ -13,7 +13,7 @@ from oomguard.engines.known import insight_of, launcher_of
 from oomguard.engines.start_key import StartKey
 from oomguard.facts import FactValue
 from oomguard.incident import Incident, Patch, SettingInForce
-from oomguard.journal.known import Known, KnownRun, last_run, tried_before
+from oomguard.journal.known_good import Known, KnownRun, last_run, tried_before
 from oomguard.log import get_logger
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.known_settings import person
@@ -23,11 +23,11 @@ from oomguard.supervise.by_variable import ALLOCATOR, DEVICE, WithVariables
 from oomguard.supervise.what_ran import device_words, host_name, names_a_place_here, started_as, user_name
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from oomguard.journal.database import Database
 
 # A setting is a flag and a value, and either command may have another spelling of it.
 _WORDS: Final = 4
-Reading = Callable[[], AbstractContextManager["Connection | None"]]
+Reading = Callable[[], AbstractContextManager["Database | None"]]
 
 
 def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Patch, ...]:
@@ -64,7 +64,7 @@ class _Reuse:
     policy: Policy
     _keys: dict[tuple[str, ...], StartKey | None] = field(default_factory=dict)
 
-    def chosen(self, database: Connection) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
+    def chosen(self, database: Database) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
         """Return what held last and is permitted, else why there is nothing."""
         engine = WithVariables(launcher_of(self.launch), self.launch.argv)
         insight = insight_of(launcher_of(self.launch))

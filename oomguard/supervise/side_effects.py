@@ -157,7 +157,7 @@ class Witness:
     def seen(self) -> SideEffects:
         """Return what was seen of the attempt that ended last."""
         from oomguard.engines.effects import is_server
-        from oomguard.journal.file_of_a_journal import is_of_a_journal
+        from oomguard.journal.location import is_journal_file
         from oomguard.supervise.changed_files import changed_files
         from oomguard.supervise.nesting import innermost
         from oomguard.supervise.places import Places
@@ -175,8 +175,8 @@ class Witness:
         # Beside a server its clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)
         return SideEffects(
-            tuple(sorted(path for path in opened.values() if places.counts(path) and not is_of_a_journal(path))),
-            tuple(path for path in changed if not is_of_a_journal(path)),
+            tuple(sorted(path for path in opened.values() if places.counts(path) and not is_journal_file(path))),
+            tuple(path for path in changed if not is_journal_file(path)),
             self._requests().count,
             server,
         )

@@ -19,7 +19,7 @@ _lock = threading.Lock()
 
 
 def enable_metrics(registry: CollectorRegistry | None = None) -> None:
-    """Count the guarded calls of this process, from here on, for prometheus-client (``pip install 'oomguard[metrics]'``).
+    """Count the guarded calls of this process, from here on, for prometheus-client (the extra ``metrics``).
 
     Counted are calls that run out of memory: their attempts, incidents and changes. A call that succeeds costs nothing. Called
     again for the same registry it changes nothing.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from oomguard.errors import UsageError
+from oomguard.installation import install_hint
 from oomguard.telemetry.metrics import Metric, Place, metrics
 from oomguard.telemetry.tally import Figure, Tally
 
@@ -22,7 +23,7 @@ def require_library() -> None:
 
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError(
-            "metrics are exported by prometheus-client, which is not installed", hint="pip install 'oomguard[metrics]'"
+            "metrics are exported by prometheus-client, which is not installed", hint=install_hint("metrics")
         )
 
 

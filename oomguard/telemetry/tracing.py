@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.installation import install_hint
 from oomguard.log import get_logger
 from oomguard.telemetry.attributes import table
 
@@ -123,11 +123,17 @@ def _exporter(name: str) -> SpanExporter:
 
 
 def _install(*names: str) -> str:
-    """Return what brings these exporters; of one that nobody here knows, how its package is found."""
-    packages: dict[str, str] = table()["packages"]
-    known = dict.fromkeys(shlex.quote(packages[name]) for name in names if name in packages)
-    unknown = [f"a package whose {_GROUP} has {name}" for name in names if name not in packages]
-    return " and ".join([*([f"pip install {' '.join(known)}"] if known else []), *unknown])
+    """Return how to install these exporters."""
+    packages = table()["packages"]
+    commands = []
+    for name in names:
+        if name in packages["in_extra"]:
+            commands.append(install_hint("otel"))
+        elif name in packages:
+            commands.append(f"pip install {packages[name]}")
+        else:
+            commands.append(f"a package whose {_GROUP} has {name}")
+    return " and ".join(dict.fromkeys(commands))
 
 
 def _of_otlp() -> tuple[str, ...]:

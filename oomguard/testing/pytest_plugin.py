@@ -118,7 +118,9 @@ def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDev
         try:
             item.stash[_DEVICE] = _checked(marker).device()
         except ModuleNotFoundError as error:
-            pytest.fail(f"a simulated device needs torch ({error}): pip install 'oomguard[hf]'", pytrace=False)
+            from oomguard.installation import install_hint
+
+            pytest.fail(f"a simulated device needs torch ({error}): {install_hint('hf')}", pytrace=False)
     return item.stash[_DEVICE]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.remedy.policy import Policy
 from oomguard.rules.load import RuleSet
+from support.each import each
 
 NAMES = ("batch_size", "max_model_len", "max_num_seqs", "enforce_eager")
 NO_RULES = RuleSet((), ())
@@ -174,7 +174,7 @@ def test_what_an_attempt_failed_with_may_be_said():
     assert ledger.tried == {("batch_size", 5)}
 
 
-@pytest.mark.parametrize("kind", ["memory_profiling_changed", "engine_dead"])
+@each("kind", ["memory_profiling_changed", "engine_dead"])
 def test_what_is_no_memory_failure_is_not_remedied(kind):
     assert Ledger(Policy()).choose(failure(patch(), kind=kind), carried(NAMES)) == ()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.checking.devices import device_checks, left_over_checks
 from oomguard.observe.nvml import Device
 from oomguard.observe.processes import Holder
+from support.each import each
 
 GIB = 2**30
 
@@ -38,7 +37,7 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("device", "words"),
     [
         (Device(0, "GPU A", 24 * GIB, 10 * GIB, {}), "14.00 GiB is held by processes that cannot be seen from here"),

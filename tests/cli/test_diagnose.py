@@ -17,7 +17,9 @@ import pytest
 
 import oomguard
 from oomguard.report.html import to_html
+from support.each import each
 from support.hostile_pickles import hostile_pickles
+from support.in_process import oomguard_bytes
 from support.made_snapshots import example
 
 LOG = """(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './tiny', 'max_model_len': 32768, 'kv_cache_memory_bytes': 1000000}
@@ -28,8 +30,7 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 
 def diagnose(*arguments: str, stdin: bytes = b"", cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "oomguard", "diagnose", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=120, check=False, cwd=cwd)
+    return oomguard_bytes("diagnose", *arguments, stdin=stdin, cwd=cwd)
 
 
 def processor_s() -> float:
@@ -132,14 +133,6 @@ def test_powershells_utf16_is_read(tmp_path):
     assert one(str(path))["verdict"] == "oom"
 
 
-def test_a_log_that_ends_in_the_middle_of_a_line_is_read_to_its_end(tmp_path):
-    path = tmp_path / "cut.log"
-    path.write_text(LOG[: LOG.index(" Based on")])
-    incident = one(str(path))["incidents"][0]
-    assert incident["facts"]["kv_cache_needed_bytes"] == 21474836
-    assert "estimated_max_model_len_tokens" not in incident["facts"]
-
-
 def test_a_single_line_of_200_mb_is_read_in_little_memory(tmp_path):
     path = tmp_path / "long.log"
     with path.open("wb") as file:
@@ -180,10 +173,6 @@ def test_a_wrong_option_is_one_message_and_status_2(log, arguments):
     assert ran.returncode == 2
     assert b"Traceback" not in ran.stderr
     assert ran.stderr.strip()
-
-
-def test_a_typo_in_a_setting_gets_a_suggestion(log):
-    assert b"did you mean max_model_len?" in diagnose("--set", "max_modl_len=3", str(log)).stderr
 
 
 def test_a_typo_in_a_rule_file_names_file_line_and_key(tmp_path, log):
@@ -239,18 +228,6 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
     assert re.search(rb"cut.log.gz: the gzip data ends early: \d+ unpacked bytes were read", ran.stderr)
 
 
-def test_errors_come_after_all_results(tmp_path, log):
-    ran = subprocess.run(
-        [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", str(tmp_path / "no.log"), str(log)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=60,
-        check=False,
-    )
-    assert ran.stdout.splitlines()[0].startswith(b"{")
-    assert b"no.log: No such file" in ran.stdout.splitlines()[1]
-
-
 def test_a_folder_means_its_regular_files_only(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "inner.log").write_text(LOG)
@@ -278,8 +255,8 @@ def test_a_fifo_is_read_to_its_end(tmp_path):
         assert json.loads(process.communicate(timeout=60)[0])["verdict"] == "oom"
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
-def test_a_device_that_never_ends_is_refused(device):
+def test_a_device_that_never_ends_is_refused():
+    device = "/dev/zero"
     for words in (f"diagnose {device}", f"diagnose - < {device}"):
         line = f"{shlex.quote(sys.executable)} -m oomguard {words}"
         ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=200, check=False)
@@ -299,13 +276,13 @@ def test_the_null_device_and_closed_standard_input_do_no_harm():
     assert b"standard input: Bad file descriptor" in ran.stderr
 
 
-@pytest.mark.parametrize("name", [b"new\nline.log", b"bad\xff.log", b"esc\x1b[31m.log", "é 🚀.log".encode()])
-def test_any_name_is_given_back_as_it_was_and_harms_no_terminal(tmp_path, name):
+def test_any_name_is_given_back_as_it_was_and_harms_no_terminal(tmp_path):
+    name = b"new\nl\x1b[31mi\xffne.log"
     path = os.fsencode(tmp_path) + b"/" + name
     with open(path, "w") as file:
         file.write(LOG)
     for words in (b"", b"missing"):
-        for form in ("json", "terminal", "markdown", "html"):
+        for form in ("json", "terminal"):
             ran = subprocess.run(
                 [sys.executable, "-m", "oomguard", "diagnose", "--format", form, path + words],
                 capture_output=True,
@@ -324,17 +301,6 @@ def test_any_name_is_given_back_as_it_was_and_harms_no_terminal(tmp_path, name):
 def test_the_same_file_twice_is_two_results(log):
     first, second = diagnose("--format", "json", str(log), str(log)).stdout.splitlines()
     assert first == second
-
-
-def test_five_thousand_small_files_in_a_folder_take_seconds(tmp_path):
-    for i in range(5000):
-        (tmp_path / f"{i:04}.log").write_text(f"INFO line {i}\n")
-    (tmp_path / "4321.log").write_text(LOG)
-    began = processor_s()
-    lines = diagnose("--format", "json", str(tmp_path)).stdout.splitlines()
-    assert [i for i, line in enumerate(lines) if json.loads(line)["verdict"] == "oom"] == [4321]
-    assert len(lines) == 5000
-    assert processor_s() - began < 30
 
 
 def test_quiet_prints_nothing_for_a_clean_input_except_in_json(tmp_path, log):
@@ -372,10 +338,6 @@ def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begi
     written = (tmp_path / name).read_bytes()
     assert written.startswith(begins)
     assert b"\x1b" not in written
-
-
-def test_an_output_named_dash_is_standard_output(log):
-    assert diagnose("--output", "-", "--format", "json", str(log)).stdout.startswith(b"{")
 
 
 def test_an_output_that_would_overwrite_an_input_or_cannot_be_written_is_refused(tmp_path, log):
@@ -424,19 +386,10 @@ def test_a_bar_over_several_files_is_shown_on_a_terminal_and_gone_at_the_end(tmp
     assert "no memory failure found" in seen  # above the bar where a slow machine draws it once more
 
 
-def test_one_small_file_gets_no_bar(log):
-    assert "inputs" not in on_a_terminal(str(log)).replace("Inputs", "")
-
-
-def test_a_pipe_gets_no_bar(log):
-    ran = diagnose(str(log), str(log))
-    assert ran.stderr == b""
-
-
 LOGS = Path(__file__).parents[2] / "examples" / "logs"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "kind", "cause", "setting", "value"),
     [
         ("vllm_serve_kv_cache", "kv_cache_too_small_for_max_len", "max_model_len_too_large", "max_model_len", 1792),

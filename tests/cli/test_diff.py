@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from support.each import each
+from support.in_process import oomguard_bytes
 
 LOGS = Path(__file__).parents[2] / "examples" / "logs"
 OLD, NEW = LOGS / "vllm_0.12.0_start_worked.log", LOGS / "vllm_0.21.0_start_failed.log"
@@ -18,10 +17,7 @@ OLD, NEW = LOGS / "vllm_0.12.0_start_worked.log", LOGS / "vllm_0.21.0_start_fail
 def diff(
     *arguments: object, stdin: bytes = b"", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "oomguard", "diff", *map(str, arguments)]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, timeout=120, check=False, env={**os.environ, **(env or {})}
-    )
+    return oomguard_bytes("diff", *arguments, stdin=stdin, env=env)
 
 
 def test_it_worked_before_the_upgrade_is_answered():
@@ -64,7 +60,7 @@ def test_compressed_logs_and_standard_input_are_read(tmp_path):
     assert json.loads(ran.stdout)["headline"].startswith("0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB")
 
 
-@pytest.mark.parametrize("kept", [0.05, 0.2, 0.4, 0.6, 0.8])
+@each("kept", [0.05, 0.2, 0.4, 0.6, 0.8])
 def test_a_log_that_was_cut_is_compared_as_far_as_it_goes(tmp_path, kept):
     whole = NEW.read_bytes()
     (cut := tmp_path / "cut.log").write_bytes(whole[: int(kept * len(whole))])
@@ -103,9 +99,7 @@ def test_a_log_without_a_start_is_named_with_what_is_looked_for(tmp_path):
     assert b"Initializing a V1 LLM engine" in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-", "-"), ("/nonexistent/a.log", OLD), (OLD,), (OLD, LOGS), ("--format", "html", OLD, NEW)]
-)
+@each("arguments", [("-", "-"), ("/nonexistent/a.log", OLD), (OLD,), (OLD, LOGS), ("--format", "html", OLD, NEW)])
 def test_bad_usage_and_unreadable_inputs_end_with_two_and_no_traceback(arguments):
     ran = diff(*arguments)
     assert ran.returncode == 2

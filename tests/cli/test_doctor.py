@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 
 from oomguard.checking.software import installed_version
+from support.in_process import oomguard_text
 
 GIB = 2**30
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "oomguard", "doctor", *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return oomguard_text("doctor", *arguments, env=variables)
 
 
 def found(*arguments: str, **variables: str) -> list[dict[str, str]]:

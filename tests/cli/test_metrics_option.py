@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from oomguard.installation import install_hint
 from support.counted import BROKEN, run, scraped
+from support.each import each
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 WAITS = (*BROKEN, "--mode", "wait")
@@ -87,24 +87,6 @@ def test_it_listens_on_this_machine_alone_unless_another_address_is_given():
         assert get(url)[("oomguard_attempts_total",)] == 2
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket of both families here")
-def test_all_addresses_of_ipv6_are_those_of_ipv4_too():
-    with running("--metrics", "[::]:0") as (_, url):
-        port = url.removesuffix("/metrics").rpartition(":")[2]
-        for host in ("127.0.0.1", "[::1]"):
-            assert get(f"http://{host}:{port}/metrics")[("oomguard_attempts_total",)] == 2
-
-
-def test_head_is_answered_with_the_headers_of_get_alone():
-    with running("--metrics", "0") as (_, url):
-        answers = [
-            urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) for method in ("GET", "HEAD")
-        ]
-        get_body, head_body = (answer.read() for answer in answers)
-    assert answers[1].headers["Content-Type"] == answers[0].headers["Content-Type"]
-    assert (bool(get_body), head_body) == (True, b"")
-
-
 def test_a_port_in_use_is_told_with_the_command_that_finds_its_holder_and_the_command_runs():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -115,8 +97,8 @@ def test_a_port_in_use_is_told_with_the_command_that_finds_its_holder_and_the_co
     assert documented.replace("9400", str(port)) in ran.stderr.splitlines()
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_of_another_machine_is_told_and_the_command_runs(host):
+def test_an_address_of_another_machine_is_told_and_the_command_runs():
+    host = "192.0.2.1"
     ran = run("--metrics", f"{host}:9400", command=("echo", "ran"))
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     assert "no metrics are served" in ran.stderr
@@ -124,8 +106,6 @@ def test_an_address_of_another_machine_is_told_and_the_command_runs(host):
 
 SERVERS = {
     "bare": ("vllm", "serve", "./tiny", "--port", "19481"),
-    "env": ("env", "A=1", "vllm", "serve", "./tiny", "--port", "19481"),
-    "nice": ("nice", "-n", "1", "vllm", "serve", "./tiny", "--port=19481"),
     "shell": ("bash", "-c", "export A=1; exec vllm serve ./tiny --port 19481"),
     "shell, second of two": ("sh", "-c", "true && vllm serve ./tiny --port 19481"),
     "module": ("timeout", "60", "python3", "-m", "vllm.entrypoints.openai.api_server", "--port", "19481"),
@@ -147,21 +127,11 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("how", SERVERS)
+@each("how", SERVERS)
 def test_the_commands_own_port_is_refused_before_it_starts_whatever_is_around_it(how):
     ran = run("--metrics", "19481", command=SERVERS[how])
     assert ran.returncode == 2
     assert "the command itself listens on port 19481" in ran.stderr
-
-
-def test_the_engines_own_default_port_is_refused_too():
-    assert run("--metrics", "8000", command=("nice", "vllm", "serve", "./tiny")).returncode == 2
-
-
-@pytest.mark.parametrize("text", ["echo vllm serve ./tiny --port 19481", "false && vllm serve $ARGS"])
-def test_a_port_that_the_command_is_not_known_to_take_is_served(text):
-    port = "8000" if "$" in text else "19481"
-    assert "the command itself listens" not in run("--metrics", port, command=("sh", "-c", text)).stderr
 
 
 def test_no_place_for_metrics_is_one_message_and_the_command_is_not_started(tmp_path):
@@ -176,7 +146,7 @@ def test_without_the_library_the_extra_is_named_and_the_command_is_not_started(t
     words = [sys.executable, "-c", WITHOUT, "run", "--metrics", "0", "--", "touch", str(tmp_path / "started")]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 2
-    assert "pip install 'oomguard[metrics]'" in ran.stderr
+    assert install_hint("metrics") in ran.stderr
     assert not (tmp_path / "started").exists()
 
 
@@ -186,14 +156,7 @@ def test_without_the_sdk_a_named_exporter_is_told_with_what_brings_it():
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
     assert "no spans are sent: OpenTelemetry's SDK is not installed" in ran.stderr
-    assert "pip install 'oomguard[otel]' opentelemetry-exporter-zipkin" in ran.stderr
-
-
-def test_without_the_libraries_a_run_that_asks_for_nothing_is_as_before():
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
-    words = [sys.executable, "-c", WITHOUT, "run", "--", "echo", "ran"]
-    ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ran\n", "")
+    assert f"{install_hint('otel')} and pip install opentelemetry-exporter-zipkin" in ran.stderr
 
 
 def test_of_two_runs_inside_each_other_the_outer_one_heeds_the_variable(tmp_path):
@@ -233,15 +196,8 @@ def test_a_run_that_asks_for_nothing_loads_nothing_of_it():
     assert ran.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "*"])
-def test_the_address_that_is_told_can_be_opened_wherever_it_listens(host):
-    with running("--metrics", f"{host}:0") as (_, url):
-        assert re.match(r"http://(127\.0\.0\.1|\[::1\]):\d+/metrics$", url)
-        assert get(url)[("oomguard_attempts_total",)] == 2
-
-
-@pytest.mark.parametrize("target", ["0", "job.prom"])
-def test_a_library_that_breaks_when_it_is_loaded_is_told_once_and_the_command_runs(tmp_path, target):
+def test_a_library_that_breaks_when_it_is_loaded_is_told_once_and_the_command_runs(tmp_path):
+    target = "0"
     (tmp_path / "prometheus_client").mkdir()
     (tmp_path / "prometheus_client" / "__init__.py").write_text("raise RuntimeError('broken')")
     words = [sys.executable, "-m", "oomguard", "run", "--metrics", target, "--", "sh", "-c", "echo ran; sleep 1"]

@@ -51,16 +51,14 @@ def run_both(code: int, stdout: int, stderr: int) -> int:
     return ended("run", "--", *printing, stdout=stdout, stderr=stderr).returncode
 
 
-@pytest.mark.parametrize("code", [0, 3])
-@pytest.mark.parametrize("streams", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize(("streams", "code"), [("stdout", 0), ("both", 3)])
 def test_a_run_whose_output_is_full_ends_with_the_commands_status_or_1(streams, code, full):
     stdout = full if streams != "stderr" else subprocess.DEVNULL
     stderr = full if streams != "stdout" else subprocess.DEVNULL
     assert run_both(code, stdout, stderr) == (code or 1)
 
 
-@pytest.mark.parametrize("code", [0, 3])
-@pytest.mark.parametrize("streams", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize(("streams", "code"), [("stdout", 0), ("both", 3)])
 def test_a_run_whose_reader_has_gone_ends_with_the_commands_status(streams, code, gone):
     stdout = gone if streams != "stderr" else subprocess.DEVNULL
     stderr = gone if streams != "stdout" else subprocess.DEVNULL
@@ -73,13 +71,7 @@ def test_a_run_that_has_something_to_say_ends_with_the_commands_status_where_nob
         assert ended("run", "-v", "--no-pty", "--", *failing, stderr=stderr).returncode == 3
 
 
-def test_a_mistake_is_status_2_where_nobody_can_read_it(full, gone):
-    for stderr in (full, gone):
-        assert ended("run", "--nonsense", "--", "true", stderr=stderr).returncode == 2
-        assert ended("diagnose", "/no/such/log", stderr=stderr).returncode == 2
-
-
-PRINTING = [["--help"], ["--version"], ["rules", "list"], ["diagnose"], ["diagnose", "--format", "json"]]
+PRINTING = [["--help"], ["diagnose"]]
 
 
 @pytest.mark.parametrize("command", PRINTING, ids=" ".join)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.facts import GIB
+from support.in_process import oomguard_text
 
 LLAMA = {
     "model_type": "llama",
@@ -35,16 +36,11 @@ def model(tmp_path: Path) -> Path:
 
 
 def plan(*words: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    # torch and transformers hidden: these tests are about the command, and the count is exact for this family
-    hide = "import sys; sys.modules['torch'] = None; from oomguard.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", hide, "plan", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=env,
-    )
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # these tests are about the command, and the count is exact for this family
+        patch.setitem(sys.modules, "torch", None)
+        return oomguard_text("plan", *words, env=env)
 
 
 def record(*words: object) -> dict:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.in_process import oomguard_text
+
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
 CONFIG = {
     **json.loads((Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()),
@@ -30,8 +32,7 @@ def model(tmp_path):
 
 
 def report(*words):
-    command = [sys.executable, "-m", "oomguard", "report", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return oomguard_text("report", *words)
 
 
 def test_a_record_has_the_numbers_and_the_engines_words_and_no_name(model):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from oomguard.rules.load import load_rules
+from support.each import each
+from support.in_process import oomguard_text
 
 ROOT = Path(__file__).parents[2]
 RULE = """schema = 1
@@ -49,9 +51,7 @@ expect = {}
 
 
 def rules(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "oomguard", "rules", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return oomguard_text("rules", *arguments)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_failing_rule_test_is_told(tmp_path):
     assert "no near-miss" in ran.stdout
 
 
-@pytest.mark.parametrize("name", ["OG201", "og201", "max_model_len_too_large"])
+@each("name", ["OG201", "og201", "max_model_len_too_large"])
 def test_a_rule_is_shown_by_its_code_and_by_its_cause(name):
     ran = rules("show", name)
 
@@ -104,7 +104,7 @@ def test_a_rule_is_shown_by_its_code_and_by_its_cause(name):
         assert words in ran.stdout
 
 
-@pytest.mark.parametrize("name", ["vllm/kv_cache_none_left", "kv_cache_none_left"])
+@each("name", ["vllm/kv_cache_none_left", "kv_cache_none_left"])
 def test_a_signature_is_shown_by_its_name_and_by_its_kind(name):
     ran = rules("show", name)
 
@@ -122,7 +122,7 @@ def test_every_rule_and_signature_can_be_shown():
         assert _signature_page(signature).startswith(f"# {signature.name}\n")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("OG20l", "OG20"), ("max_model_len_to_large", "'max_model_len_too_large'")])
+@each(("name", "hint"), [("OG20l", "OG20"), ("max_model_len_to_large", "'max_model_len_too_large'")])
 def test_an_unknown_name_is_refused_with_the_nearest_one(name, hint):
     ran = rules("show", name)
 
@@ -150,12 +150,12 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
         assert "\x1b[31mMine" not in rules(*arguments, "--rules", str(mine)).stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "where"),
     [
         ("schema = 1", "schema = ", ":1, column 10"),
         ('status = "experimental"', 'status = "new"', ", status: 'new' is not a known status"),
-        ("tried_bytes > 0.0", "tried_byte > 0.0", ", column 1, when[0]: undeclared reference"),
+        ("tried_bytes > 0.0", "tried_byte > 0.0", ", column 1, when[0]: unknown fact 'tried_byte'"),
         ("tried_bytes = 1073741824", 'tried_bytes = "much"', ", test[0].facts.tried_bytes: expected int, found 'much'"),
         ("tried_bytes = 1073741824", "tried_bytes = inf", ", test[0].facts.tried_bytes: expected int, found inf"),
         ("tried_bytes = 1073741824", "tried_bytes = [1]", ", test[0].facts.tried_bytes: expected int, found [1]"),
@@ -169,7 +169,7 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
         ("facts = {}", "facts = {}\nexpect = { text = 5 }", ", test[1].expect.text: expected text"),
     ],
 )
-@pytest.mark.parametrize("command", [("check",), ("list",), ("test",), ("show", "MY100"), ("pages", "out")])
+@each("command", [("check",), ("pages", "out")])
 def test_a_mistake_is_one_message_with_file_key_and_place(mine, command, old, new, where, monkeypatch, capsys):
     from oomguard.cli import main
 
@@ -186,7 +186,7 @@ def test_a_mistake_is_one_message_with_file_key_and_place(mine, command, old, ne
     assert not (mine / "out").exists()
 
 
-@pytest.mark.parametrize("command", [("check",), ("show", "OG201")])
+@each("command", [("check",), ("show", "OG201")])
 def test_a_folder_that_is_missing_is_named(tmp_path, command):
     ran = rules(*command, "--rules", str(tmp_path / "nowhere"))
 
@@ -278,8 +278,8 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
     assert (tmp_path / "README.md").read_text() == "about my project"
 
 
-@pytest.mark.parametrize("command", [("list",), ("show", "MY100"), ("test",)])
-def test_the_user_s_own_rules_are_in_force_without_a_flag(command, mine, tmp_path, monkeypatch):
+def test_the_user_s_own_rules_are_in_force_without_a_flag(mine, tmp_path, monkeypatch):
+    command = ("show", "MY100")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "oomguard").mkdir()
     (tmp_path / "oomguard" / "config.toml").write_text(f"rules = ['{mine}']\nformat = 'json'\n")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.driving import transcript
+from support.each import each
+from support.in_process import oomguard_text
 from support.supervising import RUN
 
 
@@ -20,20 +22,20 @@ def oomguard(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_double_dash_is_told_with_the_command_to_paste():
-    ran = oomguard("run", "--allow", "reduces-capacity", "python", "a b.py")
+    ran = oomguard_text("run", "--allow", "reduces-capacity", "python", "a b.py")
     assert ran.returncode == 2
     assert "-- is missing before the command" in ran.stderr
     assert "oomguard run --allow reduces-capacity -- python 'a b.py'" in ran.stderr
 
 
-@pytest.mark.parametrize("arguments", [("run",), ("run", "--"), ("run", "--dry-run"), ("run", "--dry-run", "--")])
+@each("arguments", [("run",), ("run", "--"), ("run", "--dry-run"), ("run", "--dry-run", "--")])
 def test_no_command_is_told(arguments):
-    ran = oomguard(*arguments)
+    ran = oomguard_text(*arguments)
     assert ran.returncode == 2
     assert "no command to run" in ran.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         ("--allow", "everything"),
@@ -47,7 +49,7 @@ def test_no_command_is_told(arguments):
 )
 def test_a_wrong_option_is_one_message_and_the_command_is_not_started(options, tmp_path):
     marker = tmp_path / "started"
-    ran = oomguard("run", *options, "--", "touch", str(marker))
+    ran = oomguard_text("run", *options, "--", "touch", str(marker))
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
     assert not marker.exists()
@@ -61,18 +63,18 @@ def test_what_follows_the_dashes_belongs_to_the_command():
 def test_the_version_is_printed():
     import oomguard as package
 
-    assert oomguard("--version").stdout == f"oomguard {package.__version__}\n"
+    assert oomguard_text("--version").stdout == f"oomguard {package.__version__}\n"
 
 
 def test_help_is_shown_for_every_command():
     for command in ((), ("run",), ("diagnose",), ("rules",), ("rules", "check")):
-        ran = oomguard(*command, "--help")
+        ran = oomguard_text(*command, "--help")
         assert ran.returncode == 0
         assert "Usage" in ran.stdout
 
 
 def test_an_unknown_command_is_status_2():
-    assert oomguard("diagnos").returncode == 2
+    assert oomguard_text("diagnos").returncode == 2
 
 
 def test_secrets_of_the_command_are_not_printed():
@@ -105,7 +107,7 @@ def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
     assert journal.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("form", ["console", "json"])
+@each("form", ["console", "json"])
 def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report_or_the_journal(tmp_path, form):
     engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
     line = "DBPASS=Hunter2 mysql -pHunter2 | curl -u me:Hunter2 'https://h/x?key=Hunter2' \x1b]0;owned\x07 \x1b[31m"
@@ -132,7 +134,7 @@ def test_a_home_folder_stays_in_what_there_is_to_paste(tmp_path):
 
 
 def test_a_home_folder_stays_in_the_hint_that_adds_the_dashes():
-    assert "-- python '/home/alice/my job.py'" in oomguard("run", "python", "/home/alice/my job.py").stderr
+    assert "-- python '/home/alice/my job.py'" in oomguard_text("run", "python", "/home/alice/my job.py").stderr
 
 
 def test_without_colour_no_escape_reaches_a_terminal():
@@ -147,7 +149,7 @@ def test_without_colour_no_escape_reaches_a_terminal():
 
 
 def test_a_command_to_paste_where_the_dashes_are_missing_has_no_secret():
-    ran = oomguard("run", "python", "x.py", "--api-key", "Hunter2")
+    ran = oomguard_text("run", "python", "x.py", "--api-key", "Hunter2")
     assert "oomguard run -- python x.py --api-key" in ran.stderr
     assert "Hunter2" not in ran.stderr
 
@@ -158,13 +160,13 @@ def test_one_value_of_a_repeatable_option_needs_no_list(tmp_path):
     assert subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("value", ["nan", "-1", "soon"])
+@each("value", ["nan", "-1", "soon"])
 def test_a_deadline_that_is_no_time_is_refused(value):
-    assert oomguard("run", "--deadline", value, "--", "echo").returncode == 2
+    assert oomguard_text("run", "--deadline", value, "--", "echo").returncode == 2
 
 
 def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(tmp_path):
-    ran = oomguard("run", "--report", str(tmp_path / "no" / "report.json"), "--", "touch", str(tmp_path / "ran"))
+    ran = oomguard_text("run", "--report", str(tmp_path / "no" / "report.json"), "--", "touch", str(tmp_path / "ran"))
     assert ran.returncode == 2
     assert not (tmp_path / "ran").exists()
 
@@ -229,7 +231,7 @@ def test_what_a_start_measured_is_kept_for_the_plans_to_come(tmp_path):
         "256",
     )
     lengths = ("--max-num-batched-tokens", "2048", "--max-model-len", "32768")
-    ran = oomguard("plan", str(tmp_path / "model"), *options, *lengths, "--format", "json")
+    ran = oomguard_text("plan", str(tmp_path / "model"), *options, *lengths, "--format", "json")
     assert json.loads(ran.stdout)["kv_cache_tokens"] == 40128  # what that start printed
 
 
@@ -237,25 +239,9 @@ def test_what_a_start_measured_is_kept_for_the_plans_to_come(tmp_path):
     ("old", "new", "changes"),
     [
         ("org/Model-8B-Instruct", "org/No-Folder", {}),
-        ("speculative_config=None", "speculative_config={'model': 'org/draft'}", {}),
-        ("cache memory", "cache", {}),
         ("0.12.0", "", {}),
-        ("(0.9, 21.28 GiB)", "(0.9, 17.73 GiB)", {}),
         ("x", "x", {"num_hidden_layers": 16}),
-        ("x", "x", {"hidden_size": -1}),
-        ("x", "x", {"model_type": "bamba", "attn_layer_indices": [[1]]}),
         ("x", "x", {"weights": False}),
-    ],
-    ids=[
-        "no folder of this machine",
-        "with a draft",
-        "nothing measured",
-        "of no known version",
-        "of two engines",
-        "of another model",
-        "no model",
-        "an absurd model",
-        "no weights beside it",
     ],
 )
 def test_what_says_nothing_of_a_model_here_is_not_kept(old, new, changes, tmp_path):

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from oomguard.journal.place import Shared
+from oomguard.journal.location import JournalUrl
+from oomguard.journal.outbox import waiting
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.shared import SharedJournal
-from oomguard.journal.spool import folder_of, waiting
 from oomguard.journal.store import Journal
+from support.each import each
 from support.supervising import LIMIT_S
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -35,7 +36,7 @@ def write(journal: Journal | SharedJournal, session: str, at: float = 0.0, **mor
     settings = {"max_model_len": 1792}
     patch = {"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity"}
     words = more.pop("words", ["vllm", "serve", "org/m"])
-    row = journal.begin(
+    begun = journal.begin(
         Record(
             session,
             1,
@@ -49,7 +50,7 @@ def write(journal: Journal | SharedJournal, session: str, at: float = 0.0, **mor
             **more,
         )
     )
-    journal.end(row, exit_status=0, incident=None, measured={"x": 1}, ran=Ran("vllm", "0.33.0", "org/m"), seconds=9.0)
+    journal.end(begun, exit_status=0, incident=None, measured={"x": 1}, ran=Ran("vllm", "0.33.0", "org/m"), seconds=9.0)
     assert journal.finish(LIMIT_S) is None
 
 
@@ -89,7 +90,7 @@ def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_with
     assert "nothing is reused: the journal cannot be used" in ran.stderr
     assert all("refused" in text and "Traceback" not in text for text in texts), texts
     assert not any("Hunter2correct" in text for text in texts)
-    (file,) = waiting(folder_of(Shared(AWAY)))
+    (file,) = waiting(JournalUrl(AWAY).outbox)
     assert b"Hunter2correct" not in file.read_bytes()
 
 
@@ -104,7 +105,9 @@ def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_
     for words in ([], ["1"], ["--fleet"], ["--keep", "1d", "--yes"], ["--deliver"], ["--forget", "--all", "--yes"]):
         asked = oomguard("history", *at, *words)
         assert asked.returncode == 2, words
-        assert "no oomguard journal: the schema oomguard holds another program's tables (run)" in asked.stderr, words
+        assert "not an oomguard journal: the schema oomguard holds another program's tables (run)" in asked.stderr, (
+            words
+        )
         assert "name another database" in asked.stderr, words
 
 
@@ -123,26 +126,26 @@ def test_a_database_of_another_kind_is_a_mistake_before_the_command_runs(tmp_pat
 
 
 def test_what_waits_here_is_delivered_when_asked(database: str):
-    shared, away = Shared(database), Shared(AWAY)
+    shared, away = JournalUrl(database), JournalUrl(AWAY)
     journal = SharedJournal(away)
     journal.begin(Record("s", 1, ["x"], {}, []))
     assert journal.finish(LIMIT_S) is not None
-    (file,) = waiting(folder_of(away))
-    folder_of(shared).mkdir(parents=True)
-    file.rename(folder_of(shared) / file.name)
-    (folder_of(shared) / "later.jsonl").write_text('{"form": 2}\n')
+    (file,) = waiting(away.outbox)
+    shared.outbox.mkdir(parents=True)
+    file.rename(shared.outbox / file.name)
+    (shared.outbox / "later.jsonl").write_text('{"form": 2}\n')
 
     ran = oomguard("history", "--deliver", "--journal", database)
     assert (ran.returncode, ran.stdout) == (2, "delivered: 1 attempt of 1 run\n")
     assert "later.jsonl: written in form 2 by another oomguard, this one reads 1" in ran.stderr
-    (folder_of(shared) / "later.jsonl").unlink()
+    (shared.outbox / "later.jsonl").unlink()
     assert oomguard("history", "--deliver", "--journal", database).stdout == "delivered: 0 attempts of 0 runs\n"
     assert oomguard("history", "--deliver").returncode == 2
 
 
 def test_the_fleet_is_told_what_held_how_often_and_who_measured_it(database: str):
     for i in range(2):
-        write(SharedJournal(Shared(database)), f"s{i}")
+        write(SharedJournal(JournalUrl(database)), f"s{i}")
     ran = oomguard("history", "--fleet", "--journal", database)
     row = json.loads(oomguard("history", "--fleet", "--journal", database, "--format", "json").stdout)
 
@@ -163,7 +166,7 @@ def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
     (site / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
-    write(SharedJournal(Shared(database)), "s", words=["vllm", "serve", "org/m", "--port", "1"])
+    write(SharedJournal(JournalUrl(database)), "s", words=["vllm", "serve", "org/m", "--port", "1"])
     env = {
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -185,7 +188,7 @@ def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
 ):
     place = str(tmp_path / "j") if kind == "file" else database
     for session, days in (("old", 100), ("new", 1)):
-        journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(Shared(database))
+        journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(JournalUrl(database))
         write(journal, session, at=time.time() - days * DAY_S)
     keep = ("history", "--keep", "90d", "--journal", place)
 
@@ -237,7 +240,7 @@ def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_
 def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(database: str, tmp_path: Path, kind: str):
     place = str(tmp_path / "j") if kind == "file" else database
     for session, days in (("older", 91), ("old", 89)):
-        journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(Shared(database))
+        journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(JournalUrl(database))
         journal.begin(Record(session, 1, ["x"], {}, [], started_at=time.time() - days * DAY_S, host="elsewhere"))
         assert journal.finish(LIMIT_S) is None
 
@@ -247,7 +250,7 @@ def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(database: 
     assert again.stdout == "nothing to remove: all but 1 that may still go on of 1 run ended since\n"
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ("--fleet", "1"),
@@ -264,7 +267,7 @@ def test_options_that_do_not_go_together_are_one_message(arguments: tuple[str, .
 
 
 def test_forgetting_and_doctor_know_a_shared_journal(database: str):
-    write(SharedJournal(Shared(database)), "s")
+    write(SharedJournal(JournalUrl(database)), "s")
     assert oomguard("history", "--forget", "1", "--yes", "--journal", database).returncode == 0
     assert json.loads(oomguard("history", "1", "--format", "json", "--journal", database).stdout)["forgotten"] is True
     checks = [

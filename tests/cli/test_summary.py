@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from oomguard.cli import main
+from oomguard.installation import install_hint
+from support.each import each
 
 ROOT = Path(__file__).parents[2]
 KV_CACHE = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
@@ -69,18 +71,16 @@ def test_the_terminal_names_cause_patch_and_who(fleet: Path, capsys: pytest.Capt
     assert all(line == line.rstrip() for line in told.splitlines())
 
 
-def test_the_page_has_a_picture_over_time_and_loads_nothing(fleet: Path, tmp_path: Path):
-    run("diagnose", "--summary", "--output", tmp_path / "page.html", fleet)
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 1
-    assert "utilization_too_low" in page
-    assert "<script" not in page
-    assert "http-equiv" in page
-
-
-def test_markdown_has_a_row_a_group(fleet: Path, capsys: pytest.CaptureFixture[str]):
-    run("diagnose", "--summary", "--format", "markdown", fleet / "pods", fleet)
-    assert sum(line.startswith("| 3<br>") for line in capsys.readouterr().out.splitlines()) == 2
+def test_a_page_is_refused_before_anything_is_read_or_written(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    page = tmp_path / "page.html"
+    for asked in (["--output", page], ["--format", "html"]):
+        run("diagnose", "--summary", *asked, fleet, code=2)
+        shown = capsys.readouterr()
+        assert "use terminal, json or markdown: oomguard diagnose --summary --format markdown" in shown.err
+        assert not shown.out
+    assert not page.exists()
 
 
 def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
@@ -95,23 +95,6 @@ def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
     told = json.loads(shown.out)
     assert (told["inputs"], told["incidents"]) == (4, 3)
     assert "oomguard: 3 paths led to files that are read under another name\n" in shown.err
-
-
-def test_each_file_that_the_user_named_has_an_answer(fleet: Path, capsys: pytest.CaptureFixture[str]):
-    (fleet / "link.log").symlink_to("healthy.log")
-    named = [str(fleet / "healthy.log"), str(fleet / "link.log")]
-    run("diagnose", "--format", "json", *named)
-    assert [json.loads(line)["source"] for line in capsys.readouterr().out.splitlines()] == named
-
-
-def test_links_that_lead_nowhere_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "a.log").touch()
-    for name in ("gone.log", "lost.log"):
-        (tmp_path / name).symlink_to("nowhere")
-    run("diagnose", "--summary", tmp_path)
-    assert f"left out, as a link that leads nowhere: {tmp_path / 'gone.log'} and 1 more\n" in capsys.readouterr().err
-    run("diagnose", "--summary", "-q", tmp_path)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("options", [["--summary"], []])
@@ -172,7 +155,7 @@ def test_a_summary_leaves_out_incidents_printed_before(fleet: Path, capsys: pyte
     assert (told["incidents"], told["inputs_left_out"]) == (0, 4)
 
 
-@pytest.mark.parametrize("form", ["json", "export"])
+@each("form", ["json", "export"])
 def test_the_time_is_that_of_journald_where_the_lines_came_through_it(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -231,15 +214,10 @@ def test_a_path_that_leads_to_no_input_is_counted_and_told(
     assert (told["inputs"], told["inputs_unread"]) == (1, 1)
 
 
-@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+@pytest.mark.parametrize("form", ["terminal", "markdown"])
 def test_quiet_a_summary_without_incidents_says_nothing(fleet: Path, form: str, capsys: pytest.CaptureFixture[str]):
     run("diagnose", "-q", "--summary", "--format", form, fleet / "healthy.log")
     assert capsys.readouterr().out == ""
-
-
-def test_quiet_a_summary_in_json_is_whole(fleet: Path, capsys: pytest.CaptureFixture[str]):
-    run("diagnose", "-q", "--summary", "--format", "json", fleet / "healthy.log")
-    assert json.loads(capsys.readouterr().out)["incidents"] == 0
 
 
 def test_a_half_written_packed_log_counts_with_what_could_be_read(
@@ -268,7 +246,7 @@ def test_without_ray_the_extra_is_named(fleet: Path, tmp_path: Path):
     command = [sys.executable, "-m", "oomguard", "diagnose", "--engine", "ray", str(fleet)]
     ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert ran.returncode == 2
-    assert "pip install 'oomguard[ray]'" in ran.stderr
+    assert install_hint("ray") in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

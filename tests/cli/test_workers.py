@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oomguard.cli.workers import automatic_jobs, is_portable, usable_cpus
+from support.each import each
 
 LIMIT_S = 200  # what a machine under load may take
 LOGS = Path(__file__).parents[2] / "examples" / "logs"
@@ -130,7 +131,7 @@ def test_a_reader_that_goes_away_ends_the_workers_too(long_log):
     assert b"Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "jobs"),
     [
         ({}, 1),

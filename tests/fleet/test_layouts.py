@@ -1,20 +1,21 @@
 from __future__ import annotations
 
-import pytest
-
 from oomguard.fleet.layouts import layouts, may_hold_logs, writer_of
 
 UID = "0b5cf621-1f52-4d3c-9b8f-2f6e0f1c9a11"
 
 
-@pytest.mark.parametrize(
-    ("path", "layout", "words"),
-    [
+def test_the_path_tells_who_wrote_a_log():
+    for path, layout, words in [
         (f"/var/log/pods/prod_llm-7d4_{UID}/engine/0.log", "kubernetes", "pod prod/llm-7d4 container engine"),
         (f"prod_llm-7d4_{UID}/engine/2.log.20261120-101112.gz", "kubernetes", "pod prod/llm-7d4 container engine"),
         (f"s3://logs/a/prod_llm-7d4_{UID}/engine/1.log", "kubernetes", "pod prod/llm-7d4 container engine"),
         (f"/var/log/containers/llm-7d4_prod_engine-{'ab' * 32}.log", "kubernetes", "pod prod/llm-7d4 container engine"),
-        (f"/tmp/ray/session_2026-11-20_10-00-00_123456_77/logs/worker-{'ab' * 28}-01000000-991.err", "ray", "job 01000000"),
+        (
+            f"/tmp/ray/session_2026-11-20_10-00-00_123456_77/logs/worker-{'ab' * 28}-01000000-991.err",
+            "ray",
+            "job 01000000",
+        ),
         ("n3/session_2026-11-20_10-00-00_123456_77/logs/raylet.out", "ray", "node n3 raylet"),
         ("/tmp/ray/session_latest/logs/job-driver-raysubmit_x7.log", "ray", "job raysubmit_x7"),
         ("slurm-812.out", "slurm", "job 812"),
@@ -29,20 +30,17 @@ UID = "0b5cf621-1f52-4d3c-9b8f-2f6e0f1c9a11"
         ("error.log", None, ""),
         ("prod_llm/0.log", None, ""),
         ("slurm.out", None, ""),
-    ],
-)  # fmt: skip
-def test_the_path_tells_who_wrote_a_log(path: str, layout: str | None, words: str):
-    writer = writer_of(path)
-    assert (writer.layout, writer.words) == (layout, words)
+    ]:
+        writer = writer_of(path)
+        assert (writer.layout, writer.words) == (layout, words), (path, layout, words)
 
 
 def test_each_layout_says_where_it_was_read():
     assert {layout.name for layout in layouts()} == {"kubernetes", "ray", "torchrun", "slurm"}
 
 
-@pytest.mark.parametrize(
-    ("folder", "above", "holds"),
-    [
+def test_only_folders_that_a_layout_makes_are_entered():
+    for folder, above, holds in [
         (f"prod_llm_{UID}", "pods", True),
         ("engine", f"prod_llm_{UID}", True),
         ("engine", "pods", False),
@@ -50,7 +48,5 @@ def test_each_layout_says_where_it_was_read():
         ("logs", "session_latest", True),
         ("logs", "project", False),
         ("checkpoints", "run", False),
-    ],
-)
-def test_only_folders_that_a_layout_makes_are_entered(folder: str, above: str, holds: bool):
-    assert may_hold_logs(folder, above) is holds
+    ]:
+        assert may_hold_logs(folder, above) is holds, (folder, above, holds)

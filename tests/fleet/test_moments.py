@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +18,8 @@ def utc(*parts: int) -> float:
     return datetime.datetime(*parts, tzinfo=datetime.UTC).timestamp()
 
 
-@pytest.mark.parametrize(
-    ("line", "at"),
-    [
+def test_a_stamp_is_read_as_its_writer_meant_it():
+    for line, at in [
         ("2026-11-20T10:00:00.500000000Z stderr F RuntimeError: CUDA out of memory.", utc(2026, 11, 20, 10) + 0.5),
         (
             '{"log":"CUDA out of memory\\n","stream":"stderr","time":"2026-11-20T10:00:00.5Z"}',
@@ -40,10 +38,8 @@ def utc(*parts: int) -> float:
         ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", None),
         ("ERROR 13-40 10:00:00 [core.py:1] x", None),
         ("version 12026-11-20T10:00:00", None),
-    ],
-)
-def test_a_stamp_is_read_as_its_writer_meant_it(line: str, at: float | None):
-    assert moment_of(line, WRITTEN) == at
+    ]:
+        assert moment_of(line, WRITTEN) == at, (line, at)
 
 
 def test_without_a_file_time_a_stamp_without_a_year_is_not_guessed():

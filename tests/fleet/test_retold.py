@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from oomguard.diagnosing import diagnose
 from oomguard.fleet.finding import Finding, findings_of
 from oomguard.fleet.groups import summed
@@ -42,10 +40,10 @@ def test_the_failures_of_a_real_session_are_counted_once_each():
     assert {one.writer.job for one in told} == {"01000000", "raysubmit_A1"}
 
 
-@pytest.mark.parametrize("without", ["worker-*", "job-driver-*", "raylet*"])
-def test_where_the_nearest_log_is_missing_another_one_tells_the_failure(without):
-    left = sorted(set(LOGS.iterdir()) - set(LOGS.glob(without)))
-    assert told_once(findings(*left))
+def test_where_the_nearest_log_is_missing_another_one_tells_the_failure():
+    for without in ["worker-*", "job-driver-*", "raylet*"]:
+        left = sorted(set(LOGS.iterdir()) - set(LOGS.glob(without)))
+        assert told_once(findings(*left)), without
 
 
 def test_the_place_of_each_repetition_is_named_and_its_input_counts():
@@ -93,31 +91,26 @@ def test_a_job_of_f_is_unknown_and_the_log_itself_tells_it(tmp_path):
     assert "job" not in writer_of(WORKER.format(1)).words
 
 
-@pytest.mark.parametrize(
-    ("output", "errors"),
-    [
+def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_its_own():
+    for output, errors in [
         (WORKER.format(812).replace(".err", ".out"), WORKER.format(812)),
         (WORKER.format(812), "session_2026-11-26_18-05-14_1_2/logs/job-driver-raysubmit_A1.log"),
         ("jobs/slurm-7.out", "jobs/slurm-7.err"),
         ("jobs/slurm-7.out.gz", "jobs/slurm-7.err"),
         ("run_x1b2c3d4/attempt_0/3/stdout.log", "run_x1b2c3d4/attempt_0/3/stderr.log"),
         ("stdout", "stderr"),
-    ],
-)
-def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_its_own(output, errors):
-    dead = replace(finding(errors, message="Engine core initialization failed"), kind="engine_dead", is_oom=False)
-    (told,) = told_once([dead, finding(output)])
-    assert (told.source, told.told_again) == (output, ((errors, 7),))
+    ]:
+        dead = replace(finding(errors, message="Engine core initialization failed"), kind="engine_dead", is_oom=False)
+        (told,) = told_once([dead, finding(output)])
+        assert (told.source, told.told_again) == (output, ((errors, 7),)), (output, errors)
 
 
-@pytest.mark.parametrize(
-    "other", ["jobs/slurm-8.out", "jobs/slurm-7_1.out", "slurm-7.out", WORKER.format(812), "jobs/slurm-7.err"]
-)
-def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays(other):
-    dead = replace(
-        finding("jobs/slurm-7.err", message="Engine core initialization failed"), kind="engine_dead", is_oom=False
-    )
-    assert len(told_once([dead, finding(other)])) == 2
+def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays():
+    for other in ["jobs/slurm-8.out", "jobs/slurm-7_1.out", "slurm-7.out", WORKER.format(812), "jobs/slurm-7.err"]:
+        dead = replace(
+            finding("jobs/slurm-7.err", message="Engine core initialization failed"), kind="engine_dead", is_oom=False
+        )
+        assert len(told_once([dead, finding(other)])) == 2, other
 
 
 def test_a_kill_of_the_memory_monitor_is_told_by_who_it_hit_and_else_by_the_raylet():

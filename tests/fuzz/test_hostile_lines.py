@@ -4,67 +4,38 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from oomguard.rules.load import load_rules
+from support.each import each
 
 LINE_CHARS = 6000
 LIMIT_S = 0.15  # of processor time; a search is given up after half a second
 ATOMS = (
     '"',
-    "'",
     "`",
-    "[",
     "(",
-    "{",
-    "<",
-    "*",
-    "#",
     "-",
-    "|",
     "=",
-    "=>",
     ":",
-    ".",
-    ",",
-    "/",
-    "\\",
     " ",
     "\t",
     "a",
     "0",
-    "_",
-    "é",
-    "漢",
     "é ",
-    "ж, ",
     "a ",
     "a.",
     "0,",
-    "0.",
     "-0",
     ' "',
     "` ",
-    "a `",
-    "Error ",
     "Error: ",
-    "Error:",
     "{if ",
-    '{if "',
-    "prompt",
-    "test_",
     "test_[",
     'File "x", line 1',
-    "Traceback",
-    "raise ",
     "user ",
-    "Length ",
     "train",
-    "finetun",
-    "- Error",
 )
-BEGINS = ("", "a", "- ", "E   ", "user: ", "x = '")
-ENDS = ("", "!", '"', "`\0", "\0 a")
+BEGINS = ("", "- ", "x = '")
+ENDS = ("!", "`\0")
 
 
 def slowest(pattern, texts) -> tuple[float, str]:
@@ -84,7 +55,7 @@ def rows(atom: str) -> str:
     return (atom * (LINE_CHARS // len(atom) + 1))[:LINE_CHARS]
 
 
-@pytest.mark.parametrize("quotation", load_rules().quotations, ids=lambda quotation: quotation.name)
+@each("quotation", load_rules().quotations)
 def test_a_quotation_is_looked_for_in_time_on_any_long_line(quotation):
     quotation.pattern.search("")
     texts = (f"{begin}{rows(atom)}{end}" for atom in ATOMS for begin in BEGINS for end in ENDS)
@@ -94,7 +65,7 @@ def test_a_quotation_is_looked_for_in_time_on_any_long_line(quotation):
     assert took < LIMIT_S, text
 
 
-@pytest.mark.parametrize("signature", load_rules().signatures, ids=lambda signature: signature.name)
+@each("signature", load_rules().signatures)
 def test_a_signature_is_looked_for_in_time_on_any_long_line(signature):
     for wording in signature.wordings:
         anchor = wording.anchor

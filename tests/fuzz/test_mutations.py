@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "20000" if os.environ.get("CI") else "4000"))
-LOG_SHARDS, RULE_SHARDS, FILES_AT_ONCE = 32, 8, 500
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
+LOG_SHARDS, RULE_SHARDS, FILES_AT_ONCE = 8, 2, 100
 LOG_INPUTS, RULE_INPUTS = int(INPUTS * 0.8), int(INPUTS * 0.2)
 
 

@@ -14,13 +14,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "seed_papers.py"
 
 
 @pytest.mark.breadth
-def test_every_claim_of_the_papers_job_holds_and_its_picture_is_written(tmp_path):
-    page = tmp_path / "papers.html"
+def test_every_claim_of_the_papers_job_holds_and_its_trace_is_written(tmp_path):
+    trace = tmp_path / "papers.trace.json"
     env = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1])}
     ran = subprocess.run(
-        [sys.executable, EXAMPLE, page], env=env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, EXAMPLE, trace], env=env, capture_output=True, text=True, timeout=300, check=False
     )
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "DID NOT HOLD" not in ran.stdout
-    assert "batch_size 6 failed" in page.read_text()
+    assert "batch_size 6 failed" in trace.read_text()

@@ -102,4 +102,4 @@ def test_a_watched_job_takes_about_as_long_as_without(model, told):
         f"{ratio:.4f} ({low:.4f} to {high:.4f})",
         "<= 1.01",
     )
-    assert ratio <= 1.1  # benchmarks/watch_cost.py --device cuda tells it finer
+    assert ratio <= 1.1  # 20 pairs on one machine cannot resolve the goal of 1.01

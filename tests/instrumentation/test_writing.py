@@ -67,12 +67,17 @@ def test_a_folder_is_no_file(tmp_path):
         write(tmp_path, b"x")
 
 
-def test_a_picture_is_not_written_under_the_name_of_another_format(subtests, tmp_path):
-    for name in ["seen.pdf", "seen.svg", "seen.JPG"]:
-        with subtests.test(name=name):
-            with oomguard.watch() as seen:
-                pass
-            with pytest.raises(oomguard.UsageError, match="is another format") as told:
-                seen.to_png(tmp_path / name)
-            assert "seen.png" in told.value.hint
-            assert not list(tmp_path.iterdir())
+def test_a_plot_is_not_written_under_the_name_of_another_format(tmp_path):
+    seen = oomguard.watch()
+    for name in ("seen.pdf", "seen.svg", "seen.JPG", "seen.html"):
+        with pytest.raises(oomguard.UsageError, match="is another format") as caught:
+            seen.to_png(tmp_path / name)
+        assert "seen.png" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_removed_page_is_refused_with_what_there_is(tmp_path):
+    with pytest.raises(oomguard.UsageError, match="no longer writes HTML") as caught:
+        oomguard.watch().to_html(tmp_path / "seen.html")
+    assert 'seen.to_png("watch.png")' in caught.value.hint
+    assert not list(tmp_path.iterdir())

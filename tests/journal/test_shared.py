@@ -16,31 +16,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.errors import InputError, JournalError
-from oomguard.journal import delivering
-from oomguard.journal.changing import remove_old
-from oomguard.journal.database import postgresql_engine
-from oomguard.journal.delivering import deliver, deliver_left_behind, require_tables
-from oomguard.journal.known import known_to_work
-from oomguard.journal.place import Shared
-from oomguard.journal.reading import reading
+from oomguard.installation import install_hint, upgrade_hint
+from oomguard.journal import delivery
+from oomguard.journal.database import SCHEMA_VERSION
+from oomguard.journal.delivery import deliver, deliver_left_behind, require_tables
+from oomguard.journal.known_good import known_to_work
+from oomguard.journal.location import JournalUrl
+from oomguard.journal.maintenance import remove_old
+from oomguard.journal.outbox import waiting
+from oomguard.journal.postgres import open_server
+from oomguard.journal.read import Asked, open_journal, past_runs
 from oomguard.journal.record import Ran, Record
-from oomguard.journal.runs import Asked, past_runs
-from oomguard.journal.schema_version import SCHEMA_VERSION
 from oomguard.journal.shared import SharedJournal
-from oomguard.journal.spool import folder_of, waiting
 from oomguard.journal.store import Journal
 from oomguard.past_runs import PastRun
 from support.supervising import LIMIT_S
 
 H100 = Ran("vllm", "0.33.0", "org/m", "H100")
 INCIDENT = {"kind": "cuda_oom", "causes": [{"id": "batch_too_large"}], "message": "a \0 in it"}
-AWAY = Shared("postgresql://team@127.0.0.1:1/team")
+AWAY = JournalUrl("postgresql://team@127.0.0.1:1/team")
 WRITER = """
 import sys
-from oomguard.journal.place import Shared
+from oomguard.journal.location import JournalUrl
 from oomguard.journal.record import Record
 from oomguard.journal.shared import SharedJournal
-journal = SharedJournal(Shared(sys.argv[1]))
+journal = SharedJournal(JournalUrl(sys.argv[1]))
 for number in range(1, 10**6):
     journal.begin(Record(sys.argv[2], number, ["x"], {}, []))
     print(number, flush=True)
@@ -48,33 +48,33 @@ for number in range(1, 10**6):
 
 
 @pytest.fixture
-def shared(database: str) -> Shared:
-    return Shared(database)
+def shared(database: str) -> JournalUrl:
+    return JournalUrl(database)
 
 
-def runs(place: Shared | Path, **asked: Any) -> list[PastRun]:
-    with reading(place) as database:
+def runs(place: JournalUrl | Path, **asked: Any) -> list[PastRun]:
+    with open_journal(place) as database:
         return [] if database is None else past_runs(database, Asked(**asked))
 
 
 def write(journal: Journal | SharedJournal, session: str, *, fails: bool = False, at: float = 0.0, **more: Any) -> None:
     record = Record(session, 1, ["vllm", "serve", "org/m"], more.pop("settings", {}), [], started_at=at, **more)
-    row = journal.begin(record)
+    begun = journal.begin(record)
     told = {"incident": INCIDENT if fails else None, "measured": {"kv_cache_capacity_tokens": 1808}, "ran": H100}
-    journal.end(row, exit_status=int(fails), seconds=10.0 if at else None, **told)
+    journal.end(begun, exit_status=int(fails), seconds=10.0 if at else None, **told)
 
 
-def written(shared: Shared, session: str, **more: Any) -> None:
+def written(shared: JournalUrl, session: str, **more: Any) -> None:
     journal = SharedJournal(shared)
     write(journal, session, **more)
     assert journal.finish(LIMIT_S) is None
 
 
-def left(shared: Shared) -> list[Path]:
-    return waiting(folder_of(shared))
+def left(shared: JournalUrl) -> list[Path]:
+    return waiting(shared.outbox)
 
 
-def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_waits(shared: Shared, tmp_path: Path):
+def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_waits(shared: JournalUrl, tmp_path: Path):
     written(shared, "s", fails=True, who="ann", host="node7", at=time.time())
     (run,) = runs(shared, number=1)
     write(Journal(tmp_path / "j"), "s", fails=True, who="ann", host="node7", at=run.began_at)
@@ -86,7 +86,7 @@ def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_wai
     assert left(shared) == []
 
 
-def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delivers(shared: Shared, postgresql: Any):
+def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delivers(shared: JournalUrl, postgresql: Any):
     postgresql.stop()
     try:
         journal = SharedJournal(shared)
@@ -108,13 +108,13 @@ def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delive
     assert {run.session for run in runs(shared)} == {"away", "next"}
 
 
-def test_a_run_delivers_what_one_before_it_left_behind(shared: Shared):
+def test_a_run_delivers_what_one_before_it_left_behind(shared: JournalUrl):
     journal = SharedJournal(AWAY)
     write(journal, "before")
     assert journal.finish(LIMIT_S) is not None
     (file,) = left(AWAY)
-    folder_of(shared).mkdir(parents=True)
-    file.rename(folder_of(shared) / file.name)
+    shared.outbox.mkdir(parents=True)
+    file.rename(shared.outbox / file.name)
 
     journal = SharedJournal(shared)
     write(journal, "after")
@@ -125,7 +125,7 @@ def test_a_run_delivers_what_one_before_it_left_behind(shared: Shared):
     assert {run.session for run in runs(shared)} == {"before", "after"}
 
 
-def test_what_is_delivered_again_is_there_once(shared: Shared):
+def test_what_is_delivered_again_is_there_once(shared: JournalUrl):
     fields = {"session": "s", "number": 1, "command": ["x"], "settings": {}, "patches": [], "started_at": 1e9}
     begin = {"kind": "begin", "session": "s", "number": 1, "fields": fields}
     end = {"kind": "end", "session": "s", "number": 1, "fields": {"exit_status": 0, "incident": None, "measured": {}}}
@@ -136,22 +136,21 @@ def test_what_is_delivered_again_is_there_once(shared: Shared):
     assert (len(run.attempts), run.result) == (1, "ran")
 
 
-def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: Shared, postgresql: Any):
+def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: JournalUrl, postgresql: Any):
     journal = SharedJournal(shared)
-    row = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7", started_at=time.time() - 3600))
+    begun = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7", started_at=time.time() - 3600))
     until = time.monotonic() + LIMIT_S
     while not runs(shared) and time.monotonic() < until:
         time.sleep(0.05)
     postgresql.sql(shared.url.rpartition("/")[2], "DELETE FROM oomguard.run; DELETE FROM oomguard.attempt")
-    journal.end(row, exit_status=3, incident=None, measured={}, ran=H100)
+    journal.end(begun, exit_status=3, incident=None, measured={}, ran=H100)
     assert journal.finish(LIMIT_S) is None
 
     (run,) = runs(shared)
     assert (run.session, run.who, run.model, run.result) == ("s", "ann", "org/m", "failed")
 
 
-def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: Shared, postgresql: Any):
-    """A small round of benchmarks/shared_journal.py."""
+def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: JournalUrl, postgresql: Any):
     returned = {}
     for session in ("a", "b"):
         command = [sys.executable, "-c", WRITER, shared.url, session]
@@ -169,7 +168,7 @@ def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(sha
         if session == "a":
             postgresql.start()
     until_s = time.monotonic() + LIMIT_S
-    while waiting(folder_of(shared)) and time.monotonic() < until_s:
+    while waiting(shared.outbox) and time.monotonic() < until_s:
         deliver_left_behind(shared)  # the last writer's own process may have a file in hand for a moment
 
     by_session = {run.session: [past.attempt.number for past in run.attempts] for run in runs(shared)}
@@ -179,7 +178,7 @@ def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(sha
         assert len(numbers) - last in (0, 1)  # one whose call had not returned may be there too
 
 
-def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits(shared: Shared, postgresql: Any):
+def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits(shared: JournalUrl, postgresql: Any):
     written(shared, "s")
     database = shared.url.rpartition("/")[2]
     postgresql.sql(database, f"UPDATE oomguard.alembic_version SET version_num = '{SCHEMA_VERSION + 1}'")
@@ -192,12 +191,12 @@ def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits
     assert undelivered is not None
     for said in (undelivered.reason, str(caught.value)):
         assert f"newer oomguard (schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION})" in said
-    assert "pip install --upgrade oomguard" in str(caught.value.hint)
+    assert upgrade_hint() in str(caught.value.hint)
     assert len(left(shared)) == 1
     assert postgresql.sql(database, "SELECT count(*) FROM oomguard.run") == "1"
 
 
-def test_tables_of_an_earlier_schema_are_not_changed_by_reading(shared: Shared, postgresql: Any):
+def test_tables_of_an_earlier_schema_are_not_changed_by_reading(shared: JournalUrl, postgresql: Any):
     require_tables(shared)
     postgresql.sql(shared.url.rpartition("/")[2], "UPDATE oomguard.alembic_version SET version_num = '4'")
     with pytest.raises(InputError, match=f"schema 4, this oomguard reads {SCHEMA_VERSION}") as caught:
@@ -205,7 +204,7 @@ def test_tables_of_an_earlier_schema_are_not_changed_by_reading(shared: Shared, 
     assert "oomguard history --deliver" in str(caught.value.hint)
 
 
-def test_several_that_make_the_tables_at_once_make_them_once(shared: Shared, postgresql: Any):
+def test_several_that_make_the_tables_at_once_make_them_once(shared: JournalUrl, postgresql: Any):
     threads = [threading.Thread(target=require_tables, args=(shared,)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -215,7 +214,7 @@ def test_several_that_make_the_tables_at_once_make_them_once(shared: Shared, pos
     assert postgresql.sql(database, "SELECT version_num FROM oomguard.alembic_version") == str(SCHEMA_VERSION)
 
 
-def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: Shared, postgresql: Any):
+def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: JournalUrl, postgresql: Any):
     database = shared.url.rpartition("/")[2]
     postgresql.sql(database, "CREATE TABLE run (x int); CREATE TABLE alembic_version (version_num text)")
     written(shared, "s")
@@ -233,7 +232,7 @@ def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: Shared, po
     ],
     ids=["run", "no_column", "version", "other_migrations"],
 )
-def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: Shared, postgresql: Any, tables: str):
+def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: JournalUrl, postgresql: Any, tables: str):
     database = shared.url.rpartition("/")[2]
     postgresql.sql(database, f"CREATE SCHEMA oomguard; CREATE TABLE oomguard.{tables}")
     theirs = (
@@ -245,9 +244,9 @@ def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: Sh
     undelivered = journal.finish(LIMIT_S)
     assert undelivered is not None
     assert undelivered.is_refused
-    assert "no oomguard journal: the schema oomguard holds another program's tables" in undelivered.reason
+    assert "not an oomguard journal: the schema oomguard holds another program's tables" in undelivered.reason
     for ask in (lambda: runs(shared), lambda: remove_old(shared, 1.0)):
-        with pytest.raises(InputError, match="no oomguard journal") as caught:
+        with pytest.raises(InputError, match="not an oomguard journal") as caught:
             ask()
         assert "name another database" in str(caught.value.hint)
     assert postgresql.sql(database, theirs) == before
@@ -255,24 +254,24 @@ def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: Sh
     assert deliver_left_behind(shared).attempts == 1
 
 
-def test_an_empty_schema_of_that_name_is_taken(shared: Shared, postgresql: Any):
+def test_an_empty_schema_of_that_name_is_taken(shared: JournalUrl, postgresql: Any):
     postgresql.sql(shared.url.rpartition("/")[2], "CREATE SCHEMA oomguard")
     assert runs(shared) == []
     written(shared, "s")
 
 
-def test_a_server_that_only_reads_is_told_with_where_to_write(shared: Shared):
+def test_a_server_that_only_reads_is_told_with_where_to_write(shared: JournalUrl):
     written(shared, "s", at=time.time() - 60)
-    standby = Shared(f"{shared.url}?options=-c%20default_transaction_read_only%3Don")
+    standby = JournalUrl(f"{shared.url}?options=-c%20default_transaction_read_only%3Don")
     with pytest.raises(InputError, match="read-only") as caught:
         remove_old(standby, 0.0)
     assert "name the one that writes" in str(caught.value.hint)
 
 
-def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: Shared, postgresql: Any):
+def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: JournalUrl, postgresql: Any):
     written(shared, "s")
     postgresql.sql("postgres", "DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
-    guest = Shared(shared.url.replace("team@", "guest@"))
+    guest = JournalUrl(shared.url.replace("team@", "guest@"))
     journal = SharedJournal(guest)
     write(journal, "of a guest")
     undelivered = journal.finish(LIMIT_S)
@@ -292,10 +291,10 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: Shared, po
     assert "GRANT" in str(caught.value.hint)
 
 
-def test_who_may_make_no_schema_is_told_the_statement_that_an_administrator_runs(shared: Shared, postgresql: Any):
+def test_who_may_make_no_schema_is_told_the_statement_that_an_administrator_runs(shared: JournalUrl, postgresql: Any):
     database = shared.url.rpartition("/")[2]
     postgresql.sql("postgres", 'CREATE ROLE "Poor-1" LOGIN')
-    journal = SharedJournal(poor := Shared(shared.url.replace("team@", "Poor-1@")))
+    journal = SharedJournal(poor := JournalUrl(shared.url.replace("team@", "Poor-1@")))
     write(journal, "s")
     undelivered = journal.finish(LIMIT_S)
     assert undelivered is not None
@@ -310,48 +309,48 @@ def test_who_may_make_no_schema_is_told_the_statement_that_an_administrator_runs
     "more",
     ["?target_session_attrs=read-write", "?target_session_attrs=primary", "?application_name=x&connect_timeout=2"],
 )
-def test_of_several_hosts_the_one_that_answers_is_written_and_read(shared: Shared, postgresql: Any, more: str):
+def test_of_several_hosts_the_one_that_answers_is_written_and_read(shared: JournalUrl, postgresql: Any, more: str):
     there = f"127.0.0.1:{postgresql.port}"
-    both = Shared(shared.url.replace(there, f"127.0.0.1:1,{there}") + more)
+    both = JournalUrl(shared.url.replace(there, f"127.0.0.1:1,{there}") + more)
     written(both, "s")
     assert [run.session for run in runs(both)] == ["s"]
     assert remove_old(both, 0.0) == 1
-    with postgresql_engine(both, reads_only=True).connect() as database, pytest.raises(Exception, match="read-only"):
-        database.exec_driver_sql("DELETE FROM run")
+    with open_server(both, read_only=True) as database, pytest.raises(JournalError, match="read-only"):
+        database.execute("DELETE FROM run")
 
 
 def test_a_database_that_is_not_there_is_told_with_a_hint(postgresql: Any):
     with pytest.raises(InputError, match='"nowhere" does not exist'):
-        runs(Shared(postgresql.url("nowhere")))
+        runs(JournalUrl(postgresql.url("nowhere")))
     with pytest.raises(InputError, match="refused") as caught:
         runs(AWAY)
     assert "waits on their machines" in str(caught.value.hint)
 
 
-def test_nobody_has_written_yet_is_no_mistake(shared: Shared):
-    with reading(shared) as database:
+def test_nobody_has_written_yet_is_no_mistake(shared: JournalUrl):
+    with open_journal(shared) as database:
         assert database is None
 
 
-def test_reading_permits_no_writing(shared: Shared):
+def test_reading_permits_no_writing(shared: JournalUrl):
     require_tables(shared)
-    engine = postgresql_engine(shared, reads_only=True)
-    with engine.connect() as database, pytest.raises(Exception, match="read-only"):
-        database.exec_driver_sql("DELETE FROM run")
+    with open_journal(shared) as database, pytest.raises(JournalError, match="read-only"):
+        assert database is not None
+        database.execute("DELETE FROM run")
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+    shared: JournalUrl, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ):
     now = time.time()
     journal = SharedJournal(AWAY)
     write(journal, "skewed", at=now + ahead_s)
     assert journal.finish(LIMIT_S) is not None
     (file,) = left(AWAY)
-    folder_of(shared).mkdir(parents=True)
-    file.rename(folder_of(shared) / file.name)
-    monkeypatch.setattr(delivering, "now", lambda: time.time() + ahead_s)
+    shared.outbox.mkdir(parents=True)
+    file.rename(shared.outbox / file.name)
+    monkeypatch.setattr(delivery, "now", lambda: time.time() + ahead_s)
     deliver_left_behind(shared)
 
     (run,) = runs(shared)
@@ -359,22 +358,22 @@ def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
     assert run.seconds == pytest.approx(10.0)
 
 
-def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_delivered_last(shared: Shared):
+def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_delivered_last(shared: JournalUrl):
     for session, fails, at in (("held", False, 2000.0), ("failed before, delivered late", True, 1000.0)):
         written(shared, session, fails=fails, at=at)
-    with reading(shared) as database:
+    with open_journal(shared) as database:
         assert database is not None
         assert [(known.held, known.failed, known.has_failed_since) for known in known_to_work(database)] == [
             (1, 1, False)
         ]
 
     written(shared, "failed since", fails=True, at=3000.0)
-    with reading(shared) as database:
+    with open_journal(shared) as database:
         assert database is not None
         assert [known.has_failed_since for known in known_to_work(database)] == [True]
 
 
-def test_the_same_questions_have_the_same_answers_in_both_databases(shared: Shared, tmp_path: Path):
+def test_the_same_questions_have_the_same_answers_in_both_databases(shared: JournalUrl, tmp_path: Path):
     journal = Journal(tmp_path / "j")
     for i in range(6):
         for to in (journal, SharedJournal(shared)):
@@ -387,7 +386,7 @@ def test_the_same_questions_have_the_same_answers_in_both_databases(shared: Shar
         assert told[0] == told[1], asked
 
 
-def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(shared: Shared, tmp_path: Path, monkeypatch):
+def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(shared: JournalUrl, tmp_path: Path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(InputError) as caught:
@@ -398,8 +397,8 @@ def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(shared: Shared
 def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(JournalError, match="psycopg") as caught:
-        postgresql_engine(AWAY)
-    assert caught.value.hint == "pip install 'oomguard[postgres]'"
+        deliver(AWAY, ())
+    assert caught.value.hint == install_hint("postgres")
 
 
 plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -407,13 +406,13 @@ values = st.dictionaries(st.text(max_size=6), plain, max_size=4)
 
 
 @pytest.fixture(scope="module")
-def one_for_all(postgresql: Any) -> Shared:
-    return Shared(postgresql.create("any_record"))
+def one_for_all(postgresql: Any) -> JournalUrl:
+    return JournalUrl(postgresql.create("any_record"))
 
 
 @settings(max_examples=30)
 @given(command=st.lists(st.text(max_size=10), min_size=1, max_size=4), told=values)
-def test_any_record_is_taken(one_for_all: Shared, command: list[str], told: dict[str, Any]):
+def test_any_record_is_taken(one_for_all: JournalUrl, command: list[str], told: dict[str, Any]):
     session = uuid.uuid4().hex
     rows = [
         {"kind": "begin", "fields": {"command": command, "settings": told, "patches": [told], "started_at": 1.0}},

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.errors import InputError
-from oomguard.journal.store import SCHEMA_VERSION, Journal, Record, default_path
+from oomguard.journal.store import Journal, Ran, Record, default_path
 
 WRITER = """
 import sys
@@ -22,8 +22,8 @@ from pathlib import Path
 from oomguard.journal.store import Journal, Record
 journal = Journal(Path(sys.argv[1]))
 for number in range(1, 26):
-    row = journal.begin(Record(sys.argv[2], number, ["run"], {"n": number}, []))
-    journal.end(row, exit_status=number % 2, incident=None, measured={"n": number})
+    begun = journal.begin(Record(sys.argv[2], number, ["run"], {"n": number}, []))
+    journal.end(begun, exit_status=number % 2, incident=None, measured={"n": number})
 """
 PATCH = {"setting": "max_model_len", "from": 8192, "to": 4096}
 
@@ -40,10 +40,10 @@ def test_a_new_journal_is_empty_and_makes_its_folder(journal):
 
 def test_a_record_is_read_back_as_it_was_written(journal):
     before = time.time()
-    row = journal.begin(
+    begun = journal.begin(
         Record("s", 1, ["vllm", "serve", "ü"], {"max_model_len": 4096}, [PATCH], predicted={"peak_bytes": 1.5})
     )
-    journal.end(row, exit_status=3, incident={"kind": "cuda_oom"}, measured={"peak_bytes": 2})
+    journal.end(begun, exit_status=3, incident={"kind": "cuda_oom"}, measured={"peak_bytes": 2})
 
     (record,) = journal.records()
 
@@ -56,12 +56,12 @@ def test_a_record_is_read_back_as_it_was_written(journal):
 
 def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_no_other_run(journal):
     ours, theirs = Journal(journal.path), Journal(journal.path)
-    row = ours.begin(Record("ours", 1, ["x"], {}, [], who="ann"))
+    begun = ours.begin(Record("ours", 1, ["x"], {}, [], who="ann"))
     with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
         database.execute("DELETE FROM run")
         database.execute("DELETE FROM attempt")
-    assert theirs.begin(Record("theirs", 1, ["y"], {}, [])) == row
-    ours.end(row, exit_status=3, incident=None, measured={})
+    theirs.begin(Record("theirs", 1, ["y"], {}, []))
+    ours.end(begun, exit_status=3, incident=None, measured={})
 
     assert [(each.session, each.exit_status) for each in journal.records()] == [("theirs", None), ("ours", 3)]
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
@@ -69,8 +69,8 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_n
 
 
 def test_a_later_attempt_of_a_run_that_was_removed_still_tells_whose_it_is(journal):
-    row = journal.begin(Record("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7"))
-    journal.end(row, exit_status=1, incident=None, measured={})
+    begun = journal.begin(Record("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7"))
+    journal.end(begun, exit_status=1, incident=None, measured={})
     with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
         database.execute("DELETE FROM run")
     journal.begin(Record("s", 2, ["x"], {}, []))
@@ -129,26 +129,21 @@ def test_a_journal_is_opened_again(journal):
     assert len(Journal(journal.path).records()) == 1
 
 
-def test_the_journal_says_its_schema(journal):
-    with sqlite3.connect(journal.path) as database:
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-    database.close()
+def test_runs_have_numbers_without_gaps_whatever_their_attempts(journal):
+    for session in "ab":
+        for number in (1, 2, 3):
+            journal.begin(Record(session, number, ["x"], {}, []))
+    with contextlib.closing(sqlite3.connect(journal.path)) as database:
+        assert database.execute("SELECT number, session FROM run").fetchall() == [(1, "a"), (2, "b")]
 
-    assert version == SCHEMA_VERSION
 
-
-def test_a_journal_of_a_later_version_is_not_marked_as_an_earlier_one(journal):
-    with sqlite3.connect(journal.path) as database:
-        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    database.close()
-
-    with contextlib.suppress(InputError):
-        Journal(journal.path)
-
-    with sqlite3.connect(journal.path) as database:
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-    database.close()
-    assert version == SCHEMA_VERSION + 1
+def test_what_is_known_of_a_run_stays_if_a_later_attempt_does_not_say_it(journal):
+    for number, ran in ((1, Ran("vllm", "0.33.0", None, "H100")), (2, Ran("vllm", None, "./m", None)), (3, None)):
+        begun = journal.begin(Record("s", number, ["x"], {}, []))
+        journal.end(begun, exit_status=1, incident=None, measured={}, ran=ran)
+    with contextlib.closing(sqlite3.connect(journal.path)) as database:
+        found = database.execute("SELECT engine, engine_version, model, device FROM run").fetchall()
+    assert found == [("vllm", "0.33.0", "./m", "H100")]
 
 
 def test_two_processes_write_at_once_and_nothing_is_lost(tmp_path):

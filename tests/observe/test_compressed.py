@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.errors import InputError
+from oomguard.installation import install_hint
 from oomguard.observe.compressed import Unpacked, format_of
 from oomguard.observe.source import damage_of, open_log
 
@@ -200,7 +201,7 @@ def test_without_the_zstd_package_the_error_names_it(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="package that reads it is missing") as caught:
         open_log(str(tmp_path / "a.zst"))
 
-    assert caught.value.hint == "pip install zstandard"
+    assert caught.value.hint == install_hint("zstd")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The one model that a report names by its size, and what says that less of it is on the device."""
+"""The one model that a failure's lines name by its size, and what says that less of it is on the device."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ def test_one_size_that_is_whole_names_the_model(text: str, model: str | None) ->
 
 
 def test_a_named_model_that_fills_the_device_is_the_cause_below_0_8() -> None:
-    cause = oomguard.diagnose(f"I ran Shop-7B-Instruct on a T4.\n{FULL}").incidents[0].causes[0]
+    cause = oomguard.diagnose(f"- Shop-7B-Instruct: {FULL}").incidents[0].causes[0]
     assert cause.id == "weights_do_not_fit"
     assert cause.confidence < 0.8
 
 
-def test_what_is_said_of_the_call_decides_over_a_named_model() -> None:
-    text = f"I ran Shop-7B-Instruct. It works with batch_size=1.\n{FULL}"
-    assert oomguard.diagnose(text).incidents[0].causes[0].id == "batch_too_large"
+def test_a_model_that_other_lines_name_is_not_looked_at() -> None:
+    assert "stated_model" not in oomguard.diagnose(f"Shop-7B-Instruct was tried before\n{FULL}").incidents[0].facts
 
 
 def test_the_model_of_the_command_counts_over_one_that_is_named() -> None:
-    text = f"python -m vllm.entrypoints.openai.api_server --model shop/Shop-1B\nShop-7B\n{FULL}"
+    text = f"python -m vllm.entrypoints.openai.api_server --model shop/Shop-1B\nShop-7B: {FULL}"
     assert "stated_model" not in oomguard.diagnose(text).incidents[0].facts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from oomguard.diagnosing import assess, default_rules
@@ -47,16 +45,6 @@ def test_the_utilization_is_solved_by_the_size_of_this_machine_s_gpus(gpus):
     raised = next(patch for patch in found.plan if patch.setting == "gpu_memory_utilization")
     assert found.facts["device_total_bytes"].source == "measured"
     assert 0.5 + 1 / 24 < raised.new < 0.7
-
-
-def test_a_size_that_a_log_only_states_yields_to_the_machine_it_failed_on(gpus):
-    gpus(24 * GIB)
-    said = nothing_left()
-    facts = {**said.facts, "device_total_bytes": Fact("device_total_bytes", 80 * GIB, "stated")}
-
-    found = assess(replace(said, facts=facts), default_rules(), Policy(), local_models=True)
-
-    assert found.number("device_total_bytes") == 24 * GIB
 
 
 def test_a_saved_log_is_of_another_machine(gpus):

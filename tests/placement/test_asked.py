@@ -7,11 +7,12 @@ import pytest
 from oomguard.errors import UsageError
 from oomguard.placement.asked import Asked, read_gpus
 from oomguard.placement.places import Place
+from support.each import each
 
 THREE = tuple(Place(i, f"GPU-{i}aaa") for i in range(3))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "asked"),
     [
         ("auto", Asked()),
@@ -27,7 +28,7 @@ def test_it_is_auto_a_number_or_a_list(text, asked):
     assert read_gpus(asked.shown) == asked
 
 
-@pytest.mark.parametrize("text", ["", "all", "0", "-1", "0;1", "0,,1", "1,1", "GPU", "0,x"])
+@each("text", ["", "all", "0", "-1", "0;1", "0,,1", "1,1", "GPU", "0,x"])
 def test_anything_else_is_a_mistake_with_what_is_understood(text):
     with pytest.raises(UsageError) as error:
         read_gpus(text)
@@ -48,7 +49,7 @@ def test_one_that_is_hidden_is_told_with_what_hides_it():
         read_gpus("2,").among(THREE[:1], hidden="CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2")
 
 
-@pytest.mark.parametrize("text", ["0,GPU-0aaa", "GPU-0aaa,0", "GPU-0,GPU-0aaa"])
+@each("text", ["0,GPU-0aaa", "GPU-0aaa,0", "GPU-0,GPU-0aaa"])
 def test_one_that_is_named_in_two_ways_is_named_twice(text):
     with pytest.raises(UsageError, match=r"a device is named twice: \S+ is GPU 0"):
         read_gpus(text).among(THREE)

@@ -12,6 +12,7 @@ from oomguard.facts import GIB
 from oomguard.placement.choosing import first_of_one_kind, fitting
 from oomguard.placement.need import Fitness, Need, need_of
 from oomguard.placement.places import Place
+from support.each import each
 from support.placing import LLAMA_8B
 
 
@@ -61,7 +62,7 @@ def test_several_devices_are_of_one_kind_where_they_can_be():
     assert first_of_one_kind(places, 4) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "devices", "engines"),
     [
         (("-tp", "2"), 2, 1),
@@ -75,7 +76,7 @@ def test_ranks_of_every_kind_take_devices_of_their_own(tmp_path, flags, devices,
     assert (need.devices, need.engines) == (devices, engines)
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "why"),
     [
         (("python", "train.py"), "no engine's own"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from oomguard.placement.invocation import Invocation
+from support.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "line"),
     [
         (("--gpus", "auto", "-q"), "oomguard run --gpus 2 -q -- true"),
@@ -17,7 +16,6 @@ from oomguard.placement.invocation import Invocation
         (("--gpus", "1", "--gpus", "auto", "--wait", "5m"), "oomguard run --gpus 2 --wait 5m -- true"),
         (("--journal", "a b"), "oomguard run --gpus 2 --journal 'a b' -- true"),
     ],
-    ids=["apart", "joined", "twice", "by its variable"],
 )
 def test_other_devices_take_the_place_of_those_that_were_asked_for_and_the_rest_stays(options, line):
     assert Invocation("auto", "true", options).line(gpus="2") == line

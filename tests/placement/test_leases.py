@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from oomguard.placement.leases import Lease, LeaseFolder, file_system_of
+from support.each import each
 
 
 def test_a_lease_tells_who_has_it_and_is_gone_when_it_is_given_back(tmp_path):
@@ -82,7 +81,7 @@ def mounts(tmp_path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "ext4"])
+@each("kind", ["nfs4", "ext4"])
 def test_the_kind_of_a_file_system_is_read_from_the_mounts(tmp_path, kind):
     assert file_system_of(tmp_path, mounts(tmp_path, kind)) == kind
 
@@ -93,6 +92,6 @@ def test_locks_that_a_server_keeps_are_not_relied_on(tmp_path, monkeypatch):
     assert "is on nfs4, whose locks a server keeps" in (LeaseFolder(tmp_path / "leases").why_off or "")
 
 
-@pytest.mark.parametrize("told", [{}, {"pid": "x", "command": 7, "since_s": "now", "until": "ever"}])
+@each("told", [{}, {"pid": "x", "command": 7, "since_s": "now", "until": "ever"}])
 def test_what_a_stranger_wrote_into_a_lock_is_taken_for_nothing(told):
     assert Lease.told(told) == Lease(None, None, None, None)

@@ -10,6 +10,7 @@ from oomguard.errors import UsageError
 from oomguard.facts import GIB
 from oomguard.observe.nvml import Device, Gpu, MigInstance, Survey
 from oomguard.placement.places import Place, limited, places_of
+from support.each import each
 
 FOUR = tuple(Place(i, f"GPU-{i}aaa", "A5000", 24 * GIB, 24 * GIB, {}) for i in range(4))
 MIXED = (*FOUR[:3], Place(3, "GPU-3aaa", "H100", 80 * GIB, 80 * GIB, {}))
@@ -25,7 +26,7 @@ def test_without_the_variable_every_device_is_there():
     assert indices(None) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "left"),
     [
         ("2,0", [2, 0]),
@@ -81,7 +82,7 @@ def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody()
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("free_gib", "by_pid", "is_empty"),
     [(24, {}, True), (23.5, {}, True), (22, {}, False), (23.9, {7: None}, False), (24, None, True)],
 )

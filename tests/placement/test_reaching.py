@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.placement.reaching import why_not_reached
+from support.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "told"),
     [("ssh host vllm serve m", "ssh HOST oomguard run"), ("kubectl exec p -- vllm serve m", "those of the pod")],
 )

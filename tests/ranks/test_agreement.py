@@ -7,13 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from oomguard.ranks.agreement import Round, start_together
 from oomguard.ranks.documents import Decision, RankEnd
 from oomguard.ranks.folder import Folder
 from oomguard.ranks.meeting import Meeting
 from oomguard.ranks.watching import Watch
+from support.each import each
 
 PATCH = ({"setting": "max_model_len", "to": 1792, "reason": ""},)
 FAILED = RankEnd(1, "memory", 1, "exit status 1", {}, PATCH)
@@ -66,7 +65,7 @@ def test_a_stop_ends_the_wait(tmp_path):
     assert Round(ranks[1], FAILED, 20.0, lambda: True, dict).decision() is None
 
 
-@pytest.mark.parametrize("able", [[True, True, True], [True, False, True]], ids=["all", "all but one"])
+@each("able", [[True, True, True], [True, False, True]])
 def test_all_start_together_or_none(tmp_path, able):
     ranks = met(tmp_path, 3)
 

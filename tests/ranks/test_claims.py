@@ -98,26 +98,6 @@ def test_the_claim_of_a_process_that_was_killed_is_free(tmp_path):
         assert claim(tmp_path, 0)
 
 
-def test_two_jobs_that_their_launcher_does_not_tell_apart_run_and_the_second_agrees_with_nobody(tmp_path):
-    variables = {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-        "TMPDIR": str(tmp_path),
-    }
-    env = {**os.environ, **variables}
-    with subprocess.Popen([*RUN, "--", "sh", "-c", "touch ran; exec sleep 300"], cwd=tmp_path, env=env) as first:
-        assert wait_for((tmp_path / "ran").exists, LIMIT_S)
-        second = [*RUN, "--", "sh", "-c", "exit 3"]
-        ran = subprocess.run(
-            second, cwd=tmp_path, env=env, timeout=LIMIT_S, check=False, stderr=subprocess.PIPE, text=True
-        )
-        assert (ran.returncode, first.poll()) == (3, None)
-        assert "the ranks cannot meet: none starts again by itself: reason=another process is rank 0 in" in ran.stderr
-        first.terminate()
-
-
 def test_a_folder_that_cannot_be_made_holds_nothing_up(tmp_path):
     (tmp_path / "place").touch()
     assert claim(tmp_path, 0).contested() is None
@@ -143,12 +123,3 @@ def test_of_two_jobs_that_mix_in_one_folder_no_command_waits_for_the_other_jobs_
     assert not (tmp_path / "a" / "ran-1").exists()
     assert all("another job came to" in text and "a place of its own" in text for text in told[:2]), told
     assert not list((tmp_path / "shared").iterdir())
-
-
-def test_a_command_that_cannot_be_started_leaves_no_folder(tmp_path):
-    options = ("--rank", "0", "--world-size", "2", "--rendezvous", str(tmp_path))
-    ran = subprocess.run(
-        [*RUN, *options, "--", str(tmp_path / "absent")], capture_output=True, timeout=LIMIT_S, check=False
-    )
-    assert ran.returncode == 127
-    assert not list(tmp_path.iterdir())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.ranks.launcher import launched
+from support.each import each
 
 TORCHRUN = {
     "RANK": "2",
@@ -46,9 +45,7 @@ def test_tasks_of_srun_are_ranks_of_one_job_where_they_have_an_address_for_torch
     assert launched(SRUN) is None
 
 
-@pytest.mark.parametrize(
-    "environ", [SRUN, {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}], ids=["srun", "mpirun"]
-)
+@each("environ", [SRUN, {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}])
 def test_without_one_they_are_where_the_user_says_so(environ):
     assert launched(environ) is None
     own = launched(environ, is_one_job=True)
@@ -60,10 +57,9 @@ def test_a_batch_script_of_slurm_is_no_rank():
     assert launched(script | {"MASTER_ADDR": "node-1", "SLURM_NTASKS": "4"}) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [{"WORLD_SIZE": "1"}, {"RANK": "4"}, {"RANK": "-1"}, {"RANK": "two"}, {"WORLD_SIZE": ""}, {"RANK": "²"}],
-    ids=["alone", "beyond", "negative", "a word", "empty", "no digit"],
 )
 def test_what_names_no_rank_of_several_is_none(changed):
     assert launched(TORCHRUN | changed) is None
@@ -73,9 +69,7 @@ def test_an_empty_environment_is_no_rank():
     assert launched({}) is None
 
 
-@pytest.mark.parametrize(
-    ("address", "is_one"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.7", False)]
-)
+@each(("address", "is_one"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.7", False)])
 def test_an_address_of_this_host_alone_means_one_host(address, is_one):
     own = launched({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"})
     assert own.is_on_one_host is is_one

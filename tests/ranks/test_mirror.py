@@ -10,6 +10,7 @@ import pytest
 from oomguard.errors import UsageError
 from oomguard.ranks.launcher import Launched
 from oomguard.ranks.rendezvous import free_port, rendezvous
+from support.each import each
 from support.supervising import LIMIT_S
 
 
@@ -115,9 +116,7 @@ def test_one_rank_a_host_mirrors():
     assert ranks[0].folder == ranks[1].folder
 
 
-@pytest.mark.parametrize(
-    "asked", ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"]
-)
+@each("asked", ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"])
 def test_what_names_no_place_is_refused(asked):
     with pytest.raises(UsageError, match="not understood"):
         rendezvous(of_two_hosts(), asked)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.incident import Effect
 from oomguard.ranks.decision import decide
 from oomguard.ranks.documents import RankEnd, Said, said
@@ -11,13 +9,14 @@ from oomguard.ranks.effects import seen_row
 from oomguard.ranks.permitted import is_change_left, policy_row
 from oomguard.remedy.policy import Need, Policy
 from oomguard.supervise.side_effects import SideEffects
+from support.each import each
 
 PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity", "reason": ""},)
 FAILED = RankEnd(1, "memory", 1, "exit status 1", {}, PATCH)
 WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("policy", "why"),
     [
         (Policy(pinned=frozenset({"max_model_len"})), "pinned"),
@@ -25,7 +24,6 @@ WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
         (Policy(allow=Effect.OUTPUT_PRESERVING), "--allow output-preserving forbids what reduces-capacity"),
         (Policy(needed={"max_model_len": Need(float("inf"), "it asks for")}), "below what it asks for"),
     ],
-    ids=["pin", "floor", "allow", "need"],
 )
 def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(policy, why):
     held = said(Said(2, "n", end=RankEnd(1, "ended", 143, policy=policy_row(policy))).to_text())
@@ -47,7 +45,7 @@ def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
     assert decide(1, {0: allowed, 1: FAILED, 2: other}, {}).again
 
 
-@pytest.mark.parametrize(
+@each(
     ("of_rank_0", "silent", "left"),
     [
         (RankEnd(1, "ended", 143, refusal="a dry run"), (), True),
@@ -56,38 +54,10 @@ def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
         (RankEnd(1, "ended", 143), (2,), True),
         (RankEnd(1, "ended", 143), (), False),
     ],
-    ids=["dry_run", "file", "pin", "silent", "again"],
 )
 def test_a_change_that_all_permit_is_left_where_only_something_else_stops_it(of_rank_0, silent, left):
     ends = {0: of_rank_0, 1: FAILED}
     assert is_change_left(decide(1, ends, {}, silent=silent), ends) is left
-
-
-def test_a_length_on_another_ranks_command_line_is_that_users_choice(job):
-    job.start(2, fits={"1": 1792}, after_s="0.5", words={"0": ["--max-model-len", "32768"]})
-    ended = job.ended()
-    assert job.lengths() == [[32768]] * 2
-    assert "rank 0: max_model_len 32768 -> 1792 is not permitted: you set it" in ended[0][2]
-
-
-def test_a_floor_that_the_plan_keeps_holds_nobody_back():
-    kept = RankEnd(1, "ended", 143, policy=policy_row(Policy(minimum={"max_model_len": 1792})))
-    assert decide(1, {0: kept, 1: FAILED}, {}).again
-
-
-def test_a_file_that_another_ranks_oomguard_wrote_holds_nobody_back_and_any_other_does():
-    leader = RankEnd(1, "ended", 143, own_files=("/w/m.prom",))
-    saw = RankEnd(1, "ended", 143, seen=WROTE)
-    assert decide(1, {0: leader, 1: FAILED, 2: saw}, {}).again
-    refused = decide(1, {0: RankEnd(1, "ended", 143), 1: FAILED, 2: saw}, {})
-    assert (refused.again, refused.why.startswith("rank 2: not run again")) == (False, True)
-
-
-def test_metrics_in_the_working_folder_let_all_ranks_start_again(job):
-    job.start(2, "--metrics", str(job.folder / "m.prom"), fits={"1": 1792}, after_s="0.5")
-    ended = job.ended()
-    assert [status for status, _, _ in ended] == [0, 0], ended
-    assert job.lengths() == [[32768, 1792]] * 2
 
 
 def test_rank_0_tells_what_each_rank_repeats_where_the_user_permits_it(job):

@@ -171,9 +171,9 @@ def test_a_logs_escapes_never_reach_the_terminal(start):
     )
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_no_line_is_wider_than_the_terminal(comparison, width):
-    assert max(len(line.rstrip()) for line in drawn(comparison, width=width).splitlines()) <= min(width, 100)
+def test_no_line_is_wider_than_the_terminal(comparison):
+    for width in [40, 80, 200]:
+        assert max(len(line.rstrip()) for line in drawn(comparison, width=width).splitlines()) <= min(width, 100), width
 
 
 def test_secrets_that_differ_are_not_called_the_same(comparison):

@@ -22,12 +22,12 @@ def shown(*checks: Check, encoding: str = "utf-8") -> str:
 
 
 def test_each_check_is_one_line_with_its_mark_and_its_advice_below():
-    text = shown(Check("a", "ok", "all is well"), Check("b", "problem", "no plugin", "pip install oomguard"))
+    text = shown(Check("a", "ok", "all is well"), Check("b", "problem", "no plugin", "pip install ."))
 
     assert text.splitlines() == [
         "ok       all is well",
         "problem  no plugin",
-        "         do: pip install oomguard",
+        "         do: pip install .",
         "2 checks: 1 ok, 0 unknown, 1 problem",
     ]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-import pytest
-
 from oomguard.diagnosing import diagnose_lines
 from oomguard.observe.source import Line
 from oomguard.report.html import to_html
@@ -39,14 +37,12 @@ def test_the_panel_is_on_the_page():
     assert "No available memory for the cache blocks" in " ".join(page(NONE_LEFT).words.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
-    "text", ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre><iframe>", "&lt;b&gt;"]
-)
-def test_text_of_the_log_is_escaped(text):
-    plain, laden = page(NONE_LEFT), page(f"{NONE_LEFT} {text}")
+def test_text_of_the_log_is_escaped():
+    for text in ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre><iframe>", "&lt;b&gt;"]:
+        plain, laden = page(NONE_LEFT), page(f"{NONE_LEFT} {text}")
 
-    assert set(laden.names) == set(plain.names)
-    assert text.split(" ")[0] in laden.words
+        assert set(laden.names) == set(plain.names), text
+        assert text.split(" ")[0] in laden.words, text
 
 
 def test_the_name_of_the_log_is_escaped():

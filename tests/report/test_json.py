@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,20 +87,20 @@ def keeps(value: dict, contract: dict) -> None:
         assert isinstance(value[key], kind), key
 
 
-@pytest.mark.parametrize("log", [LOG, [CUDA], ["all is well"], []], ids=["kv cache", "cuda", "healthy", "empty"])
-def test_every_key_of_the_contract_is_there_with_its_type(log):
-    result = parsed(*log)
+def test_every_key_of_the_contract_is_there_with_its_type():
+    for log in [LOG, [CUDA], ["all is well"], []]:
+        result = parsed(*log)
 
-    keeps(result, TOP)
-    for incident in result["incidents"]:
-        keeps(incident, INCIDENT)
-        keeps(incident["location"], LOCATION)
-        keeps(incident["budget"], BUDGET)
-        for rows, contract in (("causes", CAUSE), ("plan", PATCH), ("alternatives", ALTERNATIVE)):
-            for row in incident[rows]:
-                keeps(row, contract)
-        for part in incident["budget"]["parts"]:
-            keeps(part, PART)
+        keeps(result, TOP)
+        for incident in result["incidents"]:
+            keeps(incident, INCIDENT)
+            keeps(incident["location"], LOCATION)
+            keeps(incident["budget"], BUDGET)
+            for rows, contract in (("causes", CAUSE), ("plan", PATCH), ("alternatives", ALTERNATIVE)):
+                for row in incident[rows]:
+                    keeps(row, contract)
+            for part in incident["budget"]["parts"]:
+                keeps(part, PART)
 
 
 def test_the_contract_is_exercised_by_these_logs():
@@ -142,9 +141,9 @@ def test_a_healthy_log_has_no_incident():
     assert parsed("all is well") == expected
 
 
-@pytest.mark.parametrize("source", ["a b.log", "-", "", "日本.log", "api_key=abcdefgh.log", 'quote".log'])
-def test_the_source_is_exactly_as_it_was_given(source):
-    assert parsed(CUDA, source=source)["source"] == source
+def test_the_source_is_exactly_as_it_was_given():
+    for source in ["a b.log", "-", "", "日本.log", "api_key=abcdefgh.log", 'quote".log']:
+        assert parsed(CUDA, source=source)["source"] == source, source
 
 
 def test_facts_are_in_order_of_their_names():
@@ -221,11 +220,11 @@ def test_the_output_is_valid_json_whatever_the_log_holds(text, value, notes):
     assert len(line.splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, -(10**5000)], ids=["nan", "inf", "400", "5000"])
-def test_a_number_that_json_cannot_hold_is_null(value):
-    incident = Incident("cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", value)})
+def test_a_number_that_json_cannot_hold_is_null():
+    for value in [float("nan"), float("inf"), 10**400, -(10**5000)]:
+        incident = Incident("cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", value)})
 
-    assert to_dict(Diagnosis("", (incident,)))["incidents"][0]["facts"] == {"tried_bytes": None}
+        assert to_dict(Diagnosis("", (incident,)))["incidents"][0]["facts"] == {"tried_bytes": None}, value
 
 
 def test_an_underflowed_size_keeps_every_digit():

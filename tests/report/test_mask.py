@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from oomguard.report.mask import MASK, mask, mask_command, mask_value, unmasked
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
+def test_a_secret_is_hidden():
+    for text, hidden in [
         ("--api-key=abcdefgh", "--api-key=***"),
         ("api_key: 'abcdefgh'", "api_key: '***'"),
         ("'hf_token': 'abcdefgh'", "'hf_token': '***'"),
@@ -27,15 +26,12 @@ from oomguard.report.mask import MASK, mask, mask_command, mask_value, unmasked
         (f"ghp_{'a' * 24}", "***"),
         ("api_key=1234abcd", "api_key=***"),
         ("PASSWORD_ERROR=abcdefgh", "PASSWORD_ERROR=***"),
-    ],
-)
-def test_a_secret_is_hidden(text, hidden):
-    assert mask(text) == hidden
+    ]:
+        assert mask(text) == hidden, (text, hidden)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_secret_is_left_alone():
+    for text in [
         "NoCredentialsError: Unable to locate credentials",
         "--max-num-batched-tokens 8192",
         "--max-num-batched-tokens=8192",
@@ -49,10 +45,8 @@ def test_a_secret_is_hidden(text, hidden):
         "the first token: it is late",
         "monkey=banana",
         "",
-    ],
-)
-def test_what_is_no_secret_is_left_alone(text):
-    assert mask(text) == text
+    ]:
+        assert mask(text) == text, text
 
 
 @pytest.mark.parametrize("text", ["--api-key abcdefgh", "vllm serve m --hf-token abcdefgh --port 1"])
@@ -69,24 +63,21 @@ def test_a_secret_of_another_name_is_hidden(text):
     assert "abcdefgh" not in mask(text)
 
 
-@pytest.mark.parametrize("text", ["skip_special_tokens=True", "pad_token=<pad>", "eos_token: </s>", "hf_token=None"])
-def test_a_token_of_the_vocabulary_is_no_secret(text):
-    assert mask(text) == text
+def test_a_token_of_the_vocabulary_is_no_secret():
+    for text in ["skip_special_tokens=True", "pad_token=<pad>", "eos_token: </s>", "hf_token=None"]:
+        assert mask(text) == text, text
 
 
-@pytest.mark.parametrize(
-    ("argv", "masked"),
-    [
+def test_the_secrets_of_a_command_are_hidden():
+    for argv, masked in [
         (["vllm", "--api-key", "abc"], ["vllm", "--api-key", MASK]),
         (["vllm", "--api-key=abcd"], ["vllm", f"--api-key={MASK}"]),
         (["env", "HF_TOKEN=abcd"], ["env", f"HF_TOKEN={MASK}"]),
         (["--max-num-batched-tokens", "8192", "m"], ["--max-num-batched-tokens", "8192", "m"]),
         (["--tokenizer", "org/m"], ["--tokenizer", "org/m"]),
         ([], []),
-    ],
-)
-def test_the_secrets_of_a_command_are_hidden(argv, masked):
-    assert mask_command(argv) == masked
+    ]:
+        assert mask_command(argv) == masked, (argv, masked)
 
 
 @settings(deadline=None)
@@ -110,9 +101,8 @@ def test_no_secret_after_an_equals_sign_is_left(name, secret):
     assert mask(f"{name}={secret}") == f"{name}={MASK}"
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
+def test_a_secret_is_hidden_to_its_end():
+    for text, hidden in [
         ('password="two words"', 'password="***"'),
         ("api_key='it'\"'\"'s' --port 1", "api_key='***' --port 1"),
         ("api_key=SecretStr('abcdefgh')", "api_key=***"),
@@ -124,15 +114,12 @@ def test_no_secret_after_an_equals_sign_is_left(name, secret):
         ('os.environ["HF_TOKEN"] = "abc"', 'os.environ["HF_TOKEN"] = "***"'),
         ('{"name": "HF_TOKEN", "value": "abc"}', '{"name": "HF_TOKEN", "value": "***"}'),
         ("auth_token=12345678", "auth_token=***"),
-    ],
-)
-def test_a_secret_is_hidden_to_its_end(text, hidden):
-    assert mask(text) == hidden
+    ]:
+        assert mask(text) == hidden, (text, hidden)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_names_nobody_and_opens_nothing_is_left_alone():
+    for text in [
         "kv_bytes_per_token=98304",
         "Time per output token: 35.2ms",
         "throughput per token: 1,024.5 tokens/s",
@@ -145,15 +132,12 @@ def test_a_secret_is_hidden_to_its_end(text, hidden):
         "content-length: 12",
         '{"message": "CUDA out of memory"}',
         "/root/models/x /homework/x /usr/home.d https://host/home/x ~/home/x",
-    ],
-)
-def test_what_names_nobody_and_opens_nothing_is_left_alone(text):
-    assert mask(text) == text
+    ]:
+        assert mask(text) == text, text
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
+def test_a_home_folder_is_a_tilde():
+    for text, hidden in [
         ("/home/alice/models", "~/models"),
         ("/home/alice", "~"),
         ('File "/Users/alice/x.py", line 3', 'File "~/x.py", line 3'),
@@ -162,15 +146,12 @@ def test_what_names_nobody_and_opens_nothing_is_left_alone(text):
         ("PATH=/bin:/home/a/bin:/home/b/bin", "PATH=/bin:~/bin:~/bin"),
         ("file:///home/alice/x", "file://~/x"),
         ("/mnt/c/Users/alice/x and /gpfs/home/bob", "~/x and ~"),
-    ],
-)
-def test_a_home_folder_is_a_tilde(text, hidden):
-    assert mask(text) == hidden
+    ]:
+        assert mask(text) == hidden, (text, hidden)
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
+def test_the_text_of_a_prompt_is_hidden():
+    for text, hidden in [
         (
             (
                 "Received request cmpl-1: prompt: 'It\\'s me, \"you\"', params: SamplingParams(n=1, max_tokens=16), "
@@ -193,29 +174,23 @@ def test_a_home_folder_is_a_tilde(text, hidden):
         ('prompt="cut off', 'prompt="***'),
         ("--prompt 'two words' --n 1", "--prompt '***' --n 1"),
         ("prompt=''", "prompt=''"),
-    ],
-)
-def test_the_text_of_a_prompt_is_hidden(text, hidden):
-    assert mask(text) == hidden
+    ]:
+        assert mask(text) == hidden, (text, hidden)
 
 
-@pytest.mark.parametrize(
-    ("argv", "masked"),
-    [
+def test_the_prompts_and_homes_of_a_command_are_hidden():
+    for argv, masked in [
         (["x", "--prompt", "hello"], ["x", "--prompt", MASK]),
         (["x", "--prompt=hello you"], ["x", f"--prompt={MASK}"]),
         (["x", "--prompt", "512"], ["x", "--prompt", "512"]),
         (["env", "HF_TOKEN=two words"], ["env", f"HF_TOKEN={MASK}"]),
         (["x", "/home/alice/m", "https://u:pw@h"], ["x", "~/m", f"https://u:{MASK}@h"]),
-    ],
-)
-def test_the_prompts_and_homes_of_a_command_are_hidden(argv, masked):
-    assert mask_command(argv) == masked
+    ]:
+        assert mask_command(argv) == masked, (argv, masked)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "hidden"),
-    [
+def test_the_value_of_a_setting_is_hidden_by_its_name():
+    for name, value, hidden in [
         ("api_key", "abc", MASK),
         ("hf_token", 12345678, MASK),
         ("max_num_batched_tokens", 8192, 8192),
@@ -223,10 +198,8 @@ def test_the_prompts_and_homes_of_a_command_are_hidden(argv, masked):
         ("prompt", "hello", MASK),
         ("enforce_eager", True, True),
         ("api_key", None, None),
-    ],
-)
-def test_the_value_of_a_setting_is_hidden_by_its_name(name, value, hidden):
-    assert mask_value(name, value) == hidden
+    ]:
+        assert mask_value(name, value) == hidden, (name, value, hidden)
 
 
 def test_masking_is_off_only_inside_unmasked():
@@ -302,14 +275,12 @@ def test_masking_twice_is_masking_once_for_what_looks_like_secrets(text):
     assert mask(mask(text)) == mask(text)
 
 
-@pytest.mark.parametrize(
-    "piece", ["prompt=[", "token ", "a-", "https://", "'", "\\", "reqinput(", "name: ", "C:\\Users\\a ", "/a"]
-)
-def test_a_long_line_takes_no_long_time(piece):
-    began = time.process_time()
-    mask(piece * (6000 // len(piece)))
+def test_a_long_line_takes_no_long_time():
+    for piece in ["prompt=[", "token ", "a-", "https://", "'", "\\", "reqinput(", "name: ", "C:\\Users\\a ", "/a"]:
+        began = time.process_time()
+        mask(piece * (6000 // len(piece)))
 
-    assert time.process_time() - began < 2
+        assert time.process_time() - began < 2, piece
 
 
 def test_a_command_to_paste_keeps_its_home_folders_and_no_secret():

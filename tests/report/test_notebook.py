@@ -6,8 +6,7 @@ import re
 import subprocess
 import sys
 
-from oomguard.report.html_style import DARK, STYLE
-from oomguard.report.notebook import notebook_html
+from oomguard.report.html import DARK, STYLE, notebook_html
 
 
 def test_it_is_a_fragment_that_runs_and_loads_nothing(diagnosis_of_all):

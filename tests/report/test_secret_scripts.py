@@ -12,9 +12,8 @@ from oomguard.report.mask import mask_command
 from oomguard.report.secret_scripts import hides_secrets_alone
 
 
-@pytest.mark.parametrize(
-    ("script", "masked"),
-    [
+def test_a_secret_ends_where_the_shell_s_word_ends():
+    for script, masked in [
         ("export API_KEY=aaa; sh job.sh", "export API_KEY=***; sh job.sh"),
         ("API_KEY=aaa; sh job.sh", "API_KEY=***; sh job.sh"),
         ("export HF_TOKEN=hf_abc && true serve m", "export HF_TOKEN=*** && true serve m"),
@@ -24,12 +23,10 @@ from oomguard.report.secret_scripts import hides_secrets_alone
         ("sh -c 'API_KEY=aaa' && serve m", "sh -c 'API_KEY=***' && serve m"),
         ("serve --max-num-batched-tokens=8192 --tokenizer m", "serve --max-num-batched-tokens=8192 --tokenizer m"),
         ("PASSWORD='cut off; serve m", "PASSWORD=***"),
-    ],
-)
-def test_a_secret_ends_where_the_shell_s_word_ends(script: str, masked: str):
-    for program in (["bash", "-c"], ["/bin/sh", "-lc"], ["python3.11", "-c"]):
-        assert mask_command([*program, script]) == [*program, masked]
-    assert hides_secrets_alone(["sh", "-c", script], ["sh", "-c", masked])
+    ]:
+        for program in (["bash", "-c"], ["/bin/sh", "-lc"], ["python3.11", "-c"]):
+            assert mask_command([*program, script]) == [*program, masked], (script, masked)
+        assert hides_secrets_alone(["sh", "-c", script], ["sh", "-c", masked]), (script, masked)
 
 
 @pytest.mark.parametrize(
@@ -46,18 +43,15 @@ def test_a_value_that_may_be_a_whole_argument_is_hidden_whole_and_told_apart_fro
     assert not hides_secrets_alone(argv, masked)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
+def test_what_is_whole_words_is_secrets_alone():
+    for argv in [
         ["env", "HF_TOKEN=aaa"],
         ["serve", "--api-key", "two words; of a secret"],
         ["bash", "-c", "gen --prompt 'hello; you' --n 1"],
         ["curl", "-H", "Authorization: Bearer abcdefgh", "https://user:secret@host/x"],
         ["serve", "m"],
-    ],
-)
-def test_what_is_whole_words_is_secrets_alone(argv: list[str]):
-    assert hides_secrets_alone(argv, mask_command(argv))
+    ]:
+        assert hides_secrets_alone(argv, mask_command(argv)), argv
 
 
 SECRETS = st.text("abcXYZ019'\"$ ;&|()\\\n=*", min_size=6, max_size=12).map(lambda text: f"Zq7{text}Zq7")

@@ -1,26 +1,23 @@
-"""What a watch saw, drawn: tables, CSV, the picture as SVG in a page and as PNG; an empty run, hostile labels, many calls."""
+"""What a watch saw as tables, CSV, plot and trace; an empty run, hostile labels, many calls."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
+import json
 import sys
-import xml.etree.ElementTree as ET
+from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from oomguard import UsageError, Watch
 from oomguard.incident import Attempt
-from oomguard.report.picture import Label, Line, Rect
-from oomguard.report.picture_png import png
-from oomguard.report.picture_svg import svg
+from oomguard.installation import install_hint
 from oomguard.report.timeline_csv import rows_csv, samples_csv
-from oomguard.report.timeline_html import fragment, page
-from oomguard.report.timeline_picture import WIDTH, timeline_picture
+from oomguard.report.timeline_plot import figure, png
 from oomguard.report.timeline_table import table_text
+from oomguard.report.timeline_trace import trace_json
 from oomguard.timeline import Counter, Mark, MemoryUse, Sample, SeenCall, TimedAttempt, Timeline
 
 GIB = 2**30
@@ -44,10 +41,6 @@ WATCHED = Timeline(
 EMPTY = Watch().timeline
 
 
-def texts(picture):
-    return [shape.text for shape in picture.shapes if isinstance(shape, Label)]
-
-
 def test_the_table_shows_memory_then_calls_with_their_attempts(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     lines = table_text(WATCHED).splitlines()
@@ -59,10 +52,10 @@ def test_the_table_shows_memory_then_calls_with_their_attempts(monkeypatch):
     assert "one every 0.5 s" in lines[-1]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_table_is_no_wider_than_the_terminal(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert max(map(len, table_text(WATCHED).splitlines())) <= columns
+def test_the_table_is_no_wider_than_the_terminal(monkeypatch):
+    for columns in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, table_text(WATCHED).splitlines())) <= columns
 
 
 def test_of_many_calls_the_failed_and_the_largest_are_shown_and_the_rest_counted():
@@ -102,125 +95,85 @@ def test_the_csv_of_samples_has_each_counter_at_each_moment():
     assert rows[2] == {"seconds": "0.500000", "device": "cuda:0", "counter": "allocated", "bytes": str(GIB // 2)}
 
 
-def test_the_picture_shows_lines_limit_calls_attempts_and_marks():
-    picture = timeline_picture(WATCHED)
-    words = texts(picture)
+def test_the_plot_has_a_line_for_each_counter_the_limit_the_calls_failures_and_marks():
+    (panel,) = figure(WATCHED).axes
 
-    assert {"cuda:0", "limit 8.00 GiB", "generate", "batch_size 64 failed", "papers done"} <= set(words)
-    assert len([s for s in picture.shapes if isinstance(s, Line) and s.color == "limit" and s.is_dashed]) == 2
-    (line,) = [s for s in picture.shapes if isinstance(s, Line) and len(s.points) == 11 and s.color == "allocated"]
-    heights = [y for _, y in line.points]
-    assert heights == sorted(heights, reverse=True)
-    assert len([s for s in picture.shapes if isinstance(s, Rect) and s.color == "failed"]) == 1
-
-
-@pytest.mark.parametrize(
-    "timeline", [WATCHED, EMPTY, replace(WATCHED, seconds=0.0), replace(WATCHED, rows=(CALL,) * 2000)]
-)
-def test_every_shape_lies_in_the_picture(timeline):
-    picture = timeline_picture(timeline)
-    for shape in picture.shapes:
-        points = shape.points if isinstance(shape, Line) else [(shape.x, shape.y)]
-        assert all(-1 <= x <= WIDTH + 1 and -1 <= y <= picture.height + 1 for x, y in points)
+    lines = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
+    assert lines["allocated"] == [i / 2 for i in range(11)]
+    assert set(lines["limit 8.00 GiB"]) == {8.0}
+    assert [text.get_text() for text in panel.texts] == ["generate: batch_size 64 failed", "papers done"]
+    assert len(panel.patches) == 2
+    assert (panel.get_title(loc="left"), panel.get_ylabel()) == ("cuda:0", "GiB")
+    assert "peak of a call" in [text.get_text() for text in panel.get_legend().get_texts()]
 
 
-LABELS = {
-    "12 of 13 letters": [f"layer {i} saved" for i in range(12)],
-    "30 long ones": [f"checkpoint number {i} written to disk" for i in range(30)],
-    "one of 500": ["first", "x" * 500, "last"],
-    "line breaks": ["line\nbreak"] * 4,
-    "wide letters": ["中文标签" * 3, "WWWMMM@@" * 2] * 8,
-    "a row's end": ["at the very end of the run"] * 3,
-}
+def test_a_plot_has_a_panel_for_each_device_and_small_sizes_in_mib():
+    other = Counter("cuda:1", "allocated")
+    small = Timeline(seconds=1.0, samples=(Sample(0.0, {CARD: 2**20, other: 2**21}),))
+    first, second = figure(small).axes
+    assert [list(axes.lines[0].get_ydata()) for axes in (first, second)] == [[1.0], [2.0]]
+    assert first.get_ylabel() == "MiB"
 
 
-@pytest.mark.parametrize("name", LABELS)
-@pytest.mark.parametrize("kind", ["marks", "failures"])
-def test_labels_of_marks_and_failures_lie_beside_one_another_and_within_the_axis(name, kind):
-    labels = LABELS[name]
-    times = [5.0 - 0.01 * i if "end" in name else 5.0 * (i + 1) / len(labels) for i in range(len(labels))]
-    if kind == "marks":
-        seen = replace(WATCHED, rows=(), marks=tuple(map(Mark, times, labels)))
-    else:
-        failed = (
-            TimedAttempt(Attempt(1, {label: 1}, error="OutOfMemoryError"), at - 0.1, at)
-            for at, label in zip(times, labels, strict=True)
-        )
-        seen = replace(WATCHED, marks=(), rows=(replace(CALL, attempts=tuple(failed)),))
-    color = kind.removesuffix("s").replace("failure", "failed")
-    drawn = [s for s in timeline_picture(seen).shapes if isinstance(s, Label) and s.color == color]
-    pixels = [drawn_pixels(label) for label in drawn]
-
-    assert drawn or name == "30 long ones"  # 28 pixels each
-    assert all("\n" not in label.text for label in drawn)
-    assert all(left >= 92 and right <= WIDTH - 20 for left, right in pixels)
-    assert all(before[1] <= after[0] for before, after in pairwise(sorted(pixels)))
+def test_many_and_odd_timelines_are_plotted():
+    labels = [f"checkpoint number {i} written" for i in range(30)] + ["x" * 500, "line\nbreak", "at the end"]
+    marks = tuple(Mark(5.0 * i / len(labels), label) for i, label in enumerate(labels))
+    odd = (
+        EMPTY,
+        replace(WATCHED, seconds=0.0),
+        replace(WATCHED, rows=(CALL,) * 2000),
+        replace(WATCHED, marks=marks),
+        Timeline(seconds=0.0, samples=(Sample(0.0, {CARD: 0}),)),
+    )
+    for timeline in odd:
+        assert png(timeline).startswith(b"\x89PNG")
 
 
-def drawn_pixels(label):
-    """Return from where to where a label reaches, by the outlines of the letters that matplotlib draws."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    text = "".join(
-        "M" if ord(letter) > 0x2E80 else letter for letter in label.text
-    )  # no glyph in its own font: a box, narrower
-    wide = TextPath((0, 0), text, size=label.size, prop=FontProperties(family="DejaVu Sans")).get_extents().width
-    return (label.x - wide, label.x) if label.anchor == "end" else (label.x, label.x + wide)
-
-
-def test_a_label_that_has_room_is_whole_and_one_without_is_where_a_reader_points():
-    few = timeline_picture(replace(WATCHED, marks=(Mark(1.0, "model loaded"), Mark(4.9, "papers done"))))
-    many = timeline_picture(replace(WATCHED, marks=tuple(Mark(i / 100, f"step {i}") for i in range(400))))
-
-    assert {"model loaded", "papers done"} <= set(texts(few))
-    assert "step 7" not in texts(many)
-    assert "step 7" in [s.title for s in many.shapes if isinstance(s, Line)]
-
-
-def test_an_empty_run_is_a_page_that_says_so():
-    text = page(EMPTY)
-
-    assert "Nothing was seen: no counter was read." in text
-    assert png(timeline_picture(EMPTY)).startswith(b"\x89PNG")
+def test_an_empty_run_says_so_in_every_form():
+    assert figure(EMPTY).texts[0].get_text() == "Nothing was seen: no counter was read."
     assert table_text(EMPTY) == "nothing was seen: the watch was not entered"
     assert rows_csv(EMPTY).count("\n") == 2
     assert samples_csv(EMPTY).count("\n") == 1
+    assert [event["ph"] for event in json.loads(trace_json(EMPTY))["traceEvents"]] == ["M"]
 
 
-@pytest.mark.parametrize("timeline", [WATCHED, EMPTY], ids=["watched", "empty"])
-def test_a_cell_of_a_notebook_has_the_picture_and_the_tables_and_styles_that_reach_nothing_else(timeline):
-    text = fragment(timeline)
-
-    assert text.startswith('<div class="oomguard">')
-    assert not re.search(r"<(?:html|body|script|link|img|iframe|h1)\b|url\(|@import", text)
-    assert "<svg" in text
-    assert ("<table>" in text) == (timeline is WATCHED)
-    styles = "".join(re.findall(r"<style>(.*?)</style>", text, re.DOTALL))
-    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", styles))
-    assert [s for group in selectors for s in group.split(",") if not s.strip().startswith(".oomguard")] == []
+def events(timeline, phase):
+    return [event for event in json.loads(trace_json(timeline))["traceEvents"] if event["ph"] == phase]
 
 
-def test_a_watch_as_the_last_line_of_a_cell_shows_what_it_saw():
-    with Watch() as seen, seen.span("<papers>"):
+def test_the_trace_has_calls_with_their_attempts_counters_and_marks_in_microseconds():
+    call, failed, ran, span = events(WATCHED, "X")
+    assert (call["name"], call["cat"], call["ts"], call["dur"]) == ("LlamaForCausalLM.generate", "call", 1e6, 3.6e6)
+    assert call["args"]["rows"] == 64
+    assert call["args"]["cuda:0 allocated, peak_bytes"] == 7 * GIB
+    assert (failed["name"], failed["args"]) == ("batch_size 64 failed", {"error": "OutOfMemoryError"})
+    assert (ran["name"], ran["tid"], span["name"]) == ("batch_size 23 ran", call["tid"], "save")
+    sizes = [event["args"]["bytes"] for event in events(WATCHED, "C") if event["name"] == "cuda:0 allocated"]
+    assert sizes == [i * GIB // 2 for i in range(11)]
+    (mark,) = events(WATCHED, "i")
+    assert (mark["name"], mark["ts"]) == ("papers done", 4.65e6)
+
+
+def test_slices_of_one_track_nest_and_calls_that_were_added_up_are_left_out():
+    overlapping = [SeenCall("forward", "call", i * 0.7, 1.0 + i % 3) for i in range(20)]
+    summed_up = replace(CALL, calls=5)
+    tracks = defaultdict(list)
+    for event in events(replace(WATCHED, rows=(*overlapping, summed_up)), "X"):
+        tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+
+    assert sum(map(len, tracks.values())) == 20
+    for slices in tracks.values():
+        for began, ended in slices:
+            crossing = [one for one in slices if began < one[0] < ended < one[1]]
+            assert not crossing, f"{(began, ended)} and {crossing} overlap without nesting"
+
+
+def test_a_watch_as_the_last_line_of_a_cell_is_a_plot_if_matplotlib_is_there(monkeypatch):
+    with Watch() as seen:
         pass
-    assert "&lt;papers&gt;" in seen._repr_html_()
-
-
-def test_a_run_of_one_sample_is_drawn():
-    once = Timeline(seconds=0.0, samples=(Sample(0.0, {CARD: 0}),))
-    assert "cuda:0" in texts(timeline_picture(once))
-    assert png(timeline_picture(once)).startswith(b"\x89PNG")
-
-
-def test_the_page_is_well_formed_loads_nothing_and_runs_nothing():
-    text = page(WATCHED)
-    drawing = ET.fromstring(svg(timeline_picture(WATCHED)))
-
-    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "<script" not in text
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
-    assert "default-src 'none'" in text
+    assert seen._repr_png_().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert seen._repr_png_() is None
 
 
 HOSTILE = '<script>alert(1)</script> \x1b[31m$x^2$ & "q" \' \ud800 ' + "hf_" + "a" * 34
@@ -230,36 +183,31 @@ def test_a_hostile_label_is_text_and_a_secret_in_it_is_masked():
     hostile = replace(
         WATCHED, rows=(replace(CALL, what=HOSTILE, error=HOSTILE),), marks=(Mark(1.0, HOSTILE),), error=HOSTILE
     )
-    text = page(hostile)
-    ET.fromstring(svg(timeline_picture(hostile)))
-    for shown in (text, rows_csv(hostile), table_text(hostile)):
+    labels = "".join(text.get_text() for text in figure(hostile).axes[0].texts)
+    trace = "".join(str(event) for event in json.loads(trace_json(hostile))["traceEvents"])
+    for shown in (labels, trace, rows_csv(hostile), table_text(hostile)):
         assert "hf_aaa" not in shown
         assert "\x1b" not in shown
         shown.encode()
-    assert "<script" not in text
-    assert png(timeline_picture(hostile)).startswith(b"\x89PNG")
+    assert png(hostile).startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match="matplotlib") as caught:
         Watch().to_png(tmp_path / "watch.png")
-    assert "pip install 'oomguard[plots]'" in caught.value.hint
+    assert install_hint("plots") in caught.value.hint
     assert not (tmp_path / "watch.png").exists()
 
 
-@pytest.mark.parametrize("form", ["csv", "html", "png"])
-def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path, form):
-    with pytest.raises(UsageError, match=f"none/watch.{form} cannot be written: No such file"):
-        getattr(Watch(), f"to_{form}")(tmp_path / "none" / f"watch.{form}")
-
-
-@pytest.mark.parametrize("form", ["csv", "html", "png"])
-def test_a_watch_writes_what_it_saw(tmp_path, form):
+def test_a_watch_writes_what_it_saw_and_names_a_file_that_cannot_be_written(tmp_path):
     with Watch() as seen:
         pass
-    getattr(seen, f"to_{form}")(tmp_path / "file")
-    assert (tmp_path / "file").stat().st_size > 100
+    for form in ("csv", "png", "trace"):
+        getattr(seen, f"to_{form}")(tmp_path / form)
+        assert (tmp_path / form).stat().st_size > 100, form
+        with pytest.raises(UsageError, match=f"none/watch.{form} cannot be written: No such file"):
+            getattr(seen, f"to_{form}")(tmp_path / "none" / f"watch.{form}")
 
 
 def test_a_narrow_table_cuts_the_models_name_and_never_the_calls(monkeypatch):
@@ -273,9 +221,9 @@ def test_a_narrow_table_cuts_the_models_name_and_never_the_calls(monkeypatch):
     assert (text.count("generate"), text.count("forward")) == (2, 2)
 
 
-@pytest.mark.parametrize("label", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\x1b[31m=cmd"])
-def test_a_label_that_a_spreadsheet_would_run_is_text_in_the_csv(label):
-    timeline = replace(WATCHED, rows=(replace(CALL, what=label),), marks=(Mark(0.5, label),))
-    cells = [row["what"] for row in csv.DictReader(io.StringIO(rows_csv(timeline)))]
-    assert sum(cell.startswith("'") for cell in cells) >= 2
-    assert not any(cell[:1] in {"=", "+", "-", "@"} for cell in cells)
+def test_a_label_that_a_spreadsheet_would_run_is_text_in_the_csv():
+    for label in ("=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\x1b[31m=cmd"):
+        timeline = replace(WATCHED, rows=(replace(CALL, what=label),), marks=(Mark(0.5, label),))
+        cells = [row["what"] for row in csv.DictReader(io.StringIO(rows_csv(timeline)))]
+        assert sum(cell.startswith("'") for cell in cells) >= 2, label
+        assert not any(cell[:1] in {"=", "+", "-", "@"} for cell in cells), label

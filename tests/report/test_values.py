@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.report.values import value_at
 
 
-@pytest.mark.parametrize(
-    ("text", "body", "rest"),
-    [
+def test_a_value_ends_where_its_notation_ends_it():
+    for text, body, rest in [
         ("'a b' c", "a b", " c"),
         (r"'it\'s' c", r"it\'s", " c"),
         (r"'a\\' c", r"a\\", " c"),
@@ -24,18 +22,16 @@ from oomguard.report.values import value_at
         ("'cut off", "cut off", ""),
         ("[1, 2", "1, 2", ""),
         ("b'raw' x", "raw", " x"),
-    ],
-)
-def test_a_value_ends_where_its_notation_ends_it(text, body, rest):
-    value = value_at(text, 0)
+    ]:
+        value = value_at(text, 0)
 
-    assert value is not None
-    assert (text[value.start : value.end], text[value.after :]) == (body, rest)
+        assert value is not None, (text, body, rest)
+        assert (text[value.start : value.end], text[value.after :]) == (body, rest), (text, body, rest)
 
 
-@pytest.mark.parametrize("text", ["", " a", ",", "<pad>", "}"])
-def test_where_no_value_begins_there_is_none(text):
-    assert value_at(text, 0) is None
+def test_where_no_value_begins_there_is_none():
+    for text in ["", " a", ",", "<pad>", "}"]:
+        assert value_at(text, 0) is None, text
 
 
 @given(st.text("ab'\"\\[](){} ,=", max_size=40))

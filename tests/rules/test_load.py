@@ -170,17 +170,17 @@ def test_a_condition_that_is_no_text_is_refused(tmp_path):
     assert refused(tmp_path, swap(RULE, '["tried_bytes > 1.0"]', "[3]")).key == "when[0]"
 
 
-def test_an_integer_beside_a_fact_is_told_to_be_a_double(tmp_path):
-    error = refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "tried_bytes > 1"))
+def test_the_operators_of_older_rule_files_are_refused_with_their_new_spelling(tmp_path):
+    error = refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "tried_bytes > 1.0 && lora == true"))
 
-    assert (error.key, error.column) == ("when[0]", 13)
-    assert error.hint == "numbers are doubles: write 1024.0, not 1024"
+    assert (error.key, error.column) == ("when[0]", 19)
+    assert error.hint == "write and"
 
 
 def test_a_condition_that_is_not_a_yes_or_no_is_refused(tmp_path):
     error = refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "tried_bytes"))
 
-    assert "expected a BOOL expression, this one is DOUBLE" in str(error)
+    assert "expected a bool expression, this one is a number" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_a_deeply_nested_file_is_refused(tmp_path, text):
 
 
 def test_a_deeply_nested_expression_is_refused(tmp_path):
-    assert refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "(" * 900 + "true" + ")" * 900)).key == "when[0]"
+    assert refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "(" * 900 + "True" + ")" * 900)).key == "when[0]"
 
 
 def test_a_missing_folder_is_refused(tmp_path):
@@ -422,7 +422,7 @@ def test_the_line_is_that_of_the_second_fix_when_the_second_fix_is_at_fault(tmp_
 
 
 def test_the_caret_of_an_expression_of_two_lines_stands_under_the_line_at_fault(tmp_path):
-    error = refused(tmp_path, swap(RULE, '"tried_bytes > 1.0"', '"true &&\\n  tried_byte > 1.0"'))
+    error = refused(tmp_path, swap(RULE, '"tried_bytes > 1.0"', '"True and\\n  tried_byte > 1.0"'))
 
     assert "tried_byte > 1.0" in str(error).splitlines()[-2]
 

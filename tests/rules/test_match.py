@@ -22,7 +22,7 @@ def step(base=None, add=0.0, when=None):
     return Confidence(base, add, condition(when) if when else None)
 
 
-def rule(code="XX101", *, steps=(step(0.5),), when=("true",), kinds=("cuda_oom",), cause="lora", unknown=(), **texts):
+def rule(code="XX101", *, steps=(step(0.5),), when=("True",), kinds=("cuda_oom",), cause="lora", unknown=(), **texts):
     return Rule(
         path="rule.toml",
         code=code,

@@ -17,8 +17,6 @@ from oomguard.rules.signature import Quotation
 RULES = default_rules()
 QUOTATIONS = RULES.quotations
 REPORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-QUOTED = [pytest.param(q, text, id=f"{q.name}-{i}") for q in QUOTATIONS for i, text in enumerate(q.quoted)]
-REAL = [pytest.param(text, id=f"{q.name}-{i}") for q in QUOTATIONS for i, text in enumerate(q.real)]
 
 
 def kinds(text: str, *quotations: Quotation) -> list[str]:
@@ -33,42 +31,41 @@ def test_there_are_quotations_and_each_has_a_name_of_its_own():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(("quotation", "text"), QUOTED)
-def test_a_quoted_example_is_vetoed_by_its_own_entry(quotation, text):
-    assert kinds(text, quotation) == []
+def test_a_quoted_example_raises_no_alarm():
+    alarms = [f"{q.name}: {text}" for q in QUOTATIONS for text in q.quoted if diagnose(text).incidents]
+
+    assert not alarms, "\n".join(alarms)
 
 
-@pytest.mark.parametrize("quotation", QUOTATIONS, ids=lambda quotation: quotation.name)
-def test_an_entry_has_an_example_that_would_be_reported_without_it(quotation):
-    assert [text for text in quotation.quoted if kinds(text)] != []
+def test_a_real_example_is_reported():
+    missed = [f"{q.name}: {text}" for q in QUOTATIONS for text in q.real if diagnose(text).verdict != "oom"]
+
+    assert not missed, "\n".join(missed)
 
 
-@pytest.mark.parametrize(("quotation", "text"), QUOTED)
-def test_a_quoted_example_raises_no_alarm(quotation, text):
-    assert diagnose(text).incidents == ()
-
-
-@pytest.mark.parametrize("text", REAL)
-def test_a_real_example_is_reported(text):
-    assert diagnose(text).verdict == "oom"
-
-
-@pytest.mark.parametrize("quotation", QUOTATIONS, ids=lambda quotation: quotation.name)
-def test_no_entry_vetoes_a_bare_report(quotation):
+def test_no_entry_vetoes_a_bare_report():
     reports = [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.69 GiB",
         "(EngineCore_DP0 pid=7) ERROR 03-04 10:00:07 [core.py:708] ValueError: No available memory for the cache blocks.",
         "RuntimeError: CUDA error: out of memory",
     ]
+    found = {text: kinds(text) for text in reports}
 
-    assert [kinds(text, quotation) for text in reports] == [kinds(text) for text in reports]
-    assert all(kinds(text) for text in reports)
+    assert all(found.values())
+    assert [(q.name, text) for q in QUOTATIONS for text in reports if kinds(text, q) != found[text]] == []
 
 
-@pytest.mark.parametrize("quotation", QUOTATIONS, ids=lambda quotation: quotation.name)
-def test_a_pattern_ends_in_time_on_a_long_line(quotation):
-    for text in ("a" * 20_000, '"' * 20_000, "( " * 10_000, "x = ['" * 4_000, "if " * 7_000, "когда " * 4_000):
-        quotation.pattern.search(text, timeout=0.5)
+def test_a_pattern_ends_in_time_on_a_long_line():
+    texts = ("a" * 20_000, '"' * 20_000, "( " * 10_000, "x = ['" * 4_000, "if " * 7_000, "когда " * 4_000)
+    slow = []
+    for quotation in QUOTATIONS:
+        for text in texts:
+            try:
+                quotation.pattern.search(text, timeout=0.5)
+            except TimeoutError:
+                slow.append(f"{quotation.name}: {text[:10]} …")
+
+    assert not slow, "\n".join(slow)
 
 
 def entry(**values: object) -> Quotation:
@@ -100,20 +97,6 @@ def test_the_self_test_finds_no_problem_in_the_shipped_entries():
 @pytest.mark.parametrize(
     "text",
     [
-        'vLLM then died at init with "CUDA error: out of memory" after the merge.',
-        "# The container exited(1): vLLM hit:\n#   RuntimeError: CUDA error: out of memory",
-        "The prefill leg crashed with\n`RuntimeError: CUDA error: out of memory` on both ranks.",
-        "首次用 8 卡跑 → `RuntimeError: CUDA error: out of memory`",
-        '- `--gpu-memory-utilization 0.98` refuses to boot: *"RuntimeError: CUDA error: out of memory"*',
-    ],
-)
-def test_what_happened_to_somebody_is_a_report(text: str):
-    assert diagnose(text).verdict == "oom"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         'If the server died with "CUDA error: out of memory", lower the share.',
         "# A worker that crashed may print:\n#   RuntimeError: CUDA error: out of memory",
     ],
@@ -122,11 +105,11 @@ def test_what_may_happen_to_anybody_is_none(text: str):
     assert diagnose(text).verdict == "no_oom"
 
 
-def test_many_quoted_lines_with_nothing_told_before_them_are_no_slower_than_others():
-    line = "Both 0.30 with `Loaded weights leave no GPU memory for the KV cache ...`, 0.00 starts\n"
+def test_many_quoted_lines_are_no_slower_than_others():
+    line = "Both 0.30 with `RuntimeError: CUDA error: out of memory`, 0.00 starts\n"
     diagnose(line)  # reads what is shipped
 
     began_s = time.thread_time()
     assert not diagnose(line * 170).incidents
 
-    assert time.thread_time() - began_s < 1  # 4 s where each place was asked first what stands before it
+    assert time.thread_time() - began_s < 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
-
-import pytest
 
 from oomguard.diagnosing import assess
 from oomguard.incident import Incident
@@ -37,24 +36,24 @@ def proposed(incident: Incident) -> set[str]:
     return {patch.setting for patch in incident.plan} | {other.setting for other in incident.alternatives}
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: rule.code)
-def test_every_setting_that_is_proposed_is_one_of_the_engine_that_failed(rule: Rule, engine: str):
-    for incident in assessed(rule, framework=engine):
-        foreign = {name for name in proposed(incident) if is_foreign(name, engine)}
-        assert not foreign, (incident.kind, foreign)
+def test_every_setting_that_is_proposed_is_one_of_the_engine_that_failed():
+    for engine, rule in itertools.product(engines(), shipped().rules):
+        for incident in assessed(rule, framework=engine):
+            foreign = {name for name in proposed(incident) if is_foreign(name, engine)}
+            assert not foreign, (engine, rule.code, incident.kind, foreign)
 
 
-@pytest.mark.parametrize("given", [{"kv_cache_memory_bytes": 1 << 30}, {"num_gpu_blocks_override": 8}], ids=str)
-@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: rule.code)
-def test_a_byte_count_or_a_number_of_blocks_silences_the_share(rule: Rule, given: dict[str, int]):
-    for incident in assessed(rule, framework="vllm", **given):
-        if incident.kind in AT_THE_BEGINNING:
-            continue
-        assert "gpu_memory_utilization" not in proposed(incident), incident.kind
-        if incident.kind.startswith("kv_cache_"):
-            blamed = {cause.rule for cause in incident.causes if cause.id.startswith("utilization_")}
-            assert not blamed, incident.kind
+def test_a_byte_count_or_a_number_of_blocks_silences_the_share():
+    for rule, given in itertools.product(
+        shipped().rules, [{"kv_cache_memory_bytes": 1 << 30}, {"num_gpu_blocks_override": 8}]
+    ):
+        for incident in assessed(rule, framework="vllm", **given):
+            if incident.kind in AT_THE_BEGINNING:
+                continue
+            assert "gpu_memory_utilization" not in proposed(incident), (rule.code, given)
+            if incident.kind.startswith("kv_cache_"):
+                blamed = {cause.rule for cause in incident.causes if cause.id.startswith("utilization_")}
+                assert not blamed, (rule.code, given, incident.kind)
 
 
 def test_an_engine_s_own_setting_is_no_stranger_and_a_variable_of_all_engines_neither():

@@ -1,4 +1,4 @@
-"""The rule files that come with oomguard: each file is one test, so a failure names the file."""
+"""The rule files that come with oomguard."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
-from pathlib import Path
-
-import pytest
 
 from oomguard.incident import CAUSES, PHASES
 from oomguard.kinds import KINDS
@@ -25,60 +22,49 @@ def shipped() -> RuleSet:
     return load_rules(check=True)
 
 
-@cache
-def shipped_problems() -> tuple[str, ...]:
-    return tuple(problems(shipped()))
-
-
 def test_loading_the_shipped_rules_compiles_no_pattern_and_no_condition():
-    code = "import sys; from oomguard.rules.load import load_rules; load_rules(); print({'regex', 'cel_expr_python'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    code = (
+        "import sys; from oomguard.rules import expressions, load; load.load_rules();"
+        " print('regex' in sys.modules, expressions._compiled.cache_info().currsize)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False 0\n"
 
 
 def test_there_are_shipped_rule_files():
     assert len(FILES) > 10
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(shipped_root())))
-def test_file_has_no_problems(path: Path):
-    assert [text for text in shipped_problems() if text.startswith(f"{path}: ")] == []
+def test_no_file_has_problems():
+    found = problems(shipped())
 
-
-def test_no_problem_is_left_unattributed():
-    assert shipped_problems() == ()
+    assert not found, "\n".join(found)
 
 
 def test_every_file_is_loaded_as_a_rule_or_a_signature():
     loaded = [rule.path for rule in shipped().rules] + [signature.path for signature in shipped().signatures]
 
-    assert sorted(loaded) == [
-        str(path)
-        for path in FILES
-        if path.name not in {"quotations.toml", "lexicon.toml", "missing.toml", "told_causes.toml", "devices.toml"}
-    ]
-    assert shipped().lexicon is not None
+    assert sorted(loaded) == [str(path) for path in FILES if path.name not in {"quotations.toml", "missing.toml"}]
     assert shipped().missing
-    assert shipped().told
-    assert shipped().stated
 
 
 def test_codes_are_unique():
     assert [code for code, count in Counter(rule.code for rule in shipped().rules).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("rule", shipped().rules, ids=lambda rule: rule.code)
-def test_rule_names_only_known_causes_kinds_settings_and_solvers(rule):
-    assert rule.cause in CAUSES
-    assert rule.kinds
-    assert set(rule.kinds) <= set(KINDS)
-    assert {fix.setting for fix in rule.fixes} <= set(SETTINGS)
-    assert {fix.solve for fix in rule.fixes if fix.solve} <= set(SOLVERS)
+def test_rules_name_only_known_causes_kinds_settings_and_solvers():
+    for rule in shipped().rules:
+        assert rule.cause in CAUSES, rule.path
+        assert rule.kinds, rule.path
+        assert set(rule.kinds) <= set(KINDS), rule.path
+        assert {fix.setting for fix in rule.fixes} <= set(SETTINGS), rule.path
+        assert {fix.solve for fix in rule.fixes if fix.solve} <= set(SOLVERS), rule.path
 
 
-@pytest.mark.parametrize("signature", shipped().signatures, ids=lambda signature: signature.name)
-def test_signature_names_a_known_kind_and_phase(signature):
-    assert signature.kind is None or signature.kind in KINDS
-    assert signature.phase in PHASES
+def test_signatures_name_a_known_kind_and_phase():
+    for signature in shipped().signatures:
+        assert signature.kind is None or signature.kind in KINDS, signature.path
+        assert signature.phase in PHASES, signature.path
 
 
 def test_rules_come_in_the_order_of_their_codes():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.remedy.policy import make_policy
 from oomguard.schedulers.carried import behind, changes_of, state_in, with_state
 from oomguard.settings import SETTINGS
+from support.each import each
 
 VALUES = st.one_of(st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=20))
 STATES = st.dictionaries(st.sampled_from(sorted(set(SETTINGS) - {"device"})), VALUES, max_size=4)
@@ -34,7 +34,7 @@ def test_any_other_comment_carries_nothing_or_settings_that_exist(text):
     assert set(state_in(f"oomguard {text}")) <= set(SETTINGS)
 
 
-@pytest.mark.parametrize(
+@each(
     "comment",
     [
         "",
@@ -58,7 +58,7 @@ def test_changes_too_long_for_a_comment_are_not_cut():
     assert with_state({"dtype": "x" * 2000}, "oomguard: ended") is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "refused"),
     [
         ({}, ()),

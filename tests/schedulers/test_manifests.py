@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from support.each import each
 from support.supervising import RUN, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,8 @@ def commands() -> list[list[str]]:
     return [one.get("command", yaml.safe_load(ENTRY)) + one.get("args", []) for one in containers]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+@each("version", VERSIONS)
+@each("path", MANIFESTS)
 def test_a_manifest_is_valid_by_the_schemas_of_kubernetes(path, version):
     kubernetes_validate.validate(yaml.safe_load(path.read_text()), version, strict=True)
 

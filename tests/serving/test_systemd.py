@@ -13,6 +13,7 @@ import pytest
 from oomguard.engines.command import Launch
 from oomguard.serving.health import Health
 from oomguard.serving.systemd import Systemd, Told, taken_from
+from support.each import each
 from support.supervising import wait_for
 
 
@@ -41,14 +42,11 @@ class Manager:
         self._socket.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
-def manager(request: pytest.FixtureRequest):
-    name = f"oomguard-notify-{os.getpid()}-{time.monotonic_ns()}"
-    found = Manager(f"@{name}" if request.param == "abstract" else f"/tmp/{name}")
+@pytest.fixture
+def manager():
+    found = Manager(f"@oomguard-notify-{os.getpid()}-{time.monotonic_ns()}")
     yield found
     found.close()
-    if request.param == "path":
-        Path(found.address).unlink()
 
 
 def test_a_server_is_ready_when_it_answers_and_the_watchdog_hears_as_long_as_it_is_well(serve, manager):
@@ -91,7 +89,7 @@ def _is_server(place: Path, port: int) -> bool:
     return len(words) > 2 and words[1].endswith(b"/vllm") and words[2] == b"serve" and str(port).encode() in words
 
 
-@pytest.mark.parametrize("value", ["", "vsock:2:1", "relative"])
+@each("value", ["", "vsock:2:1", "relative"])
 def test_an_address_that_is_no_socket_of_unix_is_nobody(value):
     environ = {"NOTIFY_SOCKET": value, "WATCHDOG_USEC": "1"}
     assert taken_from(environ) is None

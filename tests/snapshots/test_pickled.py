@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -30,22 +31,16 @@ def test_there_are_twenty_kinds():
     assert len(KINDS) == 20
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_pickle_is_refused_and_runs_nothing(kind: str, tmp_path: Path):
+def test_a_hostile_pickle_is_refused_runs_nothing_and_is_named_by_what_it_wanted_to_import(tmp_path: Path):
     marker = tmp_path / "marker"
-    content = hostile_pickles(marker)[kind]
-    assert is_pickle(content[: pickled.HEAD_BYTES])
-    with pytest.raises(RefusedError):
-        summarize(load(content))
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.split()[0] in {"REDUCE", "GLOBAL", "INST", "OBJ", "STACK_GLOBAL"}]
-)
-def test_a_refusal_names_what_the_pickle_wanted_to_import(kind: str, tmp_path: Path):
-    with pytest.raises(RefusedError, match=r"wants to import (os|posix|builtins)\.(system|exec)"):
-        load(hostile_pickles(tmp_path / "marker")[kind])
+    for kind, content in hostile_pickles(marker).items():
+        assert is_pickle(content[: pickled.HEAD_BYTES]), kind
+        with pytest.raises(RefusedError) as caught:
+            summarize(load(content))
+        assert not marker.exists(), kind
+        if kind.split()[0] in {"REDUCE", "GLOBAL", "INST", "OBJ", "STACK_GLOBAL"}:
+            wanted = re.search(r"wants to import (os|posix|builtins)\.(system|exec)", str(caught.value))
+            assert wanted, f"{kind}: {caught.value}"
 
 
 def test_the_hostile_pickles_would_run_where_pickle_itself_loads_them(tmp_path: Path):
@@ -129,19 +124,16 @@ def test_a_file_beyond_the_limit_is_refused_before_it_is_looked_into(monkeypatch
         load(pickle.dumps(example().in_pieces()))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_log_is_no_pickle():
+    for text in [
         b"",
         b"cuda\ntorch\n(EngineCore pid=1) out of memory\n",
         b"(default) INFO\n",
         b"compiling\nmodel\n[INFO] x\n",
         b"]q\n[0m",
         b"\xe2\x82\xac",
-    ],
-)
-def test_a_log_is_no_pickle(text: bytes):
-    assert not is_pickle(text) or text.startswith(b"]q")
+    ]:
+        assert not is_pickle(text) or text.startswith(b"]q"), text
 
 
 def test_the_collector_is_as_it_was_after_a_refusal():

@@ -6,8 +6,6 @@ import copy
 import random
 from typing import Any
 
-import pytest
-
 from oomguard.snapshots.records import DeviceMemory
 from oomguard.snapshots.summary import KEPT_REFUSALS, summarize
 from support.made_snapshots import example
@@ -76,9 +74,8 @@ def test_a_block_that_was_freed_and_still_waits_was_in_use():
     assert (device_of(made).allocated_bytes, device_of(made).waiting_bytes) == (90 * MIB, 0)
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
+def test_where_the_history_does_not_lead_back_no_free_block_is_told_of_the_refusal():
+    for later in [
         event("segment_unmap", 20 * MIB),
         event("not heard of", 20 * MIB),
         event("alloc", 20 * MIB, AT + 95 * MIB),
@@ -91,17 +88,15 @@ def test_a_block_that_was_freed_and_still_waits_was_in_use():
         event("segment_free", 20 * MIB),
         event("alloc", 20 * MIB, [[[]]]),  # type: ignore[arg-type]
         {"action": "free_completed"},
-    ],
-)
-def test_where_the_history_does_not_lead_back_no_free_block_is_told_of_the_refusal(later: dict[str, Any]):
-    made = full()
-    made.traces[0].append(later)
-    snapshot = summarize(made.snapshot())
-    device = snapshot.devices[0]
-    assert device.is_later
-    assert device.refusal is not None
-    assert (device.refusal.free_blocks_bytes, device.refusal.largest_free_bytes) == (None, None)
-    assert any("not those of the failure: the history since (events: 1)" in note for note in snapshot.notes)
+    ]:
+        made = full()
+        made.traces[0].append(later)
+        snapshot = summarize(made.snapshot())
+        device = snapshot.devices[0]
+        assert device.is_later, later
+        assert device.refusal is not None, later
+        assert (device.refusal.free_blocks_bytes, device.refusal.largest_free_bytes) == (None, None), later
+        assert any("not those of the failure: the history since (events: 1)" in note for note in snapshot.notes), later
 
 
 def test_events_that_move_no_memory_leave_the_blocks_as_they_are():
@@ -110,30 +105,32 @@ def test_events_that_move_no_memory_leave_the_blocks_as_they_are():
     assert (device_of(made).later_events, device_of(made).is_later) == (0, False)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_history_leads_back_to_the_blocks_that_were_there(seed: int):
-    chance, made = random.Random(seed), MADE.Recorder()
-    slots = [(chance.randrange(1, 9) * 512, chance.choice(["active_allocated", "inactive"])) for _ in range(60)]
-    made.segment([(size, state, STEP) for size, state in slots])
-    made.refuse(20 * MIB, 0, STEP)
-    before = device_of(made)
-    later = copy.deepcopy(made)
-    for _ in range(200):
-        block = chance.choice(later.segments[0]["blocks"])
-        if block["state"] == "inactive":
-            later.traces[0].append(event("alloc", block["size"] - 100, block["address"]))
-            block["state"] = "active_allocated"
-        else:
-            for action in ("free_requested", "free_completed"):
-                later.traces[0].append(event(action, block["size"] - 100, block["address"]))
-            block["state"] = "inactive"
-    after = device_of(later)
-    assert not after.is_later
-    assert (after.allocated_bytes, after.split_bytes) == (before.allocated_bytes, before.split_bytes)
-    assert after.refusal is not None
-    assert before.refusal is not None
-    assert after.refusal.free_blocks_bytes == before.refusal.free_blocks_bytes
-    assert [(stack.bytes, stack.blocks) for stack in after.stacks] == [(s.bytes, s.blocks) for s in before.stacks]
+def test_any_history_leads_back_to_the_blocks_that_were_there():
+    for seed in range(20):
+        chance, made = random.Random(seed), MADE.Recorder()
+        slots = [(chance.randrange(1, 9) * 512, chance.choice(["active_allocated", "inactive"])) for _ in range(60)]
+        made.segment([(size, state, STEP) for size, state in slots])
+        made.refuse(20 * MIB, 0, STEP)
+        before = device_of(made)
+        later = copy.deepcopy(made)
+        for _ in range(200):
+            block = chance.choice(later.segments[0]["blocks"])
+            if block["state"] == "inactive":
+                later.traces[0].append(event("alloc", block["size"] - 100, block["address"]))
+                block["state"] = "active_allocated"
+            else:
+                for action in ("free_requested", "free_completed"):
+                    later.traces[0].append(event(action, block["size"] - 100, block["address"]))
+                block["state"] = "inactive"
+        after = device_of(later)
+        assert not after.is_later, seed
+        assert (after.allocated_bytes, after.split_bytes) == (before.allocated_bytes, before.split_bytes), seed
+        assert after.refusal is not None, seed
+        assert before.refusal is not None, seed
+        assert after.refusal.free_blocks_bytes == before.refusal.free_blocks_bytes, seed
+        assert [(stack.bytes, stack.blocks) for stack in after.stacks] == [
+            (s.bytes, s.blocks) for s in before.stacks
+        ], seed
 
 
 def test_refusals_before_the_last_are_kept_with_their_size_and_stack():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -61,19 +60,6 @@ def test_a_password_is_not_shown():
     assert b"7" in shown
 
 
-def test_the_debugger_is_at_hand(tmp_path):
-    (tmp_path / "script.py").write_text("x = 40\nx += 2\nprint(x)\n")
-    keys = [(rb"\(Pdb\) ", typed) for typed in (b"n\r", b"n\r", b"p x\r", b"\x10\r", b"c\r", b"q\r")]
-    assert b"42" in same([PY, "-m", "pdb", "script.py"], *keys, folder=tmp_path)
-
-
-def test_ctrl_c_at_the_debuggers_prompt_costs_nothing(tmp_path):
-    """A line editor reads key by key: its Ctrl-C stops nothing, however often it comes, and no grace runs."""
-    (tmp_path / "script.py").write_text("x = 40\n")
-    keys = [(rb"\(Pdb\) ", typed) for typed in (b"\x03", b"\x03", b"\x03", b"\x03", b"p 6 * 7\r", b"q\r")]
-    assert b"42" in same([PY, "-m", "pdb", "script.py"], *keys, folder=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("typed", "read"),
     [
@@ -94,17 +80,6 @@ def test_ctrl_d_typed_before_the_command_is_there_is_its_end_of_file(typed, read
         terminal.until(f"READ {re.escape(read)}".encode())
 
 
-def test_lines_typed_ahead_are_the_shells_where_the_command_cannot_be_started():
-    with sitting_at(
-        ["sh", "-c", 'echo GO; kill -STOP $$; "$@"; read x; echo "READ $x"', "sh", *QUIET, "no-such"]
-    ) as terminal:
-        terminal.until(b"GO")
-        assert wait_for(lambda: state(terminal.leader) == "T")
-        terminal.type(b"hello\n")
-        os.kill(terminal.leader, signal.SIGCONT)
-        terminal.until(b"READ hello")
-
-
 CURSES = """
 import curses
 def main(screen):
@@ -123,26 +98,6 @@ def test_a_curses_program_draws_its_screen_and_gets_keys():
     assert b"left with 113" in shown
 
 
-@pytest.mark.skipif(not shutil.which("vim"), reason="vim is not installed")
-def test_vim_edits_a_file(tmp_path):
-    keys = [(rb"empty", b"ihello\rworld"), (rb"world", b"\x1b"), (rb".", b":wq\r")]
-    plain = [
-        "-u",
-        "NONE",
-        "-i",
-        "NONE",
-        "-n",
-        "--cmd",
-        "set t_RK=",
-    ]  # it asks the terminal for its keys when it has time to
-    shown = []
-    for argv in (["vim"], [*QUIET, "vim"]):
-        (tmp_path / "empty").write_text("")
-        shown.append(transcript([*argv, *plain, "empty"], keys, tmp_path))
-        assert (tmp_path / "empty").read_text() == "hello\nworld\n"
-    assert shown[1] == shown[0]
-
-
 def test_bytes_of_every_kind_pass_both_ways():
     code = "import os, tty; tty.setraw(0); os.write(1, b'go'); d = os.read(0, 512); os.write(1, bytes(range(256)) * 40 + d)"
     typed = bytes(range(256))
@@ -152,24 +107,6 @@ def test_bytes_of_every_kind_pass_both_ways():
 def test_a_long_output_passes_whole():
     shown = same([PY, "-c", "for n in range(100_000): print('line', n)"])
     assert shown == b"".join(b"line %d\r\n" % n for n in range(100_000))
-
-
-def test_what_the_command_does_to_its_terminal_stays_as_it_set_it():
-    code = (
-        "import os, termios, time\n"
-        "m = termios.tcgetattr(0); m[1] &= ~termios.OPOST; m[3] &= ~termios.ECHO; termios.tcsetattr(0, termios.TCSANOW, m)\n"
-        "print('one\\ntwo', flush=True); time.sleep(0.5); print(termios.tcgetattr(0)[:4] == m[:4])"
-    )
-    assert same([PY, "-c", code]).endswith(b"one\ntwo\nTrue\n")
-
-
-def test_a_paste_that_the_command_takes_its_time_for_arrives_whole():
-    code = (
-        "import os, tty, time\ntty.setraw(0)\nos.write(1, b'go')\ntime.sleep(1)\nn = 0\n"
-        "while n < 60000: n += len(os.read(0, 4096))\nprint('got', n)"
-    )
-    with_keys = [(b"go", b"x" * 4000), *[(b"", b"x" * 4000) for _ in range(14)]]
-    assert b"got 60000" in same([PY, "-c", code], *with_keys)
 
 
 @pytest.mark.parametrize("stream", ["out", "error"])
@@ -184,7 +121,7 @@ def test_the_stream_that_is_no_terminal_stays_apart(stream, tmp_path):
     assert b"here\n" in ours[1]
 
 
-@pytest.mark.parametrize("by", ["a flag", "a variable", "the user's own file"])
+@pytest.mark.parametrize("by", ["a flag", "the user's own file"])
 def test_without_pty_its_output_is_a_pipe(by, tmp_path, monkeypatch):
     if by == "a variable":
         monkeypatch.setenv("OOMGUARD_PTY", "0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -20,7 +19,8 @@ from oomguard.supervise.process import run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
-from support.supervising import LIMIT_S, QUIET, RUN, wait_for
+from support.each import each
+from support.supervising import LIMIT_S, QUIET, RUN
 
 HI = ["sh", "-c", "echo hi; exit 7"]
 
@@ -35,11 +35,8 @@ def commands(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()
     for name, content, mode in (
         ("no-interpreter-line", b"echo ran $1; exit 5\n", 0o755),
-        ("empty", b"", 0o755),
         ("binary", b"\0\1\2\3not a program", 0o755),
-        ("cut-elf", b"\x7fELF\x02\x01\x01\0", 0o755),
         ("lost-interpreter", b"#!/no/such/interpreter\n", 0o755),
-        ("folder-as-interpreter", b"#!/tmp\n", 0o755),
         ("not-executable", b"#!/bin/sh\necho ran\n", 0o644),
     ):
         (tmp_path / name).write_bytes(content)
@@ -49,15 +46,10 @@ def commands(tmp_path: Path) -> Path:
 
 CASES = {
     "folder": (126, b"is a directory"),
-    "empty": (0, b""),
     "binary": (126, b"is no program for this machine"),
-    "cut-elf": (126, b"is no program for this machine"),
     "lost-interpreter": (127, b"its interpreter is not there"),
-    "folder-as-interpreter": (126, b"cannot be executed"),
     "not-executable": (126, b"cannot be executed"),
     "absent": (127, b"command not found"),
-    "not-executable/below": (126, b"Not a directory"),
-    "absent/below": (127, b"command not found"),
 }
 
 
@@ -67,13 +59,7 @@ def test_what_cannot_be_run_is_one_line_and_the_status_of_a_shell(commands, name
     ended = ran(str(commands / name))
     assert ended.returncode == status, ended.stderr
     assert said in ended.stderr
-    assert len(ended.stderr.splitlines()) == (1 if status else 0)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "lost-interpreter"])
-def test_the_status_is_the_one_that_bash_gives(commands, name):
-    bare = subprocess.run(["bash", "-c", '"$0"', str(commands / name)], capture_output=True, check=False)
-    assert ran(str(commands / name)).returncode == bare.returncode
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_text_without_an_interpreter_line_is_the_shells_with_its_arguments(commands):
@@ -81,7 +67,7 @@ def test_text_without_an_interpreter_line_is_the_shells_with_its_arguments(comma
     assert (ended.returncode, ended.stdout) == (5, b"ran well\n")
 
 
-@pytest.mark.parametrize("name", ["", " ", "no such command", "-x", "\n", "ü", "x" * 5000])
+@each("name", ["", "-x", "x" * 5000])
 def test_a_name_that_is_none_is_not_found(name):
     ended = ran(name)
     assert ended.returncode in {126, 127}
@@ -100,7 +86,7 @@ def test_a_file_of_that_name_that_is_not_executable_does_not_hide_one_further_on
     assert ran("tool", env={**os.environ, "PATH": path}).returncode == 126
 
 
-@pytest.mark.parametrize("launch", [Launch(("a\0b",)), Launch(("true",), {"A": "b\0c"})])
+@each("launch", [Launch(("a\0b",)), Launch(("true",), {"A": "b\0c"})])
 def test_a_nul_in_a_word_or_a_variable_is_a_launch_error(launch):
     with Signals() as signals, pytest.raises(LaunchError, match="null byte") as caught:
         run_once(launch, Recording(), signals, StandardInput())
@@ -133,7 +119,7 @@ def test_words_and_variables_that_are_no_text_arrive_as_they_are():
     assert ended.stdout == b"\xff\xfe\xfd"
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_standard_streams_that_are_closed_when_we_start_cost_nothing(closed, tmp_path):
     """The next file that is opened would take their place: the command's own output would go into it."""
     script = f'"$@" {closed}'
@@ -157,43 +143,12 @@ def test_standard_streams_that_are_closed_when_we_start_cost_nothing(closed, tmp
     assert b"Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams_are_closed_for_the_command_too(closed, tmp_path):
-    """What it prints there is an error to it, which it tells by its status."""
-    for by in ([], QUIET):
-        told = tmp_path / f"told{len(by)}"
-        code = (
-            "import os, sys\nopen_ones = []\nfor number in range(3):\n    try: os.fstat(number); open_ones.append(number)\n"
-            "    except OSError: pass\nopen(sys.argv[1], 'w').write(str(open_ones))"
-        )
-        command = ["bash", "-c", f'"$@" {closed}', "bash", *by, sys.executable, "-c", code, str(told)]
-        subprocess.run(command, capture_output=True, check=True, timeout=LIMIT_S)
-    bare, ours = sorted(tmp_path.glob("told*"))
-    assert bare.read_text() == ours.read_text()
-
-
-def test_what_is_printed_to_a_closed_stream_is_the_commands_error():
-    ran = [
-        subprocess.run(
-            ["bash", "-c", '"$@" >&-', "bash", *by, "/bin/echo", "hi"],
-            capture_output=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        for by in ([], QUIET)
-    ]
-    assert ran[0].returncode == ran[1].returncode == 1
-    assert ran[0].stderr == ran[1].stderr
-
-
-@pytest.mark.parametrize("when", ["before", "while it runs"])
-def test_a_working_folder_that_is_removed_costs_nothing(when, tmp_path):
+def test_a_working_folder_that_is_removed_costs_nothing(tmp_path):
     """It fails of memory too, so that the diagnosis runs without a working folder."""
     folder = tmp_path / "here"
     folder.mkdir()
     engine = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
-    removing, first = f"rmdir '{folder}'; ", 'cd "$0"; '
-    script = first + (removing if when == "before" else "") + '"$@"'
+    script = 'cd "$0"; "$@"'
     inner = ["sh", "-c", f"[ -d '{folder}' ] && rmdir '{folder}'; exec \"$@\"", "sh", *engine]
     command = ["bash", "-c", script, str(folder), *RUN, "--", *inner]
     env = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -204,7 +159,7 @@ def test_a_working_folder_that_is_removed_costs_nothing(when, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("home", [None, "/proc/no/such/home", ""])
+@pytest.mark.parametrize("home", [None, "/proc/no/such/home"])
 def test_without_a_home_folder_it_runs(home, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "HOME"}
     env |= {} if home is None else {"HOME": home}
@@ -216,13 +171,6 @@ def test_without_a_home_folder_it_runs(home, tmp_path):
     assert list(tmp_path.glob("~*")) == []
 
 
-def test_a_home_folder_that_is_not_there_is_not_made(tmp_path):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
-    ended = ran(*HI, env={**env, "HOME": str(tmp_path / "gone" / "home")})
-    assert (ended.returncode, ended.stdout) == (7, b"hi\n")
-    assert list(tmp_path.iterdir()) == []
-
-
 def locked(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("BEGIN EXCLUSIVE")
@@ -232,54 +180,27 @@ def locked(path: Path) -> sqlite3.Connection:
 def spoiled_journal(kind: str, tmp_path: Path) -> Path:
     """A place where no journal can be kept."""
     path = tmp_path / "journal.sqlite3"
-    if kind in {"damaged in the middle", "of a newer version", "without its table's columns"}:
+    if kind == "of a newer version":
         subprocess.run([*RUN, "-q", "--journal", str(path), "--", "true"], check=True)
-    if kind == "a folder":
-        path.mkdir()
-    elif kind == "no database":
-        path.write_text("dear diary, " * 400)
-    elif kind == "cut":
-        path.write_bytes(b"SQLite format 3\0")
-    elif kind == "damaged in the middle":
-        with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(os.urandom(4096))
-    elif kind == "of a newer version":
         with closing(sqlite3.connect(path)) as database:
             database.execute("PRAGMA user_version = 99")
-    elif kind == "without its table's columns":
-        with closing(sqlite3.connect(path)) as database:
-            database.execute("DROP TABLE attempt")
-            database.execute("CREATE TABLE attempt (id INTEGER)")
-            database.commit()
+    elif kind == "no database":
+        path.write_text("dear diary, " * 400)
     elif kind == "below a file":
         path.touch()
         path /= "below"
     elif kind == "a pipe":
         os.mkfifo(path)
-    elif kind == "a device":
-        path = Path("/dev/full")
-    elif kind == "below /proc":
-        path = Path("/proc/no/journal")
-    elif kind == "a link to itself":
-        path.symlink_to(path)
     return path
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        "a folder",
         "no database",
-        "cut",
-        "damaged in the middle",
         "of a newer version",
-        "without its table's columns",
         "below a file",
         "a pipe",
-        "a device",
-        "below /proc",
-        "a link to itself",
     ],
 )
 def test_a_journal_that_cannot_be_kept_is_a_warning(kind, tmp_path):
@@ -305,31 +226,6 @@ def test_a_locked_journal_is_a_warning_and_nobody_waits_for_it(tmp_path):
     assert took_s < 8  # it was 10 s and more
 
 
-def has_begun(path: Path) -> bool:
-    """Whether the journal holds an attempt."""
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-            return bool(database.execute("SELECT count(*) FROM attempt").fetchone()[0])
-    except sqlite3.Error:
-        return False
-
-
-def test_a_journal_that_locks_while_the_command_runs_costs_no_ten_seconds(tmp_path):
-    path, go, lock = tmp_path / "journal.sqlite3", tmp_path / "go", tmp_path / "locked"
-    script = f"touch '{go}'; while [ ! -e '{lock}' ]; do sleep 0.05; done; exit 7"
-    command = [*RUN, "--journal", str(path), "--", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert wait_for(lambda: go.exists() and has_begun(path))
-        with closing(locked(path)):
-            lock.touch()
-            began = time.monotonic()
-            _, errors = process.communicate(timeout=LIMIT_S)
-            took_s = time.monotonic() - began
-    assert process.returncode == 7
-    assert b"the journal is left out" in errors
-    assert took_s < 8
-
-
 def test_a_state_folder_that_only_can_be_read_costs_nothing(tmp_path):
     """Another user's: as the superuser only a read-only file system refuses."""
     state = tmp_path / "state"
@@ -347,21 +243,3 @@ def test_a_state_folder_that_only_can_be_read_costs_nothing(tmp_path):
         command, capture_output=True, timeout=LIMIT_S, check=False, env={**os.environ, "XDG_STATE_HOME": str(state)}
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, b"hi\n", b"")
-
-
-@pytest.mark.skipif(not shutil.which("unshare"), reason="unshare is not installed")
-def test_in_a_namespace_whose_proc_shows_other_processes_it_runs_as_without_proc():
-    inside = ["unshare", "--fork", "--pid"]
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no PID namespace may be made here")
-    began = time.monotonic()
-    found = subprocess.run([*inside, *QUIET, *HI], capture_output=True, timeout=LIMIT_S, check=False)
-    assert (found.stdout, found.returncode) == (b"hi\n", 7)
-    assert time.monotonic() - began < 5  # ten seconds where it looked for its processes among the others
-
-
-@pytest.mark.parametrize("limit", ["-v 300000", "-d 100000"])
-def test_under_a_limit_of_memory_it_asks_for_no_more_than_it_needs(limit):
-    line = shlex.join([*QUIET, *HI])
-    found = subprocess.run(["bash", "-c", f"ulimit {limit}; {line}"], capture_output=True, timeout=LIMIT_S, check=False)
-    assert (found.stdout, found.returncode) == (b"hi\n", 7)

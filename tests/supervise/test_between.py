@@ -24,7 +24,7 @@ from oomguard.incident import Cause, Effect, Incident, Patch
 from oomguard.remedy.policy import Policy
 from oomguard.supervise import between, crash_loop, pauses, port_wait
 from oomguard.supervise.between import Between
-from support.supervising import LIMIT_S, RUN, wait_for
+from support.supervising import LIMIT_S, wait_for
 
 ENGINE = Path(__file__).with_name("fake_vllm.py")
 # The same program, that gives a port less time: what is waited for is there or is not.
@@ -92,14 +92,6 @@ def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path
     assert refused["command"].endswith("--gpu-memory-utilization 0.141")
 
 
-def test_a_change_that_helps_goes_on_until_it_fits(tmp_path, engine):
-    ran = run(*engine, "--mode", "helps", "--fits", "0.45")
-    assert ran.returncode == 0, ran.stderr
-    assert len(starts(tmp_path)) == 4
-    assert "crash loop" in ran.stderr
-    assert "not run again" not in ran.stderr
-
-
 def test_the_first_relaunch_waits_for_no_pause_and_the_second_does(tmp_path, engine):
     ran = run(*engine, "--fits", "0.6")
     assert ran.returncode == 0, ran.stderr
@@ -123,13 +115,6 @@ def test_beyond_the_budget_of_an_hour_the_run_ends_and_says_when_the_next_would_
     allowed = datetime.datetime.fromisoformat(said["next_allowed_at"])
     assert datetime.timedelta(minutes=59) < allowed - began < datetime.timedelta(minutes=60, seconds=LIMIT_S)
     assert said["command"].endswith("--gpu-memory-utilization 0.394")
-
-
-def test_the_budget_of_an_hour_comes_from_the_environment_too(tmp_path, engine, monkeypatch):
-    monkeypatch.setenv("OOMGUARD_MAX_PER_HOUR", "0")
-    ran = run(*engine)
-    assert starts(tmp_path) == ["0.9"]
-    assert event(ran.stderr, "not run again")["next_allowed_at"] == "never"
 
 
 def test_a_stop_during_the_pause_ends_the_run_at_once(tmp_path, engine):
@@ -191,36 +176,6 @@ def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds
     assert event(ran.stderr, "removed the socket that the failed attempt left")["path"] == str(unix_path)
 
 
-def test_the_socket_of_another_server_stays_and_ends_the_run(tmp_path, engine, unix_path):
-    with socket.socket(socket.AF_UNIX) as held:
-        own = unix_path.with_suffix(".own")
-        held.bind(str(own))
-        held.listen()
-        go = tmp_path / "go"
-        command = [*HURRIED, *OPTIONS, "--", *engine, "--uds", str(unix_path), "--before", str(go)]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            assert wait_for((tmp_path / "count").exists)
-            own.replace(unix_path)
-            go.touch()
-            _, errors = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 1
-        assert unix_path.exists()
-    said = event(errors, "not run again: its address is taken")
-    assert said["address"] == str(unix_path)
-
-
-def test_the_inner_of_two_runs_waits_for_nothing_and_leaves_the_port_to_the_outer_one(tmp_path, engine):
-    port = int(engine[-1])
-    with socket.socket() as held:
-        words = [*RUN, "-v", *OPTIONS, "--", *engine]
-        status, errors = held_while_it_fails(tmp_path, words, held, ("127.0.0.1", port))
-    assert status == 1
-    assert event(errors, "the outer run changes and runs again")["outer_pid"]
-    assert event(errors, "not run again: its address is taken")["address"] == f"127.0.0.1:{port}"  # once
-    assert [told["event"] for told in events(errors)].count("attempt ended") == 2  # one of each run
-    assert starts(tmp_path) == ["0.9"]
-
-
 # Without a process: the rows of a ledger, and what is told.
 
 
@@ -268,22 +223,6 @@ def test_a_pause_that_would_reach_the_deadline_is_not_begun(said, tmp_path, monk
         "pause_s": 1000.0,
         "command": "the next command",
     }
-
-
-def test_the_time_that_the_memory_took_counts_as_a_part_of_the_pause(said, tmp_path, monkeypatch):
-    monkeypatch.setattr(between, "pause_s", lambda _quick: 0.05)
-    monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, **_options: time.sleep(0.06))
-    assert failing(Ledger(Policy()), tmp_path, times=1) == [True]
-    assert said == []
-
-
-def test_memory_is_not_waited_for_beyond_the_deadline(said, tmp_path, monkeypatch):
-    limits = []
-    monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, limit_s: limits.append(limit_s))
-    failing(Ledger(Policy(deadline_s=20)), tmp_path, times=1)
-    failing(Ledger(Policy()), tmp_path, times=1)
-    assert 0 < limits[0] <= 20
-    assert limits[1] == memory_wait.LIMIT_S
 
 
 def test_memory_that_is_still_held_is_told_and_the_run_goes_on(said, tmp_path, monkeypatch):

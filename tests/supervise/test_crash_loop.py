@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.facts import Fact
 from oomguard.incident import Attempt, Cause, Effect, Incident, Patch
 from oomguard.supervise.crash_loop import CrashLoop, need_shrank
 from oomguard.supervise.pauses import QUICK_S
+from support.each import each
 
 GIB = 2**30
 SAME = {"tried_bytes": 4 * GIB, "device_free_bytes": GIB // 2}
@@ -47,7 +46,7 @@ def test_two_starts_are_none():
     assert looped((incident(**SAME), ()), (incident(**SAME), U)).said is None
 
 
-@pytest.mark.parametrize("other", [{"kind": "hip_oom"}, {"rule": "OG317"}, {"phase": "prefill"}])
+@each("other", [{"kind": "hip_oom"}, {"rule": "OG317"}, {"phase": "prefill"}])
 def test_another_kind_rule_or_phase_in_between_ends_the_loop(other):
     assert looped((incident(**SAME), ()), (incident(**other, **SAME), U), (incident(**SAME), U)).said is None
 
@@ -101,7 +100,7 @@ def test_where_no_figure_is_printed_nothing_is_concluded():
     assert not loop.is_another_step([patch(new=0.7)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after", "shrank"),
     [
         ({"tried_bytes": 4 * GIB}, {"tried_bytes": 3 * GIB}, True),

@@ -45,7 +45,7 @@ def test_where_nothing_is_left_to_do_the_run_failed(tmp_path):
     assert "Ran with reduced settings" not in ran.stderr
 
 
-@pytest.mark.parametrize("mode", ["worker", "killed", "start", "old server", "oldest"])
+@pytest.mark.parametrize("mode", ["worker", "old server"])
 def test_a_death_without_a_cause_in_the_log_is_told_and_the_run_failed(tmp_path, mode):
     ran, shares = run(tmp_path, mode=mode)
     assert (ran.returncode, len(shares)) == (1, 1), ran.stderr
@@ -57,12 +57,7 @@ def test_a_death_without_a_cause_in_the_log_is_told_and_the_run_failed(tmp_path,
 @pytest.mark.parametrize(
     "mode",
     [
-        "ended",
         "ended server",
-        "told",
-        "told both",
-        "old script",
-        "bare script",
         "failed request",
         "started again",
         "handled",

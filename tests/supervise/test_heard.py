@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.diagnosing import default_rules
 from oomguard.observe.scan import Scanner, scan
 from oomguard.observe.source import Line
 from oomguard.supervise.heard import Heard
+from support.each import each
 
 WORDS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
 NOTED = (Line(1, 0, f"(EngineCore pid=7) ERROR 11-24 21:00:00 [core.py:1510] {WORDS}"),)
 
 
-@pytest.mark.parametrize(
+@each(
     ("output", "kinds"),
     [("", ["kv_cache_none_left"]), ("starting\n", ["kv_cache_none_left"]), (f"{WORDS}\nKeyError: 'text'\n", [])],
-    ids=["nothing", "something else", "the same words"],
 )
 def test_the_engine_s_own_notes_count_where_its_words_are_not_in_the_output(output, kinds):
     rules = default_rules()

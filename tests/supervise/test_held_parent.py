@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 
 from support.driving import sitting_at
+from support.each import each
 from support.supervising import LIMIT_S, QUIET, wait_for
 
 PY = sys.executable
@@ -52,7 +51,7 @@ def up(line: bytes) -> int:
     return int(pid)
 
 
-@pytest.mark.parametrize("again", [1, 2])
+@each("again", [1, 2])
 def test_a_stopped_run_stops_its_command_and_goes_on_with_it(again):
     with running(PY, "-c", WORKS) as process:
         command = up(process.stdout.readline())
@@ -63,41 +62,6 @@ def test_a_stopped_run_stops_its_command_and_goes_on_with_it(again):
             assert wait_for(lambda: not is_stopped(command))
         process.terminate()
         assert process.stdout.read() == b"CONT\n" * again
-    assert process.returncode == 143
-
-
-def test_the_command_alone_is_stopped_where_it_leads_no_group_and_its_child_goes_on():
-    with running(PY, "-c", WORKS, WORKS, process_group=0) as process:
-        pids = [up(process.stdout.readline()) for _ in range(2)]
-        (child,) = [pid for pid in pids if psutil.Process(pid).ppid() in pids]
-        (command,) = {*pids} - {child}
-        process.send_signal(signal.SIGSTOP)
-        assert wait_for(lambda: is_stopped(command))
-        assert not is_stopped(child)
-        process.send_signal(signal.SIGCONT)
-        assert wait_for(lambda: not is_stopped(command))
-        process.terminate()
-        process.stdout.read()
-
-
-def test_a_tree_that_is_stopped_and_continued_process_by_process_goes_on_in_any_order():
-    """A debugger of all, a benchmark: the watcher goes on before oomguard, and holds the command once more."""
-    with running(PY, "-c", WORKS, start_new_session=True) as process:
-        command = up(process.stdout.readline())
-        ours = psutil.Process(process.pid)
-        below = ours.children(recursive=True)
-        for one in (ours, *below):
-            one.suspend()
-        for one in below:
-            if one.pid != command:
-                one.resume()
-        os.kill(command, signal.SIGCONT)
-        time.sleep(0.5)  # the watcher has looked
-        assert is_stopped(command)
-        ours.resume()
-        assert wait_for(lambda: not is_stopped(command))
-        process.terminate()
-        process.stdout.read()
     assert process.returncode == 143
 
 

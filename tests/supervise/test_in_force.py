@@ -20,6 +20,7 @@ from oomguard.facts import GIB, Fact
 from oomguard.incident import Attempt, Effect, Incident, Patch, SettingInForce
 from oomguard.remedy.policy import Policy
 from oomguard.supervise.in_force import as_it_ran, given_settings, unheeded
+from support.each import each
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 SCRIPT = Launch(("python", "s.py"))
@@ -88,7 +89,7 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
     assert over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
 
 
-@pytest.mark.parametrize("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
+@each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
 def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
     assert unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None
 
@@ -140,14 +141,6 @@ def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkey
     found = assess(ran, default_rules(), Policy())
     assert found.causes[0].rule == "OG222"
     assert [(p.setting, p.new, p.blocked_by) for p in found.plan] == [("kv_cache_memory_bytes", GIB // 4, None)]
-
-
-def test_an_overridden_byte_count_that_holds_no_request_is_no_way_out(monkeypatch):
-    monkeypatch.setenv(SPACE, "0")
-    small = {"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", GIB // 64 - 1, True, "printed")}
-    given = incident("kv_cache_none_left", on_cpu=True, max_model_len_tokens=8192, kv_cache_needed_bytes=GIB // 64)
-    ran = as_it_ran(replace(given, settings=small), engine=vllm, first=SERVE, launch=SERVE, changed={})
-    assert not any(p.applicable for p in assess(ran, default_rules(), Policy()).plan)
 
 
 def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from oomguard.observe.text import peel
 from oomguard.supervise import last_words as last_words_module
 from oomguard.supervise.last_words import last_words
+from support.each import each
 
 
 def printed(code: str) -> bytes:
@@ -48,9 +49,7 @@ def test_a_direct_cause_belongs_to_it():
     assert "RuntimeError: CUDA out of memory" in words.lines
 
 
-@pytest.mark.parametrize(
-    "above", ["Exception in thread Thread-1 (work):", "Exception ignored in: <function f>", "--- Logging error ---"]
-)
+@each("above", ["Exception in thread Thread-1 (work):", "Exception ignored in: <function f>", "--- Logging error ---"])
 def test_a_traceback_that_ended_nothing_does_not_count(above):
     first = printed("raise MemoryError('all gone')").decode()
     tail = f"{first}{above}\nTraceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 'a'\n"
@@ -103,7 +102,7 @@ def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
     assert len(peeled) < 100
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "is_one"),
     [
         ("AssertionError: 'CUDA out of memory. Tried to allocate 2 GiB' != 'x'", True),
@@ -124,7 +123,7 @@ OF_OTHER_RANKS = [
 ]
 
 
-@pytest.mark.parametrize("line", OF_OTHER_RANKS, ids=lambda line: line.split()[1].rstrip(":"))
+@each("line", OF_OTHER_RANKS)
 def test_a_rank_that_lost_another_one_only_passes_on(line):
     tail = f'Traceback (most recent call last):\n  File "job.py", line 22, in <module>\n    dist.barrier()\n{line}\n'
     assert last_words(tail.encode()).passes_on

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from oomguard.supervise.nesting import OUTER, innermost, options_of_inner_runs, outer_run
+from support.each import each
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
 OURS = (sys.executable, "-m", "oomguard", "run")
@@ -26,11 +25,6 @@ def test_the_inner_run_leaves_the_ladder_to_the_outer_one(tmp_path):
     assert "the outer run changes and runs again" in ran.stderr
 
 
-def test_a_command_ends_its_run_by_the_variable_that_names_it():
-    command = [*OURS, "-q", "--", "sh", "-c", f'kill -TERM "${OUTER}"; exec sleep 600']
-    assert subprocess.run(command, check=False).returncode == 143
-
-
 def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     monkeypatch.setenv(OUTER, "999999999")
     assert outer_run() is None
@@ -40,7 +34,7 @@ def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     assert outer_run() == os.getppid()
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "inner"),
     [
         ("oomguard run -- vllm serve m", "vllm serve m"),
@@ -66,7 +60,7 @@ def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tm
     assert "RESULT 1792" in ran.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "options"),
     [
         (("true",), []),

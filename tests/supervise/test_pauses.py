@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oomguard.incident import Attempt
 from oomguard.supervise.pauses import HOUR_S, LONGEST_PAUSE_S, QUICK_S, HourBudget, pause_s, quick_failures, rest
+from support.each import each
 
 
 def attempts(*seconds):
@@ -22,19 +23,19 @@ def test_the_first_relaunch_waits_for_nothing():
     assert pause_s(0) == pause_s(1) == 0.0
 
 
-@pytest.mark.parametrize(("quick", "least_s"), [(2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 32)])
+@each(("quick", "least_s"), [(2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 32)])
 def test_the_pause_doubles_with_each_quick_failure_and_varies_by_up_to_a_second(quick, least_s):
     drawn = {pause_s(quick) for _ in range(50)}
     assert all(least_s <= seconds <= least_s + 1 for seconds in drawn)
     assert len(drawn) > 1
 
 
-@pytest.mark.parametrize("quick", [8, 20, 10_000])
+@each("quick", [8, 20, 10_000])
 def test_the_pause_is_never_longer_than_its_limit(quick):
     assert pause_s(quick) == LONGEST_PAUSE_S
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "quick"),
     [((1,), 1), ((1, 2, 3), 3), ((1, QUICK_S, 3), 1), ((1, 2, QUICK_S), 0), ((QUICK_S, QUICK_S - 0.1), 1), ((), 0)],
 )

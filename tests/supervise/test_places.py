@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from oomguard.supervise.places import Places
+from support.each import each
 
 
 def places(argv: tuple[str, ...] = (), folder: str | None = "/work/job", **env: str) -> Places:
     return Places(("python", "x.py", *argv), {"HOME": "/home/me", **env}, folder)
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "/work/job/results.jsonl",
@@ -31,7 +32,7 @@ def test_a_file_counts_wherever_it_lies(path):
     assert places().counts(path)
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "/home/me/.cache/vllm/torch_compile_cache/x",
@@ -58,7 +59,7 @@ def test_caches_logs_locks_and_temporary_files_do_not_count(path):
     assert not places().counts(path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "path"),
     [
         ("HF_HOME", "/data/hf/x"),

@@ -17,6 +17,8 @@ from typing import IO
 import psutil
 import pytest
 
+from support.each import each
+
 LIMIT_S = 500  # what a machine under load may take
 OOMGUARD = [sys.executable, "-m", "oomguard", "run", "-q", "--"]
 
@@ -34,7 +36,7 @@ def py(code: str) -> tuple[str, str, str]:
     return sys.executable, "-c", code
 
 
-@pytest.mark.parametrize("status", [0, 1, 3, 125, 255])
+@each("status", [0, 3, 125])
 def test_the_exit_status_is_the_commands_own(status):
     assert run("sh", "-c", f"exit {status}").returncode == status
 
@@ -42,18 +44,6 @@ def test_the_exit_status_is_the_commands_own(status):
 def test_a_command_that_a_signal_ended_gives_128_plus_its_number():
     assert run("sh", "-c", "kill -9 $$").returncode == 137
     assert run("sh", "-c", "kill -TERM $$").returncode == 143
-
-
-def test_a_command_that_does_not_exist_gives_127_and_one_line():
-    ran = run("no-such-command")
-    assert ran.returncode == 127
-    assert ran.stderr == b"oomguard: no-such-command: command not found\n"
-
-
-def test_a_file_that_cannot_be_executed_gives_126(tmp_path):
-    file = tmp_path / "plain.txt"
-    file.write_text("hello")
-    assert run(str(file)).returncode == 126
 
 
 def test_both_streams_pass_through_byte_for_byte():
@@ -66,10 +56,6 @@ def test_both_streams_pass_through_byte_for_byte():
 
 def test_standard_input_reaches_the_command():
     assert run("cat", input=b"hello").stdout == b"hello"
-
-
-def test_progress_bars_pass_through_as_they_are():
-    assert run("printf", "10%%\\r50%%\\r100%%\\n").stdout == b"10%\r50%\r100%\n"
 
 
 def test_a_large_output_passes_whole():
@@ -99,16 +85,6 @@ def test_a_reader_that_goes_away_ends_the_command_as_it_would_without_us():
     assert b"Traceback" not in ran.stderr
 
 
-def test_a_reader_of_errors_that_goes_away_costs_nothing():
-    read, write = os.pipe()
-    os.close(read)
-    ran = subprocess.run(
-        [word for word in OOMGUARD if word != "-q"] + ["sh", "-c", "exit 7"], stderr=write, timeout=LIMIT_S, check=False
-    )
-    os.close(write)
-    assert ran.returncode == 7
-
-
 def waiting_ratio(pipe: IO[bytes]) -> float:
     """How full a pipe is."""
     (waiting_bytes,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
@@ -125,8 +101,7 @@ def test_a_paused_reader_does_not_hold_up_a_stop():
         assert process.returncode == 143
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-@pytest.mark.parametrize(("code", "status"), [("seq 3; seq 3 >&2", 1), ("seq 3; seq 3 >&2; exit 3", 3), ("exit 0", 0)])
+@pytest.mark.parametrize(("stream", "code", "status"), [("stdout", "seq 3", 1), ("stderr", "seq 3 >&2; exit 3", 3)])
 def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, status, stream):
     with open("/dev/full", "wb") as full:
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: full}
@@ -134,18 +109,6 @@ def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, stat
         ours = run("bash", "-c", code, capture_output=False, **streams)
     assert ours.returncode == status
     assert (bare.returncode == 0) == (status == 0)
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_was_ignored_when_we_started_stays_ignored(number):
-    """``nohup oomguard …`` for a hangup; a script's ``oomguard … &`` for Ctrl-C."""
-    code = "import time; print('ready', flush=True); time.sleep(1); print('done', flush=True)"
-    command = ["bash", "-c", f"trap '' {number.name}; exec \"$@\"", "bash", *OOMGUARD, *py(code)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=LIMIT_S)
-        assert (process.returncode, output) == (0, b"done\n")
 
 
 def test_a_failure_of_our_own_is_125_and_no_traceback(tmp_path):
@@ -159,32 +122,10 @@ def test_a_failure_of_our_own_is_125_and_no_traceback(tmp_path):
     assert b"Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize("place", ["/proc/no/such", "/dev/null/x"])
-def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run(place):
+def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run():
+    place = "/dev/null/x"
     ran = run("echo", "hi", env={**os.environ, "XDG_STATE_HOME": place})
     assert (ran.returncode, ran.stdout) == (0, b"hi\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_the_command_and_its_answer_is_ours(number):
-    code = f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(7))\nprint('ready', flush=True)\ntime.sleep(30)"
-    process = start(*py(code))
-    assert process.stdout.readline() == b"ready\n"
-    process.send_signal(number)
-    process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 7
-
-
-def test_a_command_that_ignores_term_is_killed_after_the_grace():
-    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
-    command = [sys.executable, "-m", "oomguard", "run", "-q", "--grace", "1", "--", *py(code)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"ready\n"
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 137
-    assert time.monotonic() - began < 30  # the grace where none is given
 
 
 def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path):
@@ -200,22 +141,10 @@ def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path)
     assert not psutil.pid_exists(int(Path(file).read_text()))
 
 
-def test_an_orphan_that_prints_without_end_does_not_hold_us_up_either():
-    ran = run("bash", "-c", "(while sleep .2; do echo tick; done) & sleep .3; exit 4")
-    assert ran.returncode == 4
-    assert b"tick" in ran.stdout
-
-
 def test_what_is_printed_to_both_streams_keeps_its_order_where_they_are_one():
     code = "import os\nfor n in range(500):\n os.write(1 + n % 2, b'%d ' % n)"
     ran = run(*py(code), capture_output=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert ran.stdout.split() == [b"%d" % n for n in range(500)]
-
-
-def test_a_locale_that_only_python_has_set_is_not_the_commands():
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
-    assert run("sh", "-c", "echo ${LC_CTYPE-unset}", env=env).stdout == b"unset\n"
-    assert run("sh", "-c", "echo $LC_CTYPE", env={**env, "LC_CTYPE": "C.UTF-8"}).stdout == b"C.UTF-8\n"
 
 
 def test_disabled_comes_before_every_option(tmp_path):
@@ -251,47 +180,9 @@ def test_a_terminal_child_can_read_standard_input(tmp_path):
     os.close(fd)
 
 
-def test_ctrl_c_on_a_terminal_ends_the_command_once():
-    import pty
-
-    code = "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n    raise SystemExit(9)"
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [*OOMGUARD, *py(code)])
-    output = b""
-    while b"ready" not in output:
-        output += os.read(fd, 1024)
-    os.write(fd, b"\x03")
-    try:
-        while True:
-            chunk = os.read(fd, 1024)
-            if not chunk:
-                break
-            output += chunk
-    except OSError:
-        pass
-    _, status = os.waitpid(pid, 0)
-    os.close(fd)
-    assert os.waitstatus_to_exitcode(status) == 9
-    assert output.count(b"interrupted") == 1
-
-
-def test_an_orphan_whose_output_goes_elsewhere_has_its_seconds_too(tmp_path):
-    """A last upload behind the command: it was ended at once, where one that held our pipe had two seconds."""
-    ran = run("sh", "-c", f"(sleep .7; echo done >{tmp_path}/flushed) >/dev/null 2>&1 & exit 5")
-    assert ran.returncode == 5
-    assert (tmp_path / "flushed").read_text() == "done\n"
-
-
-@pytest.mark.parametrize("name", ["PYTHONFAULTHANDLER", "PYTHONDEVMODE"])
-def test_handlers_that_python_sets_in_c_are_left_alone(name):
-    ran = run("echo", "hi", env={**os.environ, name: "1"})
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"hi\n", b"")
-
-
-@pytest.mark.parametrize("name", ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"])
-def test_what_systemd_means_for_the_process_that_it_starts_is_the_commands(name):
+def test_what_systemd_means_for_the_process_that_it_starts_is_the_commands():
     """As systemd starts it: the variable names oomguard."""
+    name = "LISTEN_PID"
     code = (
         f"import os; print(os.environ[{name!r}] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"
     )
@@ -300,20 +191,3 @@ def test_what_systemd_means_for_the_process_that_it_starts_is_the_commands(name)
     ran = subprocess.run(["bash", "-c", shell], capture_output=True, pass_fds=[passed], timeout=LIMIT_S, check=True)
     os.close(passed)
     assert ran.stdout == b"True 1 True\n"
-
-
-def test_a_command_that_waits_for_its_reader_to_go_ends_with_it(tmp_path):
-    """``tail -f log | head -1``: nothing more is printed, and tail looks for the end of its pipe."""
-    log = tmp_path / "log"
-    log.write_text("one\n")
-    shell = f"{shlex.join([*OOMGUARD, 'tail', '-f', str(log)])} | head -1; exit ${{PIPESTATUS[0]}}"
-    ran = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=LIMIT_S, check=False)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (141, b"one\n", b"")
-
-
-def test_an_output_that_is_open_for_reading_only_is_the_commands_own(tmp_path):
-    (tmp_path / "in").touch()
-    command = [*OOMGUARD, "sh", "-c", "echo hi || echo failed >&2"]
-    with (tmp_path / "in").open() as read_only:
-        ran = subprocess.run(command, stdout=read_only, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False)
-    assert ran.stderr.endswith(b"failed\n")

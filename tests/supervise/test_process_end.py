@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import psutil
-import pytest
 
 from oomguard.engines.command import Launch
 from oomguard.supervise import tree
@@ -11,9 +10,10 @@ from oomguard.supervise.process import run_once
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.signals import Signals
 from oomguard.supervise.standard_input import StandardInput
+from support.each import each
 
 
-@pytest.mark.parametrize(("status", "looks"), [(0, 0), (3, 1)])
+@each(("status", "looks"), [(0, 0), (3, 1)])
 def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, looks):
     left = []
     with Signals() as signals, StandardInput() as source:

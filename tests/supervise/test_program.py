@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from oomguard.supervise.program import _is_binary, read_failure
+from support.each import each
 
 
 def child(last: bytes | None, *, stops: bool) -> tuple[int, int]:
@@ -25,7 +26,7 @@ def child(last: bytes | None, *, stops: bool) -> tuple[int, int]:
     return told, pid
 
 
-@pytest.mark.parametrize("last", [b"2", None])
+@each("last", [b"2", None])
 def test_a_failure_is_read_and_the_closed_pipe_is_none(last):
     told, pid = child(last, stops=False)
     assert read_failure(told, pid) == (last or b"")

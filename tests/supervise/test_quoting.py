@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
-
 from oomguard.supervise.quoting import only_compares_texts
+from support.each import each
 from support.supervising import LIMIT_S, RUN
 
 WORDS = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "does"),
     [
         (["diff", "old.log", "new.log"], True),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from oomguard.incident import Diagnosis, Evidence, Incident, Location
 from oomguard.supervise.rank_in_text import with_ranks
+from support.each import each
 
 FAILED = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 # As torchrun of torch 2.13 printed it, without what stands between.
@@ -55,7 +54,7 @@ def test_a_process_that_the_line_names_stays():
     assert process(f"[rank3]: {FAILED}", TABLE, TORCHRUN, known="rank3") == "rank3"
 
 
-@pytest.mark.parametrize(("argv", "named"), [(("srun", "-l", "python", "a.py"), "rank 12"), (("python", "a.py"), None)])
+@each(("argv", "named"), [(("srun", "-l", "python", "a.py"), "rank 12"), (("python", "a.py"), None)])
 def test_the_number_before_a_line_is_a_rank_where_srun_was_asked_for_labels(argv, named):
     assert process(f"12: {FAILED}", "", argv) == named
 

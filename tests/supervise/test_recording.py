@@ -17,6 +17,7 @@ from oomguard.supervise.marking import Marker
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.replay import replayed
 from oomguard.supervise.slots import Missing, Slot
+from support.each import each
 
 RULES = load_rules()
 HEALTHY = b"INFO 11-22 06:40:43 [loggers.py:127] Engine 000: Avg prompt throughput: 12.1 tokens/s, running 3 reqs\n"
@@ -74,8 +75,8 @@ def as_recorded(recording: Recording):
     return told(replayed(recording, RULES, anchors).diagnosis())
 
 
-@pytest.mark.parametrize("before", [0, 1, 50, 3000, 30000])
-@pytest.mark.parametrize("after", [0, 3000])
+@each("before", [0, 1, 50, 3000, 30000])
+@each("after", [0, 3000])
 def test_a_failure_is_found_where_it_stands_in_a_file_of_the_same_bytes(before, after):
     data = HEALTHY * before + FAILURE + HEALTHY * after
     recording = recorded([(1, data[i : i + 65536]) for i in range(0, len(data), 65536)])

@@ -143,21 +143,3 @@ def test_a_device_that_comes_back_is_taken_again(gpus):
         gpus.are_alike(1)
         out, errors = job.communicate(timeout=100)
     assert (job.returncode, out) == (0, "on 0\non 0\n"), errors
-
-
-def test_a_device_whose_number_changed_is_given_by_its_new_one(gpus):
-    command = loses(gpus, 0, count=2)
-    (gpus.folder / "lost").write_text(f"{simulated_gpus.line(1)}\n")  # GPU 0 is gone from the bus
-    options = ("--gpus", simulated_gpus.uuid(1), "--restart", "on-failure", "--idempotent")
-    with start(gpus, options, command) as job:
-        out, errors = job.communicate(timeout=100)
-    assert (job.returncode, out) == (0, "on 1\non 0\n"), errors
-
-
-def test_the_deadline_bounds_the_wait_before_a_restart(gpus):
-    gpus.are_alike(1)
-    options = ("--gpus", "auto", "--wait", "1h", "--deadline", "6", "--restart", "on-failure", "--idempotent")
-    with start(gpus, options, loses(gpus, 0, count=1)) as job:
-        out, errors = job.communicate(timeout=100)
-    assert (job.returncode, out) == (3, "on 0\n"), errors
-    assert "the deadline permits no longer wait" in errors

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oomguard.engines.command import Launch
-from oomguard.journal.reading import reading
+from oomguard.journal.read import open_journal
 from oomguard.journal.store import Journal, Ran, Record
 from oomguard.remedy.policy import make_policy
 from oomguard.supervise.reusing import known_changes
@@ -51,13 +51,13 @@ def write(
 
 
 def taken(journal: Journal, argv: tuple[str, ...] = SERVE, allow: str | None = "reduces-capacity", **policy: Any):
-    patches = known_changes(Launch(argv), make_policy(allow, **policy), lambda: reading(journal.path))
+    patches = known_changes(Launch(argv), make_policy(allow, **policy), lambda: open_journal(journal.path))
     return {patch.setting: patch.new for patch in patches}
 
 
 def test_the_change_under_which_the_command_ran_is_taken_with_what_it_measured(journal: Journal, caplog):
     write(journal)
-    (patch,) = known_changes(Launch(SERVE), make_policy("reduces-capacity"), lambda: reading(journal.path))
+    (patch,) = known_changes(Launch(SERVE), make_policy("reduces-capacity"), lambda: open_journal(journal.path))
 
     assert (patch.setting, patch.old, patch.new, str(patch.effect)) == (
         "max_model_len",
@@ -231,7 +231,7 @@ def test_without_a_journal_or_with_a_damaged_one_the_command_runs_as_given(tmp_p
     policy = make_policy()
 
     assert known_changes(Launch(SERVE), policy, lambda: nullcontext(None)) == ()
-    assert known_changes(Launch(SERVE), policy, lambda: reading(tmp_path / "damaged")) == ()
+    assert known_changes(Launch(SERVE), policy, lambda: open_journal(tmp_path / "damaged")) == ()
 
 
 def run(tmp_path: Path, *options: str, engine: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

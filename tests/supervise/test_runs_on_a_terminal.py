@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -80,30 +79,6 @@ def test_a_shell_that_restores_nothing_finds_its_terminal_as_it_was(number):
         assert psutil.wait_procs(tree, timeout=LIMIT_S)[1] == []
 
 
-def test_a_command_that_cannot_be_started_leaves_the_terminal_as_it_was():
-    with sitting_at([*JOB_SHELL, *QUIET, "no-such-command"]) as terminal:
-        before = terminal.modes
-        terminal.until(b"command not found\r\n")
-        terminal.until(b"STATUS 127")
-        assert terminal.modes == before
-
-
-def test_a_failure_of_our_own_leaves_the_terminal_as_it_was(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if 'run' in sys.argv:\n"
-        "    import oomguard.supervise.tee as t\n"
-        "    def broken(*_): raise ZeroDivisionError('ours')\n"
-        "    t.Tee._read = broken\n"
-    )
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with sitting_at([*JOB_SHELL, *QUIET, "echo", "hello"], env={"PYTHONPATH": path}) as terminal:
-        before = terminal.modes
-        terminal.until(b"internal error: ZeroDivisionError: ours\r\n")
-        terminal.until(b"STATUS 125")
-        assert terminal.modes == before
-
-
 def test_what_is_told_of_a_run_comes_when_the_terminal_is_back():
     command = [*RUN, "--", "sh", "-c", "echo lost; echo shown >&2"]
     shown = transcript(["sh", "-c", 'exec "$@" >/dev/full', "sh", *command])
@@ -147,27 +122,6 @@ def test_where_there_is_no_second_terminal_the_output_is_a_pipe_and_that_is_told
     assert b"[True, False, False]\r\n" in shown
 
 
-def test_a_terminal_that_does_not_control_us_does_not_control_the_command():
-    code = "import os\nprint([os.isatty(n) for n in (0, 1, 2)])\ntry: os.open('/dev/tty', os.O_RDWR)\nexcept OSError as e: print(e.errno)"
-    shown = []
-    for by in ([], QUIET):
-        master, slave = pty.openpty()
-        subprocess.run(
-            [*by, PY, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            timeout=LIMIT_S,
-            check=True,
-        )
-        shown.append(os.read(master, 4096))
-        os.close(master)
-        os.close(slave)
-    assert shown[0] == b"[False, True, True]\r\n6\r\n"
-    assert shown[1] == shown[0]
-
-
 def test_a_stop_key_is_a_stop_nothing_is_run_again_after_it():
     code = (
         "import os, signal, sys, time\n"
@@ -203,35 +157,3 @@ def test_a_command_that_answers_ctrl_c_goes_on_however_often_it_comes_and_no_gra
         assert not wait_for(lambda: b"STATUS" in terminal.shown or not terminal._read(), 2)
         terminal.type(b"one\r")
         terminal.until(b"LINE one")
-
-
-def test_after_something_else_is_typed_ctrl_c_counts_anew():
-    code = (
-        "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: None)\nprint('READY', flush=True)\n"
-        "while True: line = sys.stdin.readline().strip(); print('LINE', line, flush=True) if line == 'last' else None"
-    )
-    with sitting_at([*JOB_SHELL, *QUIET, PY, "-c", code]) as terminal:
-        terminal.until(b"READY\r\n")
-        for text in (b"one", b"two", b"last"):
-            for _ in range(2):
-                terminal.type(b"\x03")
-                terminal.until(rb"\^C")
-            terminal.type(text + b"\r")
-            terminal.until(text + b"\r\n")
-        terminal.until(b"LINE last")
-
-
-def test_after_ctrl_c_all_that_is_printed_arrives_however_slowly_it_is_shown():
-    """Nothing is dropped: the command goes on, as a shell at its prompt does."""
-    code = (
-        "import signal, sys, time\ndef handle(*_):\n  print('GOT', flush=True)\n  for n in range(40_000): print('line', n)\n"
-        "  print('END', flush=True)\n  sys.exit()\nsignal.signal(signal.SIGINT, handle)\nprint('READY', flush=True)\nsignal.pause()"
-    )
-    with sitting_at([*QUIET, PY, "-c", code]) as terminal:
-        terminal.until(b"READY\r\n")
-        terminal.type(b"\x03")
-        terminal.until(b"GOT\r\n")
-        time.sleep(1)  # the reader of the terminal is away
-        shown = terminal.end()
-        assert shown.count(b"line ") == 40_000
-        assert shown.endswith(b"END\r\n")

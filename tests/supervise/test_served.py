@@ -13,6 +13,7 @@ from oomguard.supervise.marking import Marker
 from oomguard.supervise.recording import Recording
 from oomguard.supervise.served import ServedRequests
 from oomguard.supervise.slots import Slot
+from support.each import each
 
 POST = b'INFO:     127.0.0.1:41882 - "POST /v1/completions HTTP/1.1" 200 OK\n'
 RECEIVED = (
@@ -38,7 +39,7 @@ def counted(*parts: bytes) -> int | None:
     return found.count
 
 
-@pytest.mark.parametrize(
+@each(
     ("output", "count"),
     [
         (POST * 3, 3),
@@ -51,23 +52,12 @@ def counted(*parts: bytes) -> int | None:
         (RECEIVED * 2 + POST * 2, 2),
         (throughput(0.0, 3.5), None),
     ],
-    ids=[
-        "several",
-        "with a process",
-        "201",
-        "another endpoint",
-        "no line's end",
-        "received",
-        "as 0.6 has it",
-        "told twice",
-        "throughput",
-    ],
 )
 def test_a_server_s_own_words_count(output, count):
     assert counted(STEP, output, STEP) == count
 
 
-@pytest.mark.parametrize(
+@each(
     "output",
     [
         POST.replace(b"200 OK", b"500 Internal Server Error"),
@@ -81,19 +71,6 @@ def test_a_server_s_own_words_count(output, count):
         b"Received request to stop\n",
         throughput(0.0, 0.0),
         throughput(12.0, 3.5, process=b""),
-    ],
-    ids=[
-        "failed",
-        "refused",
-        "models",
-        "health",
-        "health posted",
-        "tokenize",
-        "ping",
-        "another server's",
-        "prose",
-        "idle",
-        "a script's",
     ],
 )
 def test_what_is_no_request_or_was_not_served_does_not_count(output):

@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 FAILS = f"import runpy, sys; sys.argv = ['x']; runpy.run_path({str(HERE / 'fake_engine.py')!r})\n"
 ACCESS = "print('INFO:     127.0.0.1:1 - \"POST /v1/completions HTTP/1.1\" 200 OK', flush=True)\n"
 RUN = (sys.executable, "-m", "oomguard", "run")
-AGAIN = "attempt started: number=2"
 REFUSED = "not run again: it would repeat from the beginning what it did"
 
 
@@ -55,14 +54,8 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
 
 WRITES = {
     "appends": "open('results.jsonl', 'a').write('one\\n')",
-    "in its own folder": "import os; os.mkdir('out'); open('out/results.jsonl', 'w').write('one\\n')",
-    "two folders down": "import os; os.makedirs('out/today'); open('out/today/results.jsonl', 'w').write('one\\n')",
-    "puts it in place": "import os; open('partial.tmp', 'w').write('one\\n'); os.replace('partial.tmp', 'results.jsonl')",
-    "puts it into a folder": "import os; os.mkdir('out'); open('x.tmp', 'w').write('1'); os.replace('x.tmp', 'out/results.jsonl')",
-    "sqlite": "import sqlite3; db = sqlite3.connect('results.jsonl'); db.execute('create table t (x)'); db.close()",
     "sqlite, open": "import sqlite3; db = sqlite3.connect('results.jsonl'); db.execute('create table t (x)')",
     "by a child": "import subprocess; subprocess.run(['sh', '-c', 'echo one >> results.jsonl'])",
-    "at its end": "file = open('results.jsonl', 'w'); file.write('one\\n')",
 }
 
 
@@ -75,12 +68,6 @@ def test_what_wrote_a_file_is_not_run_again(way, work):
     assert REFUSED in ran.stderr
     assert f"it wrote a file: path={work}/" in ran.stderr
     assert "results.jsonl known=" in ran.stderr
-
-
-def test_lines_are_not_appended_twice(work):
-    run(work, "open('results.jsonl', 'a').write('one\\n')")
-
-    assert (work / "results.jsonl").read_text() == "one\n"
 
 
 def test_the_command_to_paste_runs_it_again_all_the_same(work):
@@ -109,23 +96,13 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("what", HARMLESS)
-def test_what_can_be_written_again_does_not_stand_in_the_way(what, work):
+def test_what_can_be_written_again_does_not_stand_in_the_way(work):
     (work / "input.txt").write_text("prompts")
     caches = {name: str(work / name.lower()) for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT")}
-    ran = run(work, HARMLESS[what], env=caches)
+    ran = run(work, "\n".join(HARMLESS.values()), env=caches)
 
     assert ran.returncode == 0, ran.stderr
     assert "it had written nothing that was seen" in ran.stderr
-
-
-def test_a_file_that_an_argument_names_counts_wherever_it_lies(work, tmp_path):
-    output = tmp_path / "elsewhere" / "results.jsonl"
-    output.parent.mkdir()
-    ran = run(work, f"open({str(output)!r}, 'a').write('one')", arguments=(f"--output={output}",))
-
-    assert ran.returncode == 1
-    assert f"it wrote a file: path={output} known=the file changed meanwhile" in ran.stderr
 
 
 def test_a_folder_that_an_argument_names_counts_and_one_of_a_cache_does_not(work, tmp_path):
@@ -153,7 +130,7 @@ def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
     assert f"path={held} known=a process of it had the file open for writing" in ran.stderr
 
 
-@pytest.mark.parametrize("way", ["> out.txt", "2> out.txt", "| tee out.txt"])
+@pytest.mark.parametrize("way", ["> out.txt", "| tee out.txt"])
 def test_the_file_that_the_output_goes_to_does_not_count(way, work):
     script = work.parent / "script.py"
     script.write_text(FAILS)
@@ -163,10 +140,6 @@ def test_the_file_that_the_output_goes_to_does_not_count(way, work):
     assert "RESULT 1792" in ran.stdout + (work / "out.txt").read_text()
 
 
-def test_our_own_journal_does_not_count(work):
-    assert run(work, "", "--journal", "journal.sqlite3").returncode == 0
-
-
 def test_another_runs_journal_in_the_same_folder_does_not_count(work):
     other = f"import subprocess; subprocess.run({[*RUN, '--journal', 'b.sqlite3', '--', 'true']!r}, check=True)"
     ran = run(work, other, "--journal", "a.sqlite3")
@@ -174,40 +147,9 @@ def test_another_runs_journal_in_the_same_folder_does_not_count(work):
     assert (work / "b.sqlite3").stat().st_size > 0
 
 
-def test_what_another_run_has_waiting_for_a_shared_journal_does_not_count(work):
-    words = [*RUN, "--journal", "postgresql://team@127.0.0.1:1/team", "--", "true"]
-    other = f"import os, subprocess; subprocess.run({words!r}, check=True, env={{**os.environ, 'XDG_STATE_HOME': os.getcwd()}})"
-    ran = run(work, other)
-    assert ran.returncode == 0, ran.stderr
-    assert [path.suffix for path in work.rglob("undelivered/*/*")]
-
-
-def test_another_database_of_the_command_counts(work):
-    body = "import sqlite3; d = sqlite3.connect('results.sqlite3'); d.execute('CREATE TABLE attempt (session)'); d.commit()"
-    ran = run(work, body)
-    assert ran.returncode == 1
-    assert "results.sqlite3" in ran.stderr
-
-
 def test_a_source_that_is_edited_meanwhile_does_not_count(work):
     """Only by what changed it could be told; where a process of the command holds it open, it counts."""
     assert run(work, "open('other.py', 'w').write('x = 1')").returncode == 0
-
-
-def test_of_many_files_the_first_are_named_and_the_others_counted(work):
-    ran = run(work, "for i in range(9): open(f'part-{i}', 'w').write('1')")
-
-    assert ran.stderr.count("it wrote a file") == 5
-    assert "it wrote more files: count=4" in ran.stderr
-
-
-def test_a_name_that_is_no_text_is_told_and_stays_one_line(work):
-    report = work.parent / "report.json"
-    ran = run(work, r"open(b'a\nb\xff\x1b[2J.jsonl', 'w').write('1')", "--report", str(report))
-
-    (line,) = [line for line in ran.stderr.splitlines() if "it wrote a file" in line]
-    assert r"a\nb\udcff\x1b[2J.jsonl" in line
-    assert r"a\\nb" in report.read_text()
 
 
 def test_what_served_requests_is_not_run_again(work):
@@ -274,8 +216,8 @@ def test_a_dry_run_says_what_a_relaunch_would_repeat(work):
     assert "dry run: it would run again from the beginning; it had written nothing that was seen" in ran.stderr
 
 
-@pytest.mark.parametrize("form", ["json", "md", "html"])
-def test_a_report_says_why_it_was_not_run_again(form, work):
+def test_a_report_says_why_it_was_not_run_again(work):
+    form = "json"
     report = work.parent / f"report.{form}"
     run(work, WROTE, "--report", str(report))
     text = report.read_text()
@@ -285,44 +227,20 @@ def test_a_report_says_why_it_was_not_run_again(form, work):
         assert len(json.loads(text)["notes"]) == 1
 
 
-def test_where_no_relaunch_is_left_nothing_is_said_of_one(work):
-    ran = run(work, WROTE, "--max-relaunches", "0")
-
-    assert "no relaunch is left" in ran.stderr
-    assert "repeat" not in ran.stderr
+OWN = ("--metrics", "link.prom", "--journal", "a.sqlite3", "--report", "a.json", "--termination-message", "a.txt")
 
 
-OWN = {
-    "metrics": ("--metrics", "a.prom"),
-    "metrics below": ("--metrics", "out/a.prom"),
-    "metrics through a link": ("--metrics", "link.prom"),
-    "journal": ("--journal", "a.sqlite3"),
-    "report": ("--report", "a.html"),
-    "termination message": ("--termination-message", "a.txt"),
-    "all": ("--metrics", "a.prom", "--journal", "a.sqlite3", "--report", "a.json", "--termination-message", "a.txt"),
-}
-
-
-@pytest.mark.parametrize("what", OWN)
-def test_what_oomguard_itself_writes_is_no_side_effect_of_the_command(what, work):
-    (work / "out").mkdir()
+def test_what_oomguard_itself_writes_is_no_side_effect_of_the_command(work):
     (work / "link.prom").symlink_to("target.prom")
-    ran = run(work, "", *OWN[what])
+    ran = run(work, "", *OWN)
 
     assert ran.returncode == 0, ran.stderr
     assert "it had written nothing that was seen" in ran.stderr
 
 
 def test_beside_oomguards_own_files_the_commands_count_as_ever(work):
-    ran = run(work, "open('results.jsonl', 'a').write('one\\n')", *OWN["all"])
+    ran = run(work, "open('results.jsonl', 'a').write('one\\n')", *OWN)
 
     assert ran.returncode == 1
     assert f"it wrote a file: path={work}/results.jsonl" in ran.stderr
     assert "a.prom known=" not in ran.stderr
-
-
-def test_a_snapshot_that_an_engine_takes_for_oomguard_is_no_side_effect(work):
-    ran = run(work, "open('a.4711.pickle', 'w').write('1')", "--snapshot", "a.pickle")
-
-    assert ran.returncode == 0, ran.stderr
-    assert "it had written nothing that was seen" in ran.stderr

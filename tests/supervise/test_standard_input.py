@@ -15,6 +15,7 @@ import pytest
 from oomguard.supervise import kept_input as module
 from oomguard.supervise.pipes import waiting_bytes
 from oomguard.supervise.standard_input import StandardInput
+from support.each import each
 from support.supervising import LIMIT_S, QUIET, wait_for
 
 
@@ -91,8 +92,8 @@ def test_more_than_is_kept_is_passed_on_and_told(pipe, monkeypatch):
         assert source.lost == "more than 0 MiB of standard input have been read"
 
 
-@pytest.mark.parametrize("read_bytes", [0, 4, 4096, 5000, 100_000])
-@pytest.mark.parametrize("kind", ["pipe", "socket"])
+@each("read_bytes", [0, 5000])
+@each("kind", ["pipe", "socket"])
 def test_what_no_attempt_has_read_stays_for_the_next_reader(kind, read_bytes):
     data = os.urandom(150_000)
     ends = os.pipe() if kind == "pipe" else tuple(end.detach() for end in socket.socketpair())
@@ -115,36 +116,9 @@ def test_what_no_attempt_has_read_stays_for_the_next_reader(kind, read_bytes):
     writing.join()
 
 
-def test_a_socket_of_the_network_is_the_commands_own():
-    """As inetd gives it: the command asks who is at the other end. What it reads cannot be read again."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        theirs, _ = server.accept()
-        with theirs, StandardInput(theirs.fileno()) as source:
-            assert source.for_child() is None
-            assert "socket" in source.lost
-            client.sendall(b"still there")
-            assert os.read(theirs.fileno(), 100) == b"still there"
-
-
-def test_another_reader_of_the_same_pipe_holds_nobody_up(pipe):
-    reader, writer = pipe
-    os.write(writer, b"one\n")
-    with StandardInput(reader) as source:
-        first = source.for_child()
-        assert os.read(first, 2) == b"on"
-        assert os.read(reader, 100) == b"one\n"
-        assert os.read(first, 2) == b"e\n"
-        os.close(first)
-        source.end()
-
-
 LOOPS = [
-    "printf 'a\nb\nc\n' | while read l; do {} true; echo $l; done",
     "printf 'a\nb\nc\nd\n' | while read l; do echo $l; {} bash -c 'read x; echo read $x'; done",
-    "printf 'a\nb\nc\n' > list; while read l; do {} true; echo $l; done < list",
-    "printf 'a\nb\nc\n' | {{ {} head -c 2; cat; }}",
-    "printf 'a\nb\n' | {} bash -c 'while read l; do echo $l; done'",
-    "seq 30000 | {{ {} true; wc; }}",
+    "seq 30000 | {{ {} head -c 2; wc; }}",
 ]
 
 
@@ -206,16 +180,8 @@ def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch
         os.close(both)
 
 
-def test_a_command_answers_through_its_standard_input_where_that_is_open_for_writing(tmp_path):
-    line = f"mkfifo p; exec 5<>p; {shlex.join(QUIET)} sh -c 'echo z >&0' 0<&5; read -t 5 z <&5; echo \"[$z]\""
-    ran = subprocess.run(
-        ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert (ran.stdout, ran.stderr) == ("[z]\n", "")
-
-
-@pytest.mark.parametrize("messages", [[10_000], [65_536], [10_000, 9_000, 1], [3, 12_288]])
-def test_one_read_gives_what_was_written_at_once(pipe, messages):
+def test_one_read_gives_what_was_written_at_once(pipe):
+    messages = [65_536, 10_000, 1]
     reader, writer = pipe
     with StandardInput(reader) as source:
         first = source.for_child()
@@ -223,18 +189,3 @@ def test_one_read_gives_what_was_written_at_once(pipe, messages):
             os.write(writer, b"x" * size_bytes)
             assert wait_for(lambda n=size_bytes: waiting_bytes(first) == n)
             assert len(os.read(first, 1 << 20)) == size_bytes
-
-
-def test_a_command_that_reads_a_little_at_a_time_gets_all(pipe):
-    reader, writer = pipe
-    data = os.urandom(200_000)
-    threading.Thread(target=lambda: (_write(writer, data), os.close(writer))).start()
-    with StandardInput(reader) as source, os.fdopen(source.for_child(), "rb", buffering=0) as first:
-        assert b"".join(iter(lambda: first.read(777), b"")) == data
-
-
-def test_a_pipe_that_does_not_wait_is_one_to_the_command_too(pipe):
-    reader, _ = pipe
-    os.set_blocking(reader, False)
-    with StandardInput(reader) as source, pytest.raises(BlockingIOError):
-        os.read(source.for_child(), 1)

@@ -79,20 +79,6 @@ def test_every_byte_arrives_in_order(way, tmp_path):
     assert path.read_bytes() == (b"before\n" if way == "appended" else b"") + COUNTED
 
 
-def test_what_lies_in_the_pipe_when_the_child_ends_is_passed_on_to_a_slow_reader():
-    reader, writer = os.pipe()
-    size = 1 << 20
-    code = f"import os, fcntl\nfcntl.fcntl(1, 1031, {size})\nos.write(1, b'x' * {size})"
-    with Copying(code, writer) as copying:
-        copying.child.wait(LIMIT_S)
-        got = b""
-        while len(got) < size:  # the reader begins when the child has ended
-            got += os.read(reader, 1000)
-    os.close(writer)
-    assert read_all(reader) == b""
-    assert got == b"x" * size
-
-
 def test_a_full_disk_does_not_end_the_command():
     with open("/dev/full", "wb") as full, Copying("print('x' * 100_000)\nopen('/dev/null')", full.fileno()) as copying:
         assert copying.child.wait(LIMIT_S) == 0
@@ -170,25 +156,3 @@ def test_a_reader_that_is_slower_than_the_end_gets_all_after_a_stop():
     reader.join()
     os.close(sink[0])
     assert sum(map(len, read)) == 130_000
-
-
-def test_room_that_another_writer_has_taken_is_waited_for_again():
-    """Several runs share one reader (``xargs -P``): a pipe that had room when we looked is full when we write."""
-    source, sink = os.pipe(), os.pipe()
-    os.write(source[1], b"line\n")
-    os.close(source[1])
-    tee, looks = Tee(Recording()), iter([True, True])
-    double = tee._tee
-    assert double is not None
-
-    def taken_twice(*given: int) -> int:
-        if next(looks, False):
-            raise BlockingIOError
-        return double(*given)
-
-    tee._tee = taken_twice
-    tee.add(os.fdopen(source[0], "rb", buffering=0), sink[1])
-    tee.pump(lambda: True, lambda: None, lambda: False)
-    os.close(sink[1])
-    assert os.read(sink[0], 99) == b"line\n"
-    os.close(sink[0])

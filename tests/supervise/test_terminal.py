@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
+from support.supervising import LIMIT_S, QUIET, RUN, state
 
 HERE = Path(__file__).parent
 LISTENER = [sys.executable, str(HERE / "listener.py")]
@@ -96,24 +96,7 @@ def test_a_key_of_the_terminal_arrives_once(key, number):
         shown.until("STATUS 7")
 
 
-def test_ctrl_c_is_not_sent_again_seconds_later():
-    """A server that ends in good order takes its time, and drops its requests at a second one."""
-    with listening() as (shown, job, _):
-        shown.type(b"\x03")
-        shown.until(r"GOT 2\b")
-        time.sleep(6)  # it came after 5 seconds
-        assert shown.heard(job) == []
-
-
-def test_each_of_two_ctrl_c_arrives_once():
-    with listening() as (shown, job, _):
-        for _ in range(2):
-            shown.type(b"\x03")
-            shown.until(r"GOT 2\b")
-        assert shown.heard(job) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_to_oomguard_alone_reaches_the_command_once(number):
     with listening() as (shown, job, _):
         began = time.monotonic()
@@ -123,38 +106,13 @@ def test_a_signal_to_oomguard_alone_reaches_the_command_once(number):
         assert shown.heard(job) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_the_whole_job_reaches_the_command_once(number):
+def test_a_signal_to_the_whole_job_reaches_the_command_once():
     """What a shell's ``kill %1`` sends."""
+    number = signal.SIGTERM
     with listening() as (shown, job, _):
         os.killpg(job, number)
         assert shown.until(r"GOT (\d+)").group(1) == str(int(number))
         assert shown.heard(job) == []
-
-
-def test_one_of_the_terminal_then_one_of_a_process_are_two():
-    """What the group had before does not pass for what only oomguard gets."""
-    with listening() as (shown, job, _):
-        shown.type(b"\x03")
-        shown.until(r"GOT 2\b")
-        os.kill(job, signal.SIGINT)
-        shown.until(r"GOT 2\b")
-        assert shown.heard(job) == []
-
-
-@pytest.mark.parametrize("options", [[], ["--no-pty"]], ids=["own-terminal", "pipes"])
-def test_a_command_that_ends_of_ctrl_c_before_the_watcher_looks_has_its_own_status(options):
-    code = "import os\ntry: print('READY', os.getpid(), flush=True); input()\nexcept KeyboardInterrupt: raise SystemExit(9)"
-    with terminal(*RUN, "-q", *options, "--", sys.executable, "-c", code) as (shown, _):
-        child = int(shown.until(r"READY (\d+)").group(1))
-        watcher = psutil.Process(child).parent()
-        assert wait_for(lambda: state(child) == "S")
-        watcher.suspend()
-        shown.type(b"\x03")
-        assert wait_for(lambda: state(child) == "Z")
-        time.sleep(0.2)  # what is about to be told has been told
-        watcher.resume()
-        shown.until(r"STATUS 9\b")
 
 
 def test_a_change_of_the_terminals_size_arrives_once():
@@ -191,8 +149,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it_any_number_of_times():
         shown.until("STATUS 7")
 
 
-@pytest.mark.parametrize("_time", range(3))  # it was a race
-def test_a_job_that_another_process_leads_goes_on_however_soon_fg_follows(_time):
+def test_a_job_that_another_process_leads_goes_on_however_soon_fg_follows():
     """A script around oomguard: the shell sees it stop, and continues the job before anybody else may have stopped."""
     # One process: a shell that has just forked by vfork() waits for its stopped child, and cannot stop itself.
     command = (sys.executable, "-c", "import time; print('READY', flush=True); time.sleep(1); print('ON')")
@@ -205,8 +162,8 @@ def test_a_job_that_another_process_leads_goes_on_however_soon_fg_follows(_time)
         shown.until("STATUS 7")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
-def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_stopped(number):
+def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_stopped():
+    number = signal.SIGTSTP
     with listening("--stoppable") as (shown, job, child):
         os.kill(job, number)
         shown.until("STOPPED")
@@ -226,15 +183,6 @@ def test_a_stopped_job_ends_by_term_and_cont_as_a_shell_sends_them():
         shown.until("STATUS 143")
 
 
-def test_a_command_in_a_session_of_its_own_gets_what_the_terminal_cannot_send_it():
-    code = "import os; os.setsid(); os.execv(os.sys.executable, [os.sys.executable, *os.sys.argv[1:]])"
-    with terminal(*RUN, "-q", "--no-pty", "--", sys.executable, "-c", code, *LISTENER[1:]) as (shown, job):
-        shown.until(r"READY (\d+)")
-        shown.type(b"\x03")
-        shown.until(r"GOT 2\b")
-        assert shown.heard(job) == []
-
-
 def test_a_command_reads_the_terminal_also_where_its_standard_input_is_another():
     code = "import os; fd = os.open('/dev/tty', os.O_RDWR); os.write(fd, b'name? '); print('got', os.read(fd, 99).decode().strip())"
     with terminal("/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *QUIET, sys.executable, "-c", code) as (shown, _):
@@ -244,47 +192,16 @@ def test_a_command_reads_the_terminal_also_where_its_standard_input_is_another()
         shown.until("STATUS 0")
 
 
-def test_the_watcher_is_where_a_kill_of_the_job_reaches_it():
-    """``kill -9 %1``: the job is one group, and all of it goes."""
-    with terminal(*QUIET, "sh", "-c", "echo READY; sleep 3600; :") as (shown, job):
-        shown.until("READY")
-        tree = psutil.Process(job).children(recursive=True)
-        os.killpg(job, signal.SIGKILL)
-        shown.until("STATUS 137")
-        assert wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in tree))
-
-
-IDLE = """
-from oomguard.supervise.signals import Signals
-with Signals():
-    print("READY", flush=True)
-    print("TYPED", input(), flush=True)
-"""
-
-
-def test_ctrl_z_before_the_command_is_there_and_between_attempts_stops_the_job():
-    with terminal(sys.executable, "-c", IDLE) as (shown, job):
-        shown.until("READY")
-        for _ in range(2):
-            shown.type(b"\x1a")
-            shown.until("STOPPED")
-            os.kill(shown.shell, signal.SIGUSR1)
-            assert wait_for(lambda: state(job) != "T")
-        shown.type(b"on\n")
-        shown.until("TYPED on")
-        shown.until("STATUS 0")
-
-
-@pytest.mark.parametrize("command", [[], QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["bare", "pty", "no pty"])
+@pytest.mark.parametrize("command", [QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["pty", "no pty"])
 def test_a_command_that_stops_itself_is_a_stopped_job_on_a_pipe_too(command):
-    with terminal(*(command or ["/usr/bin/env"]), "bash", "-c", "kill -STOP $$; echo WENT ON") as (shown, _):
+    with terminal(*command, "bash", "-c", "kill -STOP $$; echo WENT ON") as (shown, _):
         shown.until("STOPPED")
         os.kill(shown.shell, signal.SIGUSR1)
         shown.until("WENT ON")
         shown.until("STATUS 0")
 
 
-@pytest.mark.parametrize("by", [["/usr/bin/env"], QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["bare", "pty", "no pty"])
+@pytest.mark.parametrize("by", [QUIET, [*RUN, "-q", "--no-pty", "--"]], ids=["pty", "no pty"])
 def test_ctrl_c_reaches_once_a_command_behind_a_script_that_handles_it(by):
     """Behind ``&`` a script starts it with INT ignored, and the terminal sends INT to it all the same."""
     script = 'trap : INT; "$@" & wait; wait'

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from oomguard.supervise.twin import Twin
+from support.each import each
 
 FIRST = (signal.SIGTERM, 7, 1.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("second", "is_one"),
     [
         ((signal.SIGTERM, 7, 1.004), True),
@@ -19,7 +18,6 @@ FIRST = (signal.SIGTERM, 7, 1.0)
         ((signal.SIGINT, 7, 1.001), False),
         ((signal.SIGTERM, 8, 1.001), False),
     ],
-    ids=["at once", "later", "another signal", "another sender"],
 )
 def test_a_stop_repeats_the_one_before_it_only_of_one_sender_in_one_moment(second, is_one):
     twin = Twin()
@@ -27,7 +25,7 @@ def test_a_stop_repeats_the_one_before_it_only_of_one_sender_in_one_moment(secon
     assert twin.is_second(*second) is is_one
 
 
-@pytest.mark.parametrize("one", [(signal.SIGUSR1, 7, 1.0), (signal.SIGTERM, None, 1.0)], ids=["no stop", "no sender"])
+@each("one", [(signal.SIGUSR1, 7, 1.0), (signal.SIGTERM, None, 1.0)])
 def test_what_asks_for_no_stop_or_has_no_sender_is_never_one(one):
     twin = Twin()
     assert not twin.is_second(*one)

@@ -48,10 +48,3 @@ def test_what_the_shell_has_set_since_is_not_undone_by_the_watcher(terminal):
     set_since = read_modes(terminal)
     noted.restore()
     assert read_modes(terminal) == set_since != saved
-
-
-def test_what_oomguard_has_set_back_itself_is_left_alone(terminal):
-    noted, saved = lent(terminal)
-    noted.note([], None, None)
-    noted.restore()
-    assert read_modes(terminal) != saved

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import oomguard
 from oomguard.errors import SettingError
 from oomguard.incident import Attempt
+from oomguard.installation import install_hint
 from oomguard.telemetry import guarded
 from support.counted import scraped
 
@@ -194,7 +195,7 @@ def test_by_default_they_stand_in_the_registry_that_the_program_exposes():
 def test_without_the_library_the_extra_is_named():
     code = "import sys\nsys.modules['prometheus_client'] = None\nimport oomguard\noomguard.enable_metrics()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "pip install 'oomguard[metrics]'" in ran.stderr
+    assert install_hint("metrics") in ran.stderr
 
 
 def test_a_remedied_call_loads_neither_library_where_the_program_has_not():

@@ -195,27 +195,22 @@ def test_the_console_exporter_leaves_standard_output_to_the_command():
     assert '"name": "oomguard.run"' in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("env", "why"),
-    [
+def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs():
+    for env, why in [
         (
             {"OTEL_TRACES_EXPORTER": "zipkin"},
             "no exporter zipkin is installed: pip install opentelemetry-exporter-zipkin",
         ),
         ({"OTEL_TRACES_EXPORTER": "mine"}, "a package whose opentelemetry_traces_exporter has mine"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"}, "one of grpc, http/protobuf"),
-    ],
-    ids=["exporter", "exporter-of-nobody", "protocol"],
-)
-def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs(env, why):
-    ran = run(command=("echo", "ran"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **env)
-    assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    assert why in ran.stderr
+    ]:
+        ran = run(command=("echo", "ran"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **env)
+        assert (ran.returncode, ran.stdout) == (0, "ran\n"), (env, why)
+        assert why in ran.stderr, (env, why)
 
 
-@pytest.mark.parametrize(
-    ("env", "asked"),
-    [
+def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint():
+    for env, asked in [
         ({}, False),
         ({"OTEL_SERVICE_NAME": "x", "OTEL_PYTHON_LOG_CORRELATION": "true"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, True),
@@ -224,11 +219,8 @@ def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs(env, why)
         ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, False),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}, False),
-    ],
-    ids=["nothing", "others", "endpoint", "traces-endpoint", "empty", "exporter", "none", "disabled"],
-)
-def test_the_environment_asks_for_spans_by_an_exporter_or_an_endpoint(env, asked):
-    assert is_asked(env) is asked
+    ]:
+        assert is_asked(env) is asked, (env, asked)
 
 
 def test_the_seconds_that_were_waited_for_a_collector_are_those_that_were():

@@ -87,7 +87,8 @@ def uses() -> None:
         seen, [(row.what, row.use.peak_bytes) for row in seen.rows if row.use], [use.limit_bytes for use in seen.uses]
     )
     seen.to_csv("watch.csv", samples=True)
-    seen.to_html(Path("watch.html"))
+    seen.to_png(Path("watch.png"))
+    seen.to_trace("watch.trace.json")
     print(seen.timeline.samples[0].bytes, watched("x", n=2))
     changed: oomguard.Comparison = oomguard.diff(Path("old.log"), found, new_start=2)
     print(changed.headline, changed.differs, [row.name for row in changed.rows], changed.explanations)

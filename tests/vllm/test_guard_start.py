@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from support.vllm_script import result_of
 
 
@@ -29,31 +27,12 @@ def test_a_start_that_works_is_made_once_and_left_as_it_is(folder, vllm_env):
     assert left["threads"] == []
 
 
-@pytest.mark.breadth
-def test_a_worker_that_fails_is_the_cause_and_not_the_core_that_passes_it_on(folder, vllm_env):
-    _, _, attempts, left = run(folder, vllm_env, "low")
-    assert len(attempts) == 2  # on a node whose memory moves meanwhile it may be more
-    (change,) = attempts[1][0]
-    assert change.startswith("gpu_memory_utilization 0.02 -> 0.")
-    assert left == {"processes": [], "segments": [], "threads": []}
-
-
-@pytest.mark.breadth
 def test_an_async_engine_is_started_within_its_loop(folder, vllm_env):
     tokens, length, attempts, _ = run(folder, vllm_env, "async")
     assert (tokens, length) == ([8], 1792)
     assert len(attempts) == 2
 
 
-@pytest.mark.breadth
-@pytest.mark.parametrize("way", ["subclass", "engine-args", "llm-engine"])
-def test_other_front_ends_go_the_same_way(way, folder, vllm_env):
-    _, length, attempts, _ = run(folder, vllm_env, way, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    assert length == 1792
-    assert [error for _, error in attempts] == ["ValueError", ""]
-
-
-@pytest.mark.breadth
 def test_when_nothing_is_left_the_original_exception_has_the_cores_own_words(folder, vllm_env):
     kind, message, notes, attempts, left = run(folder, vllm_env, "nothing-left")
     assert kind == "RuntimeError"

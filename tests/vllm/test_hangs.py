@@ -1,4 +1,4 @@
-"""The real vLLM, stuck: found though /health answers 200, ended, and started again (30 of them: benchmarks/hangs.py)."""
+"""The real vLLM, stuck: found though /health answers 200, ended, and started again."""
 
 from __future__ import annotations
 

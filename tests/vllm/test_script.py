@@ -57,7 +57,6 @@ def run_while_the_node_stands_still(
     return ran, journal, abs(total_after - total)
 
 
-@pytest.mark.breadth
 def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder, vllm_env, tmp_path):
     ran, journal, moved = run_while_the_node_stands_still("low_utilization.py", folder, vllm_env, tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -78,31 +77,6 @@ def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder,
     )
 
 
-@pytest.mark.breadth
-def test_a_share_that_only_the_command_line_names_is_raised_by_what_is_missing(folder, vllm_env, tmp_path):
-    """AsyncEngineArgs prints no arguments: the present value is the command line's, or requested through total."""
-    script = "async_engine.py --model ./tiny --gpu-memory-utilization 0.02 --enforce-eager"
-    ran, journal, _ = run_while_the_node_stands_still(script, folder, vllm_env, tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert "RESULT 8" in ran.stdout
-    first, second = Journal(journal).records()
-    assert first.incident["causes"][0]["id"] == "utilization_too_low"
-    assert "running again: gpu_memory_utilization=0.02 -> " in ran.stderr
-    assert 0.02 < second.settings["gpu_memory_utilization"] < 0.3
-
-
-@pytest.mark.breadth
-def test_the_messages_own_advice_is_not_the_fix(folder, vllm_env, tmp_path):
-    report = tmp_path / "report.json"
-    run("low_utilization.py", folder, vllm_env, tmp_path / "j.sqlite3", "--dry-run", "--report", str(report))
-    (incident,) = json.loads(report.read_text())["incidents"]
-    said = json.dumps([incident["plan"], incident["alternatives"], [c["explanation"] for c in incident["causes"]]])
-    assert "Reduce CPU memory" not in said
-    assert "reduce CPU memory" not in said
-    assert incident["plan"][0]["setting"] == "gpu_memory_utilization"
-    assert incident["plan"][0]["effect"] == "output-preserving"
-
-
 @contextlib.contextmanager
 def ballast() -> Iterator[None]:
     """Another process that holds memory of node 0 until the default utilization (0.92) cannot fit, with room to spare."""
@@ -117,7 +91,6 @@ def ballast() -> Iterator[None]:
             process.kill()
 
 
-@pytest.mark.breadth
 def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_free(folder, vllm_env, tmp_path):
     ran, journal, _ = run_while_the_node_stands_still("default_utilization.py", folder, vllm_env, tmp_path, ballast)
     assert ran.returncode == 0, ran.stderr
@@ -133,34 +106,6 @@ def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_fre
         < facts["device_free_bytes"] / facts["device_total_bytes"]
     )
     assert "Ran with reduced settings: gpu_memory_utilization 0.92" in ran.stderr
-
-
-@pytest.mark.breadth
-def test_logs_of_the_real_engine_are_diagnosed_alike_when_saved(folder, vllm_env, tmp_path):
-    log = tmp_path / "run.log"
-    with log.open("wb") as file:
-        subprocess.run(
-            ["python", "low_utilization.py"],
-            cwd=folder,
-            env=vllm_env,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-            check=False,
-        )
-    ran = subprocess.run(
-        ["oomguard", "diagnose", "--format", "json", str(log)],
-        env=vllm_env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    (incident,) = json.loads(ran.stdout)["incidents"]
-    assert incident["kind"] == "cpu_node_memory"
-    assert incident["framework_version"] == "0.32.0"
-    assert incident["repeated"] >= 2
-    assert incident["location"]["process"].startswith("Worker pid=")
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,6 @@ def test_each_command_that_would_work_is_given(refused):
     assert "you set it: --allow reduces-capacity permits it" in text
 
 
-@pytest.mark.breadth
 def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(folder, vllm_env, refused):
     settings = [
         {"max_model_len": 1792, "kv_cache_memory_bytes": 1000000},

@@ -6,8 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,18 +51,16 @@ def asked(stranger, env: dict[str, str], *program: str) -> tuple[subprocess.Comp
     return subprocess.CompletedProcess(program, process.returncode, out, err), process.pid
 
 
-@pytest.mark.parametrize("pythonpath", [*(pytest.param(p, marks=pytest.mark.breadth) for p in ("{}", "{}:")), ".:{}"])
-def test_no_module_of_the_working_directory_runs(pythonpath, stranger, vllm_env, tmp_path):
+def test_no_module_of_the_working_directory_runs(stranger, vllm_env, tmp_path):
     (stranger.folder / "config.json").write_text(json.dumps(CONFIG))
     script = tmp_path / "oomguard"
     script.write_text("from oomguard.__main__ import main\nmain()\n")
     (tmp_path / "nothing.py").touch()
     # An empty cache: vLLM inspects the model in a Python of its own.
-    env = {**vllm_env, "PYTHONPATH": pythonpath.format(ROOT), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    env = {**vllm_env, "PYTHONPATH": f".:{ROOT}", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
     subprocess.run(["python", str(tmp_path / "nothing.py")], cwd=stranger.folder, env=env, check=True, timeout=60)
     before_us = set(stranger.ran())
-    if pythonpath != "{}":
-        (stranger.folder / "oomguard.py").unlink()  # the script's own import would take it
+    (stranger.folder / "oomguard.py").unlink()  # the script's own import would take it
     answer, pid = asked(stranger, env, str(script))
     assert answer.returncode == 0, answer.stderr
     assert "laid out by the installed vLLM" in answer.stdout
@@ -73,18 +69,14 @@ def test_no_module_of_the_working_directory_runs(pythonpath, stranger, vllm_env,
     assert set().union(*ran.values()) <= {pid}
 
 
-@pytest.mark.parametrize(
-    "architecture", [pytest.param("LlamaForCausalLM", marks=pytest.mark.breadth), "EvilForCausalLM"]
-)
-def test_no_class_that_a_configuration_names_is_loaded(architecture, stranger, vllm_env, tmp_path):
+def test_no_class_that_a_configuration_names_is_loaded(stranger, vllm_env, tmp_path):
     named = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer"), "evil.Evil")
-    config = {**CONFIG, "architectures": [architecture], "auto_map": named, "name_or_path": str(stranger.folder)}
+    config = {**CONFIG, "architectures": ["EvilForCausalLM"], "auto_map": named, "name_or_path": str(stranger.folder)}
     (stranger.folder / "config.json").write_text(json.dumps(config))
     stranger.plant("evil")
     env = {**vllm_env, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(tmp_path / "modules")}
     (tmp_path / "run.py").write_text("from oomguard.__main__ import main\nmain()\n")
     answer, _ = asked(stranger, env, str(tmp_path / "run.py"))
     assert "run the custom code" not in answer.stdout
-    assert "laid out by the installed vLLM" in answer.stdout or architecture == "EvilForCausalLM"
     assert not stranger.ran()
     assert not list((tmp_path / "modules").glob("**/evil.py"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import UsageError
+from oomguard.installation import install_hint
 
 # The folder that this package lies in: workers on this machine, and on those that share it, load the very same files.
 _OWN_FOLDER: Final = Path(__file__).absolute().parents[3]
@@ -35,7 +36,7 @@ def cluster() -> Iterator[Any]:
         import ray
     except ImportError:
         raise UsageError(
-            "--engine ray takes Ray, which is not installed", hint="pip install 'oomguard[ray]', or leave --engine out"
+            "--engine ray takes Ray, which is not installed", hint=f"{install_hint('ray')}, or leave --engine out"
         ) from None
     if ray.is_initialized():
         yield ray

@@ -38,8 +38,8 @@ def ray_runtime_env(
         patches: what vLLM's engines on the workers get, as in ``ray_patched``; None: nothing is changed.
         base: a ``runtime_env`` of yours, which is kept; its variables come before ours.
         ship: whether the package is sent along, as ``py_modules``, which Ray takes in ``ray.init`` only: enough for the plugin. The
-            guard's own dependencies come with ``pip install oomguard`` on the nodes, or ``base={"pip": ["oomguard"]}``. False: variables
-            only, as a task's or an actor's ``runtime_env`` has to be.
+            guard's own dependencies come with oomguard installed on the nodes (its wheel file), or with ``base={"pip": [WHEEL]}``. False:
+            variables only, as a task's or an actor's ``runtime_env`` has to be.
         engine_version: vLLM's version on the workers; None: the newest known.
 
     Raises:

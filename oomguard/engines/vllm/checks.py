@@ -7,10 +7,10 @@ from importlib import metadata
 from typing import Final
 
 from oomguard.engines.vllm.plugin import GROUP
+from oomguard.installation import reinstall_hint
 from oomguard.observe.check import Check
 
 _ALLOWED: Final = "VLLM_PLUGINS"
-_REINSTALL: Final = "pip install --force-reinstall --no-deps oomguard"
 
 
 def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
@@ -31,10 +31,10 @@ def _registered_check() -> Check:
     found = next((entry for entry in metadata.entry_points(group=GROUP) if entry.name == "oomguard"), None)
     if found is None:
         text = f"the vLLM plugin is not registered in {GROUP} of this environment"
-        return Check("vllm_plugin", "problem", text, _REINSTALL)
+        return Check("vllm_plugin", "problem", text, reinstall_hint())
     try:
         found.load()
     except Exception as error:  # noqa: BLE001 - whatever loading raises is the answer
         text = f"the vLLM plugin does not load: {type(error).__name__}: {error}"
-        return Check("vllm_plugin", "problem", text, _REINSTALL)
+        return Check("vllm_plugin", "problem", text, reinstall_hint())
     return Check("vllm_plugin", "ok", f"the vLLM plugin is registered in {GROUP}")

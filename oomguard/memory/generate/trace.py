@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from oomguard.errors import SettingError
+from oomguard.installation import install_hint
 from oomguard.memory.child import ask_child
 from oomguard.memory.generate.call import PlannedCall
 from oomguard.memory.generate.traced_steps import TracedSteps
@@ -35,7 +36,7 @@ def traced_steps(call: PlannedCall) -> TracedSteps:
         environment=_ENVIRONMENT,
         failed="the model cannot be traced",
         late="the trace took more than {} seconds",
-        hint="pip install 'oomguard[hf]' where torch or transformers is missing",
+        hint=f"if torch or transformers is missing: {install_hint('hf')}",
         late_hint="fewer prompt tokens or beams",
     )
     return TracedSteps(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.errors import InputError
+from oomguard.installation import install_hint
 from oomguard.memory.model.gguf import SUFFIX, gguf_bytes
 from oomguard.memory.model.headers import Parameter, is_there, read_headers, read_tensor
 from oomguard.memory.model.json_file import read_json, shown
@@ -81,7 +82,7 @@ def _from_hub(model: str) -> ModelFiles:
         import huggingface_hub
     except ImportError:
         raise InputError(
-            f"{model}: no such folder, and huggingface_hub is not installed", hint="pip install 'oomguard[hf]'"
+            f"{model}: no such folder, and huggingface_hub is not installed", hint=install_hint("hf")
         ) from None
     try:
         path = huggingface_hub.hf_hub_download(model, "config.json")

@@ -141,3 +141,16 @@ def test_of_free_blocks_of_one_size_the_lowest_address_is_taken_and_newer_segmen
 
     assert newer.address < older.address
     assert allocator.allocate(12 * MIB) is newer
+
+
+def test_a_segment_is_taken_over_as_it_stands():
+    allocator = CachingAllocator()
+    pieces = ((4 * MIB, True), (6 * MIB, False), (2 * MIB, True), (8 * MIB, False))
+    used = allocator.take_over(pieces, small=False)
+    assert [used_block.size for used_block in used] == [4 * MIB, 2 * MIB]
+    assert (allocator.reserved_bytes, allocator.largest_free_bytes) == (20 * MIB, 8 * MIB)
+    for used_block in used:
+        allocator.release(used_block, used_block.size)
+    assert allocator.largest_free_bytes == 20 * MIB
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0

@@ -49,21 +49,9 @@ def shown(guard: oomguard.Guard) -> list[object]:
 
 
 def start(way: str) -> object:
-    from vllm import LLM, EngineArgs, LLMEngine
+    from vllm import LLM
 
-    class Own(LLM):
-        def __init__(self, length: int) -> None:
-            super().__init__("./tiny", **{**SMALL, "max_model_len": length})
-
-    made = {
-        "healthy": lambda: LLM("./tiny", **{**SMALL, "max_model_len": 1024}),
-        "low": lambda: LLM("./tiny", gpu_memory_utilization=0.02, enforce_eager=True, dtype="float16"),
-        "llm": lambda: LLM("./tiny", **SMALL),
-        "subclass": lambda: Own(32768),
-        "engine-args": lambda: LLM.from_engine_args(EngineArgs("./tiny", **SMALL)),
-        "llm-engine": lambda: LLMEngine.from_engine_args(EngineArgs("./tiny", **SMALL)),
-    }[way]
-    return made()
+    return LLM("./tiny", **(SMALL | {"max_model_len": 1024} if way == "healthy" else SMALL))
 
 
 async def answer() -> tuple[list[int], int]:

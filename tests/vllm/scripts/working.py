@@ -43,114 +43,21 @@ def generate(llm: object, prompts: list[object]) -> list[list[object]]:
     return [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.outputs[0].stop_reason] for o in outputs]
 
 
-def sync(way: str) -> dict[str, object]:
+def killed() -> dict[str, object]:
+    """A batch whose core is killed in its middle."""
     from vllm import LLM
 
-    guard = oomguard.guard(restart=way == "killed")  # for memory it is made again without a word
     # No name for the engine here: an exception that vLLM keeps of its own imports keeps this frame.
-    with guard:
-        if way != "refused":
-            return worked(way, LLM(**SMALL), guard)
-        made = [LLM(**SMALL)]
-    return worked(way, made.pop(), guard)
+    with oomguard.guard(restart=True) as guard:
+        return {"equal": equal_outputs(LLM(**SMALL)), "attempts": shown(guard)}
 
 
-def worked(way: str, llm: object, guard: oomguard.Guard) -> dict[str, object]:
+def equal_outputs(llm: object) -> int:
+    """Return how many outputs of a batch are the same after the core was killed."""
     began = time.monotonic()
     calm = generate(llm, PROMPTS)
-    took, killed = time.monotonic() - began, []
-    told: dict[str, object] = {}
-    if way == "poison":
-        poisoned = [
-            {"prompt_token_ids": [int(os.environ["DYING_TOKEN"]), 9, 9]} if n == 7 else p for n, p in enumerate(PROMPTS)
-        ]
-        found = generate(llm, poisoned)
-        told["failed"] = [n for n, row in enumerate(found) if row[1] == "error"]
-        told["why"] = found[7][2]
-        calm[7] = found[7]
-    else:
-        threading.Timer(took / 2, lambda: (killed.append(time.monotonic()), kill_core())).start()
-        try:
-            found = generate(llm, PROMPTS)
-        except Exception as error:  # noqa: BLE001 - told
-            found = []
-            told |= {"raised": type(error).__name__, "after_s": time.monotonic() - killed[0]}
-    return told | {"equal": sum(a == b for a, b in zip(calm, found, strict=False)), "attempts": shown(guard)}
-
-
-def vectors() -> dict[str, object]:
-    """Embed and score while the core is killed; then embed with one text that no engine survives."""
-    from vllm import LLM
-
-    with oomguard.guard(restart=True) as guard:
-        llm = LLM(**SMALL, runner="pooling", convert="embed")
-
-    def embed(prompts: list[object]) -> list[list[float]]:
-        return [output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)]
-
-    def score() -> list[float]:
-        return [output.outputs.score for output in llm.score(PROMPTS[0], PROMPTS * 20, use_tqdm=False)]
-
-    told: dict[str, object] = {}
-    for name, call in (("embed", lambda: embed(PROMPTS * 40)), ("score", score)):
-        began = time.monotonic()
-        calm = call()
-        threading.Timer((time.monotonic() - began) / 2, kill_core).start()
-        told[name] = near(calm, call())
-    told["attempts"] = shown(guard)
-    calm = embed(PROMPTS)
-    poisoned = [
-        {"prompt_token_ids": [int(os.environ["DYING_TOKEN"]), 9]} if n == 7 else p for n, p in enumerate(PROMPTS)
-    ]
-    try:
-        embed(poisoned)
-    except Exception as error:  # noqa: BLE001 - told
-        had = error.partial.result
-        told["missing"] = [n for n, one in enumerate(had) if one is None]
-        told["partial"] = near(
-            [one for n, one in enumerate(calm) if n != 7], [one.tolist() for one in had if one is not None]
-        )
-    return told
-
-
-def near(calm: list[object], found: list[object]) -> bool:
-    """Whether vectors or numbers are the same to the last bits, as many and in the same order."""
-    import torch
-
-    one, other = torch.tensor(calm), torch.tensor(found)
-    return one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
-
-
-def methods() -> dict[str, object]:
-    """Chat and search by beams while the core is killed."""
-    from vllm import LLM, SamplingParams
-    from vllm.sampling_params import BeamSearchParams
-
-    with oomguard.guard(restart=True) as guard:
-        llm = LLM(**SMALL)
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    talks = [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 3]
-    params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True)
-
-    def chat() -> list[object]:
-        outputs = llm.chat(talks, params, use_tqdm=False, chat_template=template)
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-    def beams() -> list[object]:
-        found = llm.beam_search(
-            [{"prompt": prompt} for prompt in PROMPTS[:8]],
-            BeamSearchParams(beam_width=2, max_tokens=MOST_TOKENS, ignore_eos=True),
-        )
-        return [[list(one.tokens) for one in output.sequences] for output in found]
-
-    told: dict[str, object] = {}
-    for name, call in (("chat", chat), ("beams", beams)):
-        call()  # the first one is slower
-        began = time.monotonic()
-        calm = call()
-        threading.Timer((time.monotonic() - began) / 3, kill_core).start()
-        told[name] = calm == call()
-    return told | {"attempts": shown(guard)}
+    threading.Timer((time.monotonic() - began) / 2, kill_core).start()
+    return sum(a == b for a, b in zip(calm, generate(llm, PROMPTS), strict=True))
 
 
 async def streams() -> dict[str, object]:
@@ -215,13 +122,8 @@ def interrupted() -> dict[str, object]:
 
 def main(way: str) -> None:
     before = segments()
-    ways = {
-        "streams": lambda: asyncio.run(streams()),
-        "interrupted": interrupted,
-        "vectors": vectors,
-        "methods": methods,
-    }
-    told = ways.get(way, lambda: sync(way))()
+    ways = {"killed": killed, "streams": lambda: asyncio.run(streams()), "interrupted": interrupted}
+    told = ways[way]()
     print("RESULT", json.dumps(told | {"left": left(before)}))
 
 

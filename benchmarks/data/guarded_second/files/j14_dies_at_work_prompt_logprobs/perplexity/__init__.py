@@ -1,1 +1,0 @@
-from .scorer import Scorer as Scorer

@@ -1,3 +1,0 @@
-CONTEXT = 120_000
-KV_BYTES = 6 * 1024 * 1024
-MODEL = "./lfm2"

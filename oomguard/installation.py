@@ -1,0 +1,113 @@
+"""Name the command that installs a missing extra or a newer oomguard from where the user got this one.
+
+oomguard is not on a package index, and whoever registers its name there would run code on the user's machine. So no command of ours
+asks an index for ``oomguard``: it names the clone, the wheel file or the repository that pip recorded at installation (PEP 610), and
+otherwise the extra's own packages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_DISTRIBUTION = "oomguard"
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs one of oomguard's extras.
+
+    >>> install_hint("plots")
+    "pip install '/home/ada/oomguard[plots]'"
+
+    Args:
+        extra: its name in ``pyproject.toml``, such as ``postgres``.
+    """
+    source = _recorded_source()
+    if source is None:
+        return _install_packages(extra)
+    option, place, is_path = source
+    target = f"{place}[{extra}]" if is_path else f"{_DISTRIBUTION}[{extra}] @ {place}"
+    return f"pip install {option}'{target}'"
+
+
+def upgrade_hint() -> str:
+    """Return how to install a newer oomguard."""
+    source = _recorded_source()
+    if source is None:
+        return "install a newer oomguard from the wheel file or clone that this one came from"
+    option, place, is_path = source
+    if not is_path:
+        return f"pip install --force-reinstall --no-deps '{_DISTRIBUTION} @ {place}'"
+    if Path(place).is_dir():
+        return f"git -C '{place}' pull && pip install {option}'{place}'"
+    return "install the wheel file of a newer oomguard"
+
+
+def reinstall_hint() -> str:
+    """Return the command that installs this oomguard again, without its dependencies."""
+    source = _recorded_source()
+    if source is None:
+        return "install oomguard again from the wheel file or clone that it came from"
+    option, place, is_path = source
+    target = place if is_path else f"{_DISTRIBUTION} @ {place}"
+    return f"pip install --force-reinstall --no-deps {option}'{target}'"
+
+
+def _recorded_source() -> tuple[str, str, bool] | None:
+    """Return pip's option, the path or URL that oomguard was installed from, and whether it is a path.
+
+    None if nothing is recorded, or the path no longer exists.
+    """
+    record = _direct_url()
+    url = str(record.get("url", ""))
+    parts = urlsplit(url)
+    if "vcs_info" in record:
+        return "", f"{record['vcs_info'].get('vcs', 'git')}+{url}", False
+    if parts.scheme != "file":
+        return ("", url, False) if url else None
+    path = unquote(parts.path)
+    if not Path(path).exists():
+        return None
+    is_editable = bool(record.get("dir_info", {}).get("editable"))
+    return "-e " if is_editable else "", path, True
+
+
+def _direct_url() -> dict[str, Any]:
+    from importlib import metadata  # 60 ms, and only a hint needs it
+
+    try:
+        text = metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
+        record = json.loads(text or "{}")
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _install_packages(extra: str) -> str:
+    packages = [f"'{requirement}'" for requirement in _requirements_of(extra)]
+    if not packages:
+        return f"install oomguard again from your clone or wheel file, with its extra: '.[{extra}]'"
+    return f"pip install {' '.join(packages)}"
+
+
+def _requirements_of(extra: str) -> list[str]:
+    """Return the packages that an extra adds, as pip takes them."""
+    from importlib import metadata
+
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found: list[str] = []
+    try:
+        rows = metadata.requires(_DISTRIBUTION) or []
+        for requirement in map(Requirement, rows):
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}):
+                continue
+            if marker.evaluate({"extra": extra}):
+                requirement.marker = None
+                found.append(str(requirement))
+    except (metadata.PackageNotFoundError, InvalidRequirement):
+        return []
+    return found

@@ -1,0 +1,155 @@
+"""Decode the journal's JSON, the contract's objects, into records; what is missing is unknown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from oomguard.facts import REGISTRY, Fact, FactValue
+from oomguard.incident import Alternative, Budget, BudgetPart, Cause, Effect, Evidence, Incident, Location, Patch
+from oomguard.missing import Missing
+
+# How a line of evidence is written: the line's number first, where it has one.
+_LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
+
+
+def patch_of(row: Mapping[str, Any]) -> Patch:
+    """Return a patch."""
+    try:
+        effect = Effect.parse(str(row.get("effect")))
+    except KeyError:  # of another version: what is not known costs most
+        effect = Effect.CHANGES_OUTPUTS
+    return Patch(
+        _text(row.get("setting")),
+        _value(row.get("from")),
+        _value(row.get("to")),
+        effect,
+        _text(row.get("reason")),
+        _text(row.get("rule")),
+        _text(row.get("as_flag")) or None,
+        _text(row.get("as_kwarg")) or None,
+        _text(row.get("as_env")) or None,
+        row.get("predicted_freed_bytes"),
+        MappingProxyType(numbers_of(row.get("predicts"))),
+        _text(row.get("tradeoff")),
+        _text(row.get("blocked_by")) or None,
+        row.get("group"),
+    )
+
+
+def incident_of(row: Mapping[str, Any]) -> Incident:
+    """Return an incident; the lines that it was found in are those of its causes."""
+    slack = numbers_of(row.get("slack"))  # the journal's own: figures are shown as precise as they were printed
+    facts = {
+        name: Fact(name, value, slack=slack.get(name, 0.0))
+        for name, value in values_of(row.get("facts")).items()
+        if name in REGISTRY
+    }
+    place = _object(row.get("location"))
+    return Incident(
+        _text(row.get("kind")) or "other",
+        _text(row.get("message")),
+        _text(row.get("framework")) or "unknown",
+        row.get("framework_version"),
+        _text(row.get("phase")) or "unknown",
+        Location(place.get("line"), place.get("byte"), place.get("process")),
+        _count(row.get("repeated")),
+        facts=MappingProxyType(facts),
+        causes=tuple(_causes(row)),
+        plan=tuple(patch_of(each) for each in _objects(row, "plan")),
+        alternatives=tuple(_alternatives(row)),
+        budget=_budget(_object(row.get("budget"))),
+        unknown=_texts(row.get("unknown")),
+        start=_count(row.get("start")),
+        also_in=_texts(row.get("also_in")),
+        wrappers=_lines(row.get("wrappers")),
+        missing=_missing(_object(row.get("missing"))),
+    )
+
+
+def mapped(text: str | None) -> dict[str, Any]:
+    """Return a column that holds an object; empty where it holds none."""
+    found = json.loads(text) if text and text != "{}" else None
+    return found if isinstance(found, dict) else {}
+
+
+def listed(text: str | None) -> list[Any]:
+    """Return a column that holds a list; empty where it holds none."""
+    found = json.loads(text) if text and text != "[]" else None
+    return found if isinstance(found, list) else []
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Return a column that holds a command."""
+    return tuple(str(word) for word in listed(text))
+
+
+def values_of(row: object) -> dict[str, FactValue]:
+    """Return the values of an object that a fact or a setting can have."""
+    pairs = row.items() if isinstance(row, dict) else ()
+    return {str(name): value for name, value in pairs if isinstance(value, (bool, int, float, str))}
+
+
+def numbers_of(row: object) -> dict[str, float]:
+    """Return the numbers of an object."""
+    return {name: value for name, value in values_of(row).items() if not isinstance(value, (bool, str))}
+
+
+def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
+    for each in _objects(row, "causes"):
+        evidence = _lines(each.get("evidence"))
+        names = _text(each.get("id")) or "unknown", _text(each.get("rule"))
+        said = _text(each.get("explanation")), _text(each.get("title"))
+        yield Cause(*names, numbers_of(each).get("confidence", 0.0), evidence, *said)
+
+
+def _alternatives(row: Mapping[str, Any]) -> Iterator[Alternative]:
+    for each in _objects(row, "alternatives"):
+        name, new, why_not = _text(each.get("setting")), _value(each.get("to")), _text(each.get("why_not"))
+        yield Alternative(name, new, why_not, each.get("as_flag"), each.get("as_kwarg"))
+
+
+def _missing(row: Mapping[str, Any]) -> Missing | None:
+    return Missing(_text(row.get("what")), _text(row.get("command"))) if row else None
+
+
+def _budget(row: Mapping[str, Any]) -> Budget:
+    parts = (
+        BudgetPart(_text(each.get("name")), each["bytes"], _text(each.get("source")))
+        for each in _objects(row, "parts")
+        if isinstance(each.get("bytes"), int)
+    )
+    return Budget(row.get("device_total_bytes"), tuple(parts))
+
+
+def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
+    rows = row.get(key)
+    yield from (each for each in (rows if isinstance(rows, list) else ()) if isinstance(each, dict))
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _lines(value: object) -> tuple[Evidence, ...]:
+    found = ((_LINE.fullmatch(text), text) for text in _texts(value))
+    return tuple(Evidence(line[2], int(line[1])) if line else Evidence(text) for line, text in found)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _value(value: object) -> FactValue | None:
+    return value if isinstance(value, (bool, int, float, str)) else None

@@ -1,0 +1,184 @@
+"""The process next to a run that delivers its outbox: the run never waits for the database.
+
+The run starts it after a write if none is alive, and sends it nothing more: it looks at the outbox
+itself, and notes how far that is delivered. Its standard input ends when the run ends or is killed.
+It then delivers a last time, and answers with one JSON line. When the outbox has not grown for a
+while it exits, so a server that runs for weeks keeps no process for one write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any, Final
+
+from oomguard import clean_start
+from oomguard.errors import NoJournalError
+from oomguard.journal.location import JournalUrl
+from oomguard.journal.outbox import delivered_of, note_delivered, read_from
+from oomguard.report.json import json_line
+
+# Between two deliveries, so that writes go together and a fleet's jobs do not connect all the time.
+_BETWEEN_S: Final = 5.0
+# After a failure the pause doubles up to this, and is random, so that a fleet does not return at
+# the same moment.
+_LONGEST_PAUSE_S: Final = 60.0
+_IDLE_S: Final = 30.0
+# Of earlier runs' outboxes, delivered once per process; after the run's end no longer than this.
+_MOST_OF_OTHERS: Final = 100
+_AFTER_THE_RUN_S: Final = 60.0
+_NICE: Final = 5
+
+# Processes that outlive their run: Python warns about one that is dropped before it has ended.
+_released: Final[list[subprocess.Popen[bytes]]] = []
+
+
+class DeliveryProcess:
+    """The run's side: starts the process, and waits for it at the end only.
+
+    Raises:
+        OSError: no more processes are permitted.
+    """
+
+    def __init__(self, location: JournalUrl, path: Path) -> None:
+        self._process = subprocess.Popen(
+            clean_start.command(__name__),
+            env=clean_start.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the command
+        )
+        # The URL may hold a password, which no command line may show.
+        task = json_line({"url": location.url, "path": os.fspath(path)})
+        with contextlib.suppress(OSError):  # it is gone already
+            self._stdin.write(f"{task}\n".encode())
+            self._stdin.flush()
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        return self._process.stdin
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still looks at the outbox."""
+        return self._process.poll() is None
+
+    def last_answer(self, wait_s: float) -> dict[str, Any] | None:
+        """Announce the end of the run and return the answer; None after ``wait_s``."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        out = self._process.stdout
+        assert out is not None  # noqa: S101 - a pipe
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(out, select.POLLIN)
+        if not poll.poll(max(0.0, wait_s) * 1000):
+            return None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(out.readline())
+            return answer if isinstance(answer, dict) else None
+        return None
+
+    def release(self) -> None:
+        """Let it continue with what earlier runs left behind."""
+        self._close()
+        _released.append(self._process)
+
+    def kill(self) -> None:
+        """End it; what it is writing is one transaction."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class _Deliverer:
+    """The process's side."""
+
+    def __init__(self, location: JournalUrl, path: Path) -> None:
+        self._location, self._path = location, path
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        self._is_over = threading.Event()
+        self._others_are_done = False
+
+    def wait_for_end(self) -> None:
+        """Notice the end of the run; end this process some time after it."""
+        with contextlib.suppress(OSError):
+            sys.stdin.read()
+        self._is_over.set()
+        time.sleep(_AFTER_THE_RUN_S)
+        os._exit(0)  # whatever is being written is one transaction
+
+    def run(self) -> None:
+        """Deliver until the run is over, or has written nothing for a while."""
+        failures, idle_since = 0, time.monotonic()
+        while True:
+            is_last = self._is_over.is_set()
+            answer: dict[str, Any] = {}
+            try:
+                if self._deliver():
+                    idle_since = time.monotonic()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - of the database or the disk: the run goes on
+                hint = getattr(error, "hint", None)
+                answer["failure"] = f"{error}; {hint}" if hint else str(error)
+                answer["is_refused"] = isinstance(error, NoJournalError)
+                failures += 1
+            if is_last:
+                with contextlib.suppress(OSError):  # nobody reads it if the run was killed
+                    print(json_line(answer), flush=True)  # noqa: T201 - to the run
+                if not failures:
+                    self._deliver_others()
+                return
+            if not failures and time.monotonic() - idle_since > _IDLE_S:
+                return
+            pause_s = min(_LONGEST_PAUSE_S, _BETWEEN_S * 2 ** min(failures, 10))
+            self._is_over.wait(pause_s * random.uniform(0.5, 1))  # noqa: S311
+
+    def _deliver(self) -> bool:
+        """Deliver what is new; return whether anything was."""
+        from oomguard.journal.delivery import deliver
+
+        rows, end = read_from(self._fd, delivered_of(self._path, self._fd))
+        if rows:
+            deliver(self._location, rows)
+            note_delivered(self._path, end)
+        if not self._is_over.is_set():  # the run's own come first, and its end waits for them
+            self._deliver_others()
+        return bool(rows)
+
+    def _deliver_others(self) -> None:
+        """Deliver, once, what earlier runs left behind; a failure is not this run's."""
+        from oomguard.journal.delivery import deliver_left_behind
+
+        if not self._others_are_done:
+            was_over = self._is_over.is_set()
+            with contextlib.suppress(Exception):
+                deliver_left_behind(self._location, _MOST_OF_OTHERS, lambda: self._is_over.is_set() and not was_over)
+                self._others_are_done = was_over or not self._is_over.is_set()
+
+
+def main() -> None:
+    """Deliver for the run that started this process; the first line names database and outbox."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICE)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it never preempts the job
+    task = json.loads(sys.stdin.readline())
+    deliverer = _Deliverer(JournalUrl(task["url"]), Path(task["path"]))
+    threading.Thread(target=deliverer.wait_for_end, daemon=True).start()
+    deliverer.run()
+    os._exit(0)  # the thread holds standard input

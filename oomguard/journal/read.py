@@ -1,0 +1,243 @@
+"""Read the runs of a journal: the last, those that failed, those of a command, or one in full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+from oomguard.errors import InputError, JournalError
+from oomguard.exit_status import status_in_words
+from oomguard.incident import Attempt
+from oomguard.journal.codec import incident_of, listed, mapped, numbers_of, patch_of, values_of, words_of
+from oomguard.journal.database import MOST_VALUES, SCHEMA_VERSION, Database, in_parts, one_of
+from oomguard.journal.location import JournalUrl, Location, default_path
+from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
+from oomguard.regular_file import open_regular
+
+_BUSY_S: Final = 10.0
+_ELSEWHERE: Final = "--journal PATH names another one"
+_AWAY: Final = (
+    "what runs write meanwhile waits on their machines: the next run there delivers it, or oomguard history --deliver"
+)
+_COMMANDS_AT_ONCE: Final = 10_000
+_MOST: Final = 2**63 - 1
+_RUN: Final = (
+    "run.number, run.session, run.original, run.folder, run.engine, run.engine_version, run.model, run.device,"
+    " run.forgotten, run.who, run.host"
+)
+_ATTEMPT: Final = (
+    "session, number, command, settings, patches, predicted, measured, started_at, ended_at, exit_status, error,"
+    " CAST(incident AS text)"
+)
+# The last attempt decides whether a run failed.
+_FAILED: Final = f"""EXISTS (
+SELECT 1 FROM attempt AS a
+WHERE a.session = run.session AND a.ended_at IS NOT NULL
+  AND a.number = (SELECT max(number) FROM attempt AS last WHERE last.session = a.session)
+  AND (a.incident IS NOT NULL OR a.error <> ''
+    OR (a.exit_status <> 0 AND a.exit_status NOT IN ({", ".join(map(str, STOP_STATUSES))}))))"""  # noqa: S608
+
+
+@contextlib.contextmanager
+def open_journal(location: Location | None = None, *, busy_s: float = _BUSY_S) -> Iterator[Database | None]:
+    """Open a journal for reading, without changing it.
+
+    An older file is copied into memory and migrated there. Yields None if the user's own file does
+    not exist, or if a shared database has no tables yet.
+
+    Args:
+        location: the journal; None: the user's own file.
+        busy_s: how long to wait for others that lock a file, and for each answer of a server.
+
+    Raises:
+        InputError: it is missing, not readable, locked, damaged, away, or not a journal of this
+            version or before.
+    """
+    where = location or default_path()
+    try:
+        if isinstance(where, JournalUrl):
+            with _open_shared(where, busy_s) as database:
+                yield database
+            return
+        if location is None and not where.exists():
+            yield None
+            return
+        from oomguard.journal.sqlite import open_copy, open_file, prepare, version_of
+
+        open_regular(where).close()  # SQLite would wait for a FIFO
+        with open_file(where, busy_s, read_only=True) as file:
+            if version_of(file) == SCHEMA_VERSION:
+                yield file
+                return
+            with open_copy(file) as copy:
+                prepare(copy)
+                yield copy
+    except OSError as error:
+        raise InputError(f"{where}: {error.strerror or error}", hint=_ELSEWHERE) from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: a record is not JSON: {error}", hint=_damaged(where)) from None
+    except JournalError as error:
+        raise InputError(f"{where}: {error}", hint=error.hint or _hint(where, str(error))) from None
+
+
+@contextlib.contextmanager
+def _open_shared(location: JournalUrl, wait_s: float) -> Iterator[Database | None]:
+    from oomguard.journal.postgres import open_server, version_of
+
+    with open_server(location, wait_s, read_only=True) as database:
+        version = version_of(database)
+        if 0 < version < SCHEMA_VERSION:
+            raise JournalError(
+                f"its tables are of schema {version}, this oomguard reads {SCHEMA_VERSION}",
+                hint="the next oomguard run that writes there migrates them, or: oomguard history --deliver",
+            )
+        yield database if version else None
+
+
+def _hint(where: Location, error: str) -> str:
+    if isinstance(where, JournalUrl):
+        return _AWAY
+    if "locked" in error or "busy" in error:
+        return "another program locks it; try again when that has ended"
+    return _damaged(where) if "malformed" in error else _ELSEWHERE
+
+
+def _damaged(where: Location) -> str:
+    if isinstance(where, JournalUrl):
+        return "another program has written it"
+    old, new = shlex.quote(str(where)), shlex.quote(f"{where}.damaged")
+    return f"it is damaged; move it away, and the next run begins a new one: mv {old} {new}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which runs to read.
+
+    Attributes:
+        command: only those whose command contains this text, in any case.
+        since: only those that began after this, in Unix seconds.
+        failed: only those that failed in the end.
+        number: only this one.
+        before: only those with a lower number.
+    """
+
+    command: str | None = None
+    since: float | None = None
+    failed: bool = False
+    number: int | None = None
+    before: int | None = None
+
+
+def each_run(database: Database, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
+    """Yield the runs of ``past_runs`` a page at a time: no writer is locked out meanwhile.
+
+    Raises:
+        JournalError: the database is damaged, locked or away.
+    """
+    left = _MOST if limit is None else limit
+    while left > 0:
+        runs = past_runs(database, asked, limit=min(left, MOST_VALUES))
+        yield from runs
+        left -= len(runs)
+        if len(runs) < MOST_VALUES:
+            return
+        asked = replace(asked, before=runs[-1].number)
+
+
+def past_runs(database: Database, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
+    """Return the runs that are asked for, newest first; one that is asked by number in full.
+
+    Raises:
+        JournalError: the database is damaged, locked or away.
+    """
+    if asked.number is not None and asked.number > _MOST:  # no database has such a number
+        return []
+    rows = _runs(database, asked, _MOST if limit is None else min(limit, _MOST))
+    attempts = _attempts(database, [row[1] for row in rows], in_full=asked.number is not None)
+    return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
+
+
+def _runs(database: Database, asked: Asked, limit: int) -> list[tuple[Any, ...]]:
+    if asked.command is None:
+        return _select(database, _RUN, asked, limit)
+    rows = []
+    for part in in_parts(_numbers(database, asked, asked.command.casefold(), limit)):
+        chosen, values = one_of(part)
+        sql = f"SELECT {_RUN} FROM run WHERE number IN {chosen} ORDER BY number DESC"  # noqa: S608
+        rows += database.query(sql, values)
+    return rows
+
+
+def _numbers(database: Database, asked: Asked, folded: str, limit: int) -> list[int]:
+    """Return the runs whose command contains a text; only Python folds the case of every script."""
+    found, contains = list[int](), dict[str, bool]()  # many runs have one command
+    while len(found) < limit:
+        page = _select(database, "run.number, run.original", asked, _COMMANDS_AT_ONCE)
+        for number, original in page:
+            if original not in contains:
+                contains[original] = folded in " ".join(words_of(original)).casefold()
+            if contains[original]:
+                found.append(number)
+        if len(page) < _COMMANDS_AT_ONCE:
+            break
+        asked = replace(asked, before=page[-1][0])
+    return found[:limit]
+
+
+def _select(database: Database, columns: str, asked: Asked, limit: int) -> list[tuple[Any, ...]]:
+    attempts = "SELECT 1 FROM attempt WHERE attempt.session = run.session"
+    if asked.since is not None:
+        attempts += " AND attempt.number = 1 AND attempt.started_at >= :since"
+    conditions = [f"EXISTS ({attempts})"]
+    if asked.failed:
+        conditions.append(_FAILED)
+    if asked.number is not None:
+        conditions.append("run.number = :number")
+    if asked.before is not None:
+        conditions.append("run.number < :before")
+    chosen = " AND ".join(conditions)
+    sql = f"SELECT {columns} FROM run WHERE {chosen} ORDER BY run.number DESC LIMIT :limit"  # noqa: S608
+    values = {"since": asked.since, "number": asked.number, "before": asked.before, "limit": limit}
+    return database.query(sql, values)
+
+
+def _attempts(database: Database, sessions: list[str], *, in_full: bool) -> dict[str, tuple[PastAttempt, ...]]:
+    found: dict[str, tuple[PastAttempt, ...]] = {}
+    for part in in_parts(sessions):
+        chosen, values = one_of(part)
+        sql = f"SELECT {_ATTEMPT} FROM attempt WHERE session IN {chosen} ORDER BY session, number"  # noqa: S608
+        for session, own in groupby(database.query(sql, values), key=lambda row: row[0]):
+            attempts = [_attempt(row, in_full=in_full) for row in own]
+            found[session] = (*(replace(past, is_followed=True) for past in attempts[:-1]), attempts[-1])
+    return found
+
+
+def _run(row: Sequence[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
+    number, session, original, folder, engine, version, model, device, forgotten, who, host = row
+    rest = (folder, engine, version, model, device, bool(forgotten), who, host)
+    return PastRun(number, session, words_of(original), attempts, *rest)
+
+
+def _attempt(row: Sequence[Any], *, in_full: bool) -> PastAttempt:
+    _, number, command, settings, patches, predicted, measured, began_at, ended_at, status, error, incident = row
+    failure, why = mapped(incident), str(error or "")
+    ranks = failure.get("ranks")
+    if not in_full:  # a list shows kind, cause and ranks; an incident holds pages of evidence
+        failure = {name: failure[name] for name in ("kind", "causes") if name in failure}
+    attempt = Attempt(
+        number,
+        values_of(mapped(settings)),
+        tuple(patch_of(each) for each in listed(patches) if isinstance(each, dict)),
+        incident_of(failure) if failure else None,
+        status,
+        why if why else "" if failure or status in {0, None} else status_in_words(status),
+        0.0 if ended_at is None else max(0.0, ended_at - began_at),
+        numbers_of(mapped(measured)),
+        ranks if isinstance(ranks, dict) else None,
+    )
+    return PastAttempt(attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why)

@@ -1,0 +1,128 @@
+"""A journal in an SQLite file: open it, and create or migrate its tables."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from oomguard.errors import JournalError, NoJournalError
+from oomguard.journal.database import (
+    NONE,
+    SCHEMA_VERSION,
+    Database,
+    migrations,
+    require_readable,
+)
+
+
+class SqliteDatabase(Database):
+    """A file, or a copy of one in memory."""
+
+    order = "attempt.id"  # it is written as attempts begin
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def query(self, sql: str, values: Mapping[str, Any] = NONE) -> list[tuple[Any, ...]]:  # noqa: D102
+        with _plain_errors():
+            return self.connection.execute(sql, values).fetchall()
+
+    def execute(self, sql: str, values: Mapping[str, Any] = NONE) -> int:  # noqa: D102
+        with _plain_errors():
+            return self.connection.execute(sql, values).rowcount
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:  # noqa: D102
+        # IMMEDIATE: two writers that both begin by reading could otherwise never continue.
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back already
+                self.connection.rollback()
+            raise
+
+    def now(self) -> float:  # noqa: D102
+        return time.time()
+
+
+@contextlib.contextmanager
+def open_file(path: Path, busy_s: float, *, read_only: bool = False) -> Iterator[SqliteDatabase]:
+    """Open a journal's file, whatever is in it; each statement waits ``busy_s`` for other writers.
+
+    Raises:
+        JournalError: it is locked, full, damaged or missing; also for each statement.
+    """
+    # Not opened in SQLite's read-only mode: the next reader rolls back what a killed writer left.
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    with _plain_errors():
+        connection = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
+    with contextlib.closing(connection):
+        database = SqliteDatabase(connection)
+        if read_only:
+            database.execute("PRAGMA query_only = ON")
+        yield database
+
+
+@contextlib.contextmanager
+def open_copy(database: SqliteDatabase) -> Iterator[SqliteDatabase]:
+    """Open a copy in memory."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+        with _plain_errors():
+            database.connection.backup(copy)
+        yield SqliteDatabase(copy)
+
+
+def version_of(database: SqliteDatabase) -> int:
+    """Return the schema, 0 for an empty file.
+
+    Raises:
+        JournalError: a newer oomguard wrote it, or another program.
+    """
+    ((version,),) = database.query("PRAGMA user_version")
+    tables = {name for (name,) in database.query("SELECT name FROM sqlite_master")}
+    if require_readable(version) == 0 and not tables:
+        return 0
+    if "attempt" not in tables:
+        raise NoJournalError("a database of another program, not a journal")
+    return int(version)
+
+
+def prepare(database: SqliteDatabase) -> None:
+    """Create the tables of this version, or migrate older ones; every record is kept.
+
+    Raises:
+        JournalError: as ``version_of``, or it cannot be written.
+    """
+    if version_of(database) == SCHEMA_VERSION:
+        return
+    with database.transaction():
+        for number, script in migrations("sqlite", version_of(database)):
+            for statement in _statements(script):
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {number}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script: ``executescript`` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        from oomguard.report.mask import mask
+
+        raise JournalError(mask(" ".join(str(error).split()))) from error
