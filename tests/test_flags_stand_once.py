@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,10 +29,10 @@ def long_flags(path: Path) -> list[str]:
     return [flag for row in rows for flag in row.get("flags", ()) if flag.startswith("--")]
 
 
-def spelled(flag: str, text: str) -> int:
-    """Count the flag in a text, with dashes or underscores, also in its ``--no-`` form."""
-    words = re.escape(flag.removeprefix("--")).replace(r"\-", "[-_]")
-    return len(re.findall(rf"(?<![\w-])--(?:no[-_])?{words}(?![\w-])", text))
+def spelled(text: str) -> Counter[str]:
+    """Count each flag in a text, with dashes or underscores; its ``--no-`` form counts as the flag too."""
+    words = [word.replace("_", "-") for word in re.findall(r"(?<![\w-])--(\w[\w-]*)", text)]
+    return Counter(f"--{form}" for word in words for form in {word, word.removeprefix("no-")})
 
 
 def assembled(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -71,13 +72,11 @@ def test_vllm_has_the_flags_that_its_memory_hangs_on():
 
 
 def test_no_flag_of_an_engine_is_spelled_in_python():
-    flags = {flag for path in settings_files() for flag in long_flags(path)}
+    flags = {flag.replace("_", "-") for path in settings_files() for flag in long_flags(path)}
     found = [
         f"{path.relative_to(PACKAGE)}: {flag}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for text in [path.read_text(encoding="utf-8")]
-        for flag in sorted(flags)
-        if spelled(flag, text)
+        for flag in sorted(flags & spelled(path.read_text(encoding="utf-8")).keys())
     ]
     assert not found
 
@@ -86,7 +85,9 @@ def test_no_flag_is_assembled_in_python():
     found = [
         f"{path.relative_to(PACKAGE)}:{line}: {source}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for line, source in assembled(ast.parse(path.read_text(encoding="utf-8")))
+        for text in [path.read_text(encoding="utf-8")]
+        if re.search(r"""--(no-)?["'{%]""", text)
+        for line, source in assembled(ast.parse(text))
     ]
     assert not found
 
@@ -97,7 +98,8 @@ def test_each_flag_of_an_engine_stands_once_in_the_data_files():
     for path in settings_files():
         others = set(settings_files()) - {path}
         texts = [other.read_text(encoding="utf-8") for other in data_files() if other not in others]
-        counted = {flag: sum(spelled(flag, text) for text in texts) for flag in long_flags(path)}
+        found = sum(map(spelled, texts), Counter())
+        counted = {flag: found[flag.replace("_", "-")] for flag in long_flags(path)}
         wrong |= {f"{path.parent.name}: {flag}": number for flag, number in counted.items() if number != 1}
 
     assert not wrong, f"flags that stand more than once, and how often: {wrong}"
@@ -136,4 +138,4 @@ def test_a_spelled_flag_is_counted():
         "max-model-len": 0,
         "--x--max-model-len": 0,
     }
-    assert {text: spelled("--max-model-len", text) for text in texts} == texts
+    assert {text: spelled(text)["--max-model-len"] for text in texts} == texts

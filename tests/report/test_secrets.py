@@ -431,13 +431,11 @@ PIECES += [
 def test_masking_takes_a_time_that_grows_with_the_text_and_no_faster():
     def seconds(piece: str, length: int) -> float:
         text = (piece * (length // len(piece) + 1))[:length]
-        best = []
-        for _ in range(3):
-            began = time.process_time()
-            mask(text)
-            best.append(time.process_time() - began)
-        return min(best)
+        began = time.process_time()
+        mask(text)
+        return time.process_time() - began
 
-    # Eight times the text: quadratic time would be 64 times as much. What takes no time at all is not compared.
+    # Eight times the text: quadratic time would be 64 times as much. What takes no time at all is not compared, and what the
+    # machine alone may have delayed is measured again.
     for piece in PIECES:
-        assert seconds(piece, 32_000) < max(0.25, 24 * seconds(piece, 4_000)), piece
+        assert any(seconds(piece, 16_000) < max(0.0625, 24 * seconds(piece, 2_000)) for _ in range(3)), piece
