@@ -45,9 +45,8 @@ def test_where_nothing_is_left_to_do_the_run_failed(tmp_path):
     assert "Ran with reduced settings" not in ran.stderr
 
 
-@pytest.mark.parametrize("mode", ["worker", "old server"])
-def test_a_death_without_a_cause_in_the_log_is_told_and_the_run_failed(tmp_path, mode):
-    ran, shares = run(tmp_path, mode=mode)
+def test_a_death_without_a_cause_in_the_log_is_told_and_the_run_failed(tmp_path):
+    ran, shares = run(tmp_path, mode="worker")
     assert (ran.returncode, len(shares)) == (1, 1), ran.stderr
     assert "kind=engine_dead" in ran.stderr
     (record,) = Journal(tmp_path / "journal").records()
@@ -57,7 +56,6 @@ def test_a_death_without_a_cause_in_the_log_is_told_and_the_run_failed(tmp_path,
 @pytest.mark.parametrize(
     "mode",
     [
-        "ended server",
         "failed request",
         "started again",
         "handled",

@@ -7,14 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.driving import shell, sitting_at
 from support.supervising import QUIET, RUN
 
 PY = sys.executable
 JOB_SHELL = [PY, str(Path(__file__).with_name("job_shell.py"))]
-BY = pytest.mark.parametrize("by", [[], QUIET], ids=["bare", "oomguard"])
 ENGINE = [PY, str(Path(__file__).with_name("fake_engine.py"))]
 SHOWS = "stty -a | tr '\\n' ' ' | sed s/^/MODES/; echo"
 KILL_STATUS = 128 + signal.SIGKILL
@@ -28,20 +25,16 @@ def left_by(command: list[str], by: list[str], first: str = ":") -> tuple[bytes,
         return before, terminal.until(rb"MODES(.*?)\r?\n").group(1)
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["stty -echo intr ^X rows 40 cols 99 -onlcr ixany", "stty -echo; exit 3"],
-)
-def test_what_a_command_sets_stays(command):
+def test_what_a_command_sets_stays():
+    command = "stty -echo intr ^X rows 40 cols 99 -onlcr ixany; exit 3"
     before, bare = left_by(["sh", "-c", command], [])
     assert left_by(["sh", "-c", command], QUIET) == (before, bare)
     assert bare != before
 
 
-@BY
-def test_a_shell_keeps_what_a_command_has_set(by):
+def test_a_shell_keeps_what_a_command_has_set():
     with shell() as terminal:
-        terminal.type(shlex.join([*by, "stty", "intr", "^X", "rows", "40", "cols", "120"]).encode() + b"\r")
+        terminal.type(shlex.join([*QUIET, "stty", "intr", "^X", "rows", "40", "cols", "120"]).encode() + b"\r")
         terminal.until(b"\n.*PROMPT> $")
         terminal.type(f"{SHOWS}\r".encode())
         shown = terminal.until(rb"MODES(speed.*?)\r?\n").group(1)

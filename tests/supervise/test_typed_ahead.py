@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from support.driving import shell, sitting_at
-from support.supervising import QUIET, RUN, state, wait_for
+from support.supervising import QUIET, RUN
 
 PY = sys.executable
 # Ends when it is told to, and has read nothing.
@@ -31,7 +31,6 @@ def then(*words: list[str]) -> list[str]:
     ("typed", "more", "read"),
     [
         (b"one\rtwo\rpart", b"ial\r\x04", "one\ntwo\npartial\n"),
-        (b"a\x16\x03b\r\x04", b"", "a\x03b\n"),
     ],
 )
 def test_what_the_command_has_not_read_is_for_who_reads_next_and_is_shown_once(typed, more, read):
@@ -66,21 +65,6 @@ def test_a_line_typed_while_the_command_runs_is_the_shells_next_command():
         terminal.until(b"PROMPT> ")
         terminal.type(b"o 4$((1 + 2))\r")
         terminal.until(rb"42-\r\n43\r\n")
-
-
-def test_what_is_typed_before_the_command_is_there_is_shown_once():
-    waiting = ["sh", "-c", 'echo GO; kill -STOP $$; exec "$@"', "sh"]
-    with sitting_at([*waiting, *QUIET, PY, "-c", "import sys; print('READ', repr(sys.stdin.read()))"]) as terminal:
-        terminal.until(b"GO\r\n")
-        assert wait_for(lambda: state(terminal.leader) == "T")
-        terminal.type(b"one\rtwo\rpart")
-        terminal.until(b"one\r\ntwo\r\npart")
-        os.kill(terminal.leader, signal.SIGCONT)
-        terminal.settle()
-        terminal.type(b"ial\r\x04")
-        terminal.until(rb"READ 'one\\ntwo\\npartial\\n'")
-        shown = terminal.shown.replace(b"^D\x08\x08", b"")
-        assert b"GO\r\none\r\ntwo\r\npartial\r\nREAD " in shown
 
 
 def test_what_one_attempt_has_not_read_is_for_the_next_one(tmp_path):
