@@ -33,12 +33,6 @@ def holders(gpus: Gpus) -> list[str]:
     return list(LeaseFolder(gpus.folder / "leases", makes=False).holders(simulated_gpus.uuid(i) for i in range(4)))
 
 
-def test_an_engine_that_reads_uuids_gets_one(gpus):
-    status, _, errors = run(gpus, ("--gpus", "auto"), serve(gpus))
-    assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(0)]]), errors
-    assert f"CUDA_VISIBLE_DEVICES={simulated_gpus.uuid(0)}" in errors
-
-
 def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 2 * GIB})
     status, out, errors = run(gpus, ("--gpus", "auto"), PRINT)
@@ -155,17 +149,6 @@ def test_without_nvml_the_command_runs_as_it_is_and_the_reason_is_told(gpus):
     assert "not placed" in errors
     assert "version mismatch" in errors
     assert run(gpus, ("--gpus", "2,"), PRINT)[1] == "visible=2 order=PCI_BUS_ID\n"
-
-
-def test_an_instance_that_an_older_engine_would_die_on_is_refused_with_the_reason(gpus):
-    gpus.are(simulated_gpus.line(0, 80, "H100", "mig"), f"mig MIG-b {40 * GIB} 0 H100_MIG_4g.40gb")
-    assert run(gpus, ("--gpus", "auto"), serve(gpus))[0] == 0
-    assert used(gpus) == [["MIG-b"]]
-    for path in (gpus.folder / "site").glob("*.dist-info"):
-        (path / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.20.0\n")
-    status, _, errors = run(gpus, ("--gpus", "auto"), serve(gpus))
-    assert status == 125
-    assert "vllm 0.20.0 does not start on an instance (MIG): its int() of a UUID" in errors
 
 
 @pytest.mark.parametrize(

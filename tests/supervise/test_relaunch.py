@@ -34,6 +34,8 @@ def test_what_the_user_set_is_not_lowered_without_permission():
     assert ran.returncode == 1
     assert "RESULT" not in ran.stdout
     assert "you set it: --allow reduces-capacity permits it" in ran.stderr
+    assert len([line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]) == 1  # the cause, shown once
+    assert "engine_dead" not in ran.stderr
     assert '"max_model_len": 1792' in ran.stderr
 
 
@@ -41,13 +43,6 @@ def test_with_permission_it_is_lowered_too():
     ran = run("--allow", "reduces-capacity", engine=("--max-model-len", "32768"))
     assert ran.returncode == 0
     assert "RESULT 1792" in ran.stdout
-
-
-def test_the_cause_is_shown_once_and_the_wrapper_not_at_all():
-    ran = run("--dry-run")
-    panels = [line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]
-    assert len(panels) == 1
-    assert "engine_dead" not in ran.stderr
 
 
 def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
@@ -75,12 +70,6 @@ def test_a_pinned_setting_stays():
     # No command with it stands ready to be pasted.
     lines = [line for line in ran.stderr.splitlines() if not line.startswith(("│", "╭", "╰"))]
     assert not [line for line in lines if "1792" in line]
-
-
-def test_a_floor_holds():
-    ran = run("--min", "max_model_len=8192")
-    assert ran.returncode == 1
-    assert "below your floor of 8192" in ran.stderr
 
 
 def test_a_dry_run_shows_the_changed_command_and_runs_nothing_again(tmp_path):
@@ -149,18 +138,6 @@ def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_aga
     assert (tmp_path / "runs").read_text() == "run\n"
     assert "CUDA out of memory" in ran.stderr
     assert "no signature has it" in ran.stderr
-
-
-def test_events_are_one_json_object_a_line():
-    ran = run("-v", "--log-format", "json")
-    events = [json.loads(line) for line in ran.stderr.splitlines() if line.startswith("{")]
-    assert [e["event"] for e in events if e["event"].startswith("attempt")] == ["attempt started", "attempt ended"] * 2
-
-
-def test_options_come_from_the_environment_and_the_flag_wins():
-    assert run(env={"OOMGUARD_PIN": "max_model_len"}).returncode == 1
-    assert run("--allow", "reduces-capacity", env={"OOMGUARD_ALLOW": "output-preserving"}).returncode == 0
-    assert run(env={"OOMGUARD_ALLOW": "output-preserving"}).returncode == 1
 
 
 def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):

@@ -119,14 +119,13 @@ def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
     assert f"path={held} known=a process of it had the file open for writing" in ran.stderr
 
 
-@pytest.mark.parametrize("way", ["> out.txt", "| tee out.txt"])
-def test_the_file_that_the_output_goes_to_does_not_count(way, work):
+def test_the_file_that_the_output_goes_to_does_not_count(work):
     script = work.parent / "script.py"
     script.write_text(FAILS)
     line = shlex.join([*RUN, "--", sys.executable, str(script)])
-    ran = started(["sh", "-c", f"{line} {way}"], work)
+    started(["sh", "-c", f"{line} > out.txt"], work)
 
-    assert "RESULT 1792" in ran.stdout + (work / "out.txt").read_text()
+    assert "RESULT 1792" in (work / "out.txt").read_text()
 
 
 def test_what_served_requests_is_not_run_again(work):
@@ -168,29 +167,13 @@ def test_idempotent_permits_it_and_what_is_repeated_is_said(work):
     assert f"it wrote a file: path={work / 'results.jsonl'}" in ran.stderr
 
 
-def test_the_variable_and_the_user_s_own_file_permit_it_too_and_a_stranger_s_table_does_not(work):
+def test_the_variable_permits_it_too_and_a_stranger_s_table_does_not(work):
     assert run(work, WROTE, env={"OOMGUARD_IDEMPOTENT": "1"}).returncode == 0
 
-    own = Path(os.environ["XDG_CONFIG_HOME"]) / "oomguard" / "config.toml"
-    own.parent.mkdir(parents=True)
-    own.write_text("idempotent = true\n")
-    assert run(work, WROTE).returncode == 0
-
-    own.unlink()
     (work / "pyproject.toml").write_text("[tool.oomguard]\nidempotent = true\n")
     ran = run(work, WROTE)
     assert ran.returncode == 1
     assert "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file may set it" in ran.stderr
-
-
-def test_a_dry_run_says_what_a_relaunch_would_repeat(work):
-    ran = run(work, WROTE, "--dry-run")
-    assert "dry run: it would not be run again: it would repeat from the beginning what it did" in ran.stderr
-    assert f"it wrote a file: path={work / 'results.jsonl'}" in ran.stderr
-
-    (work / "results.jsonl").unlink()
-    ran = run(work, "", "--dry-run")
-    assert "dry run: it would run again from the beginning; it had written nothing that was seen" in ran.stderr
 
 
 OWN = ("--metrics", "link.prom", "--journal", "a.sqlite3", "--report", "a.json", "--termination-message", "a.txt")
