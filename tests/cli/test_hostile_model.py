@@ -202,7 +202,7 @@ def status(*words: object) -> int:
 
 
 @given(config=spoiled(), call=st.booleans(), form=st.sampled_from(["terminal", "json"]))
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_spoiled_configuration_gives_a_plan_or_one_message(config, call, form, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(json.dumps(config))
@@ -224,7 +224,7 @@ ENTRIES = (
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(tensors=st.dictionaries(st.text(max_size=30), ENTRIES, max_size=3))
 def test_a_spoiled_header_gives_a_plan_or_one_message(tensors, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -233,7 +233,7 @@ def test_a_spoiled_header_gives_a_plan_or_one_message(tensors, tmp_path_factory)
     assert status(folder) in {0, 2}
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(size=HOSTILE, pixels=HOSTILE)
 def test_a_spoiled_image_processor_gives_a_plan_or_one_message(size, pixels, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -243,7 +243,7 @@ def test_a_spoiled_image_processor_gives_a_plan_or_one_message(size, pixels, tmp
     assert status(folder) in {0, 2}
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(names=HOSTILE | st.dictionaries(st.text(max_size=5), HOSTILE, max_size=3))
 def test_a_spoiled_index_gives_a_plan_or_one_message(names, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shlex
 import subprocess
 import sys
@@ -218,11 +219,12 @@ def test_a_mistake_in_a_call_is_one_message(model, words, message):
     assert "Traceback" not in ran.stderr
 
 
-def test_the_example_answers_its_four_questions():
-    example = Path(__file__).parents[2] / "examples" / "plan_seeds.py"
-    ran = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120, check=True)
-    assert [line[:2] for line in ran.stdout.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "4."]
-    assert "one token is 0.25 MiB. The weights are 61.02 GiB" in ran.stdout
+def test_the_example_answers_its_four_questions(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "plan_seeds.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert [line[:2] for line in shown.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "4."]
+    assert "one token is 0.25 MiB. The weights are 61.02 GiB" in shown
 
 
 def test_a_measured_start_replaces_the_priors_now_and_later(model):

@@ -157,27 +157,17 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
         ('status = "experimental"', 'status = "new"', ", status: 'new' is not a known status"),
         ("tried_bytes > 0.0", "tried_byte > 0.0", ", column 1, when[0]: unknown fact 'tried_byte'"),
         ("tried_bytes = 1073741824", 'tried_bytes = "much"', ", test[0].facts.tried_bytes: expected int, found 'much'"),
-        ("tried_bytes = 1073741824", "tried_bytes = inf", ", test[0].facts.tried_bytes: expected int, found inf"),
-        ("tried_bytes = 1073741824", "tried_bytes = [1]", ", test[0].facts.tried_bytes: expected int, found [1]"),
         ("facts = {}", "facts = {}\nexpect = { plan = [{ to = 1 }] }", ", test[1].expect.plan: expected a list"),
-        (
-            "facts = {}",
-            "facts = {}\nexpect = { plan = [{ setting = [], to = 1 }] }",
-            ", test[1].expect.plan: expected a list",
-        ),
-        ("facts = {}", 'facts = {}\nexpect = { alternatives = "x" }', ", test[1].expect.alternatives: expected a list"),
-        ("facts = {}", "facts = {}\nexpect = { text = 5 }", ", test[1].expect.text: expected text"),
     ],
 )
-@each("command", [("check",), ("pages", "out")])
-def test_a_mistake_is_one_message_with_file_key_and_place(mine, command, old, new, where, monkeypatch, capsys):
+def test_a_mistake_is_one_message_with_file_key_and_place(mine, old, new, where, monkeypatch, capsys):
     from oomguard.cli import main
 
     assert old in RULE
     (mine / "mine.toml").write_text(RULE.replace(old, new))
     monkeypatch.chdir(mine)
     with pytest.raises(SystemExit) as stopped:
-        main(["rules", *command, "--rules", str(mine)])
+        main(["rules", "pages", "out", "--rules", str(mine)])
 
     said = capsys.readouterr()
     assert (stopped.value.code, said.out) == (2, "")
@@ -228,15 +218,6 @@ def test_pages_are_written_once_and_the_same_every_time(tmp_path):
     assert f"{len(texts)} changed" in first.stdout
     assert ", 0 changed" in second.stdout
     assert {path.name: path.read_bytes() for path in (tmp_path / "pages").iterdir()} == texts
-
-
-def test_a_page_does_not_change_when_another_rule_is_added(tmp_path, mine):
-    rules("pages", str(tmp_path / "without"))
-    rules("pages", str(tmp_path / "with"), "--rules", str(mine))
-
-    for page in (tmp_path / "without").glob("OG*.md"):
-        assert page.read_text() == (tmp_path / "with" / page.name).read_text()
-    assert (tmp_path / "with/MY100.md").exists()
 
 
 def test_a_page_of_a_rule_that_is_gone_is_removed_and_a_page_of_a_person_is_kept(tmp_path, mine):

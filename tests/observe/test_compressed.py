@@ -131,7 +131,7 @@ def test_a_file_cut_before_it_can_be_told_is_damaged_by_its_name(tmp_path, suffi
 
 
 @every_format
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_no_bytes_make_it_raise(suffix, data):
     packed = bytearray(PACK[suffix](TEXT[:2000]))

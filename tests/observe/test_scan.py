@@ -515,7 +515,7 @@ fragments = pieces | st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(max_size=40) | fragments | st.just("\n"), max_size=25).map("".join))
 def test_scanning_any_text_never_raises(text):
     for incident in look(text).incidents:

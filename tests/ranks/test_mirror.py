@@ -52,28 +52,6 @@ def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(jo
     assert job.ranks[0].poll() is None
 
 
-def test_a_second_job_at_the_same_address_does_not_mix_with_the_first(job):
-    """Its rank 1 comes to the store of the first job's rank 0, where there is a rank 1 already."""
-    pytest.importorskip("torch")
-    place = f"tcp://127.0.0.1:{free_port()}"
-    job.start(2, rendezvous=place, are_apart=True, after_s="300")
-    job.wait_until_all_run()
-    job.start(1, "--rank", "1", "--world-size", "2", rendezvous=place, are_apart=True, after_s="300")
-    errors = job.ranks[2].stderr
-    assert errors is not None
-    said = next(line for line in errors if "not met yet" in line)
-    assert "another process is rank 1 there already: give each job an address of its own" in said
-    assert [rank.poll() for rank in job.ranks] == [None] * 3
-
-
-def test_ranks_of_one_host_need_no_store_to_agree(job, taken):
-    """Else those whose commands wait for the one that failed would wait for ever."""
-    job.start(3, rendezvous=f"tcp://127.0.0.1:{taken}", fits={"2": 1792})
-    ended = job.ended()
-    assert [status for status, _, _ in ended] == [0] * 3, ended
-    assert job.lengths() == [[32768, 1792]] * 3
-
-
 def test_ranks_of_one_host_whose_store_is_dead_start_again_and_are_told_so_and_why(job):
     """What was said before they met is no untruth after it."""
     place = f"ray://127.0.0.1:{free_port()}"

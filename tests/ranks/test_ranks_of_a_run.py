@@ -8,22 +8,17 @@ import subprocess
 import sys
 import time
 
-from oomguard.journal.store import Journal
 from oomguard.ranks.rendezvous import free_port
 from support.supervising import LIMIT_S
 
 
-def test_one_rank_fails_and_all_start_again_with_the_same_patch(job):
-    job.start(3, fits={"1": 1792})
+def test_one_rank_fails_and_all_start_again_with_the_same_patch_and_rank_0_tells_it_once(job):
+    job.start(3, fits={"2": 1792})
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0, 0], ended
     assert job.lengths() == [[32768, 1792]] * 3
     assert not list(job.folder.glob(".oomguard*"))
-
-
-def test_the_failure_is_told_once_by_rank_0_with_the_rank_it_came_from(job):
-    job.start(3, fits={"2": 1792})
-    errors = [errors for _, _, errors in job.ended()]
+    errors = [errors for _, _, errors in ended]
     panels = [sum(line.startswith("╭") for line in text.splitlines()) for text in errors]
     assert panels == [1, 0, 0]
     assert "rank 2: EngineCore pid=2" in errors[0]
@@ -84,18 +79,6 @@ def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     assert [status != 0 for status, _, _ in ended] == [True] * 3
     assert "rank 1 is gone, its process was killed: no rank starts again" in ended[0][2]
     assert job.lengths() == [[32768]] * 3
-
-
-def test_the_journal_holds_one_record_of_all_ranks(job, tmp_path):
-    path = tmp_path / "journal.sqlite3"
-    job.start(3, "--journal", str(path), fits={"1": 1792})
-    job.ended()
-    first, second = Journal(path).records()
-    assert first.incident["location"]["process"] == "rank 1: EngineCore pid=2"
-    ranks = first.incident["ranks"]
-    assert (ranks["size"], ranks["first"], ranks["silent"]) == (3, 1, [])
-    assert ranks["ended"]["1"] == "memory"
-    assert second.settings == {"max_model_len": 1792}
 
 
 def test_the_report_and_the_history_tell_who_took_part_who_failed_first_and_the_plan_for_all(job, tmp_path):

@@ -358,7 +358,7 @@ policies = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(kind=st.sampled_from(KINDS), facts=any_facts, policy=policies, complete=st.booleans())
 def test_planning_and_applying_never_repeats_and_ends(kind, facts, policy, complete):
     base = incident(kind, complete=complete, **facts)
@@ -372,7 +372,7 @@ def test_planning_and_applying_never_repeats_and_ends(kind, facts, policy, compl
         assert len(tried) < 50
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(kind=st.sampled_from(KINDS), facts=any_facts, policy=policies, complete=st.booleans())
 def test_a_plan_is_ordered_and_says_why(kind, facts, policy, complete):
     result = assessed(incident(kind, complete=complete, **facts), policy)

@@ -132,7 +132,7 @@ CARRIERS = (
 
 
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(secret=SECRETS, carrier=st.sampled_from(CARRIERS))
 def test_a_secret_never_survives(secret, carrier):

@@ -207,7 +207,7 @@ def refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(text=st.text(st.characters()), value=VALUES, notes=st.lists(st.text(st.characters()), max_size=2))
 def test_the_output_is_valid_json_whatever_the_log_holds(text, value, notes):
     patch = Patch("dtype", value, value, Effect.CHANGES_OUTPUTS, text, predicts={"peak_bytes": value})

@@ -382,7 +382,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(WORDS, max_size=8), st.sampled_from(["", " ", "="]))
 def test_masking_twice_is_masking_once_whatever_stands_together(words, glue):
     text = glue.join(words)

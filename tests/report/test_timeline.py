@@ -121,7 +121,7 @@ def test_many_and_odd_timelines_are_plotted():
     odd = (
         EMPTY,
         replace(WATCHED, seconds=0.0),
-        replace(WATCHED, rows=(CALL,) * 2000),
+        replace(WATCHED, rows=(CALL,) * 300),
         replace(WATCHED, marks=marks),
         Timeline(seconds=0.0, samples=(Sample(0.0, {CARD: 0}),)),
     )

@@ -453,13 +453,13 @@ def loads_or_says_why(folder: Path, text: str) -> None:
         assert isinstance(load_rules([folder]), RuleSet)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=st.text(max_size=200))
 def test_any_text_loads_or_is_refused(tmp_path_factory, text):
     loads_or_says_why(tmp_path_factory.mktemp("rules"), text)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     base=st.sampled_from([RULE, SIGNATURE]),
     start=st.integers(0, 600),
@@ -471,7 +471,7 @@ def test_any_edit_of_a_good_file_loads_or_is_refused(tmp_path_factory, base, sta
     loads_or_says_why(tmp_path_factory.mktemp("rules"), base[:start] + new + base[start + length :])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     key=st.sampled_from([line for base in (RULE, SIGNATURE) for line in base.splitlines() if " = " in line]),
     value=values,

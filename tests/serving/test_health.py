@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import psutil
 
@@ -85,48 +83,6 @@ def test_a_server_that_lives_on_without_its_core_is_ended_in_any_case(serve):
     assert served.starts() == 1
 
 
-def test_without_counters_it_is_said_once_and_the_waiting_request_tells(serve):
-    flags = ("--disable-log-stats",)
-    why = "--disable-log-stats leaves /metrics without the engine's counters"
-    served = serve(*RESTARTED, flags=flags)
-    served.wait_for("the server answers")
-    assert why in served.wait_for("may not be seen")["event"]
-    served.order("stuck")
-    served.request()
-    assert "nothing is counted; its processes are idle for" in served.wait_for("the server hangs")["event"]
-    assert len(served.told("may not be seen")) == 1
-    served.forget("stuck")
-    served.wait_for("running again as it was")
-
-
-def test_another_server_at_its_address_is_said_once_and_the_run_goes_on(serve):
-    status = 200
-
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    other = HTTPServer(("127.0.0.1", 0), Other)
-    threading.Thread(target=other.serve_forever, daemon=True).start()
-    try:
-        flags = ("--host", "0.0.0.0", "--port", str(other.server_port), "--mode", "binds nothing")
-        served = serve(flags=flags)
-        told = served.wait_for("may not be seen")
-        assert told["event"].endswith("another server answers at its address")
-        assert told["level"] == "warning"  # also without -v
-        assert (told["address"], told["pids"]) == (f"127.0.0.1:{other.server_port}", [os.getpid()])
-        time.sleep(1)
-        assert len(served.told("may not be seen")) == 1
-        assert served.end() == 0
-    finally:
-        other.shutdown()
-        other.server_close()
-
-
 def test_a_stop_of_the_user_while_it_hangs_is_a_stop(serve):
     served = serve(*WATCHED)
     served.wait_for("the server answers")
@@ -135,37 +91,6 @@ def test_a_stop_of_the_user_while_it_hangs_is_a_stop(serve):
     assert served.end() == 0
     assert served.starts() == 1
     assert not served.told("running again")
-
-
-def test_a_list_of_models_that_is_none_is_said_in_one_line_and_the_counters_decide(serve):
-    answer = "<html>"
-    served = serve(*WATCHED, flags=("--models", answer))
-    served.wait_for("the server answers")
-    served.order("chunks")
-    served.request()
-    time.sleep(0.3)
-    served.order("stuck")
-    assert "no counter moved" in served.wait_for("the server hangs")["event"]
-    (said,) = served.told("it takes no request that tells")
-    assert said["reason"] == "/v1/models names no model"
-    assert "Traceback" not in (served.folder / "errors").read_text()
-    served.end()
-
-
-def test_an_answer_that_no_engine_gives_does_not_say_that_the_engine_goes_on(serve):
-    served = serve(*RESTARTED, flags=("--completion", "<html>busy</html>"))
-    served.wait_for("the server answers")
-    served.order("stuck")
-    looked = LookedAt(
-        Health("vllm", 2.0, lambda _: None, {}),
-        Server(Address("127.0.0.1", served.port)),
-        VLLM,
-        0,
-        threading.Event(),
-        counts_nothing=False,
-    )
-    assert looked._asked(5.0) == Elsewhere("/v1/completions answers something else than an engine does")
-    served.end()
 
 
 def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
