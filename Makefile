@@ -49,11 +49,11 @@ demo-fleet: .venv/ready-dev    ## two nodes of Ray on this machine: one rank of 
 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
-test: setup                    ## the tests, each part with its minutes; CI=true takes those of breadth too
-	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' $(if $(CI),30,25) $(MAKE) --no-print-directory test-fast test-vllm
+test: setup                    ## the tests, each part with its minutes
+	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' 25 $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
-	@$(TIMED) 'fast tests' $(if $(CI),12,8) $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
+	@$(TIMED) 'fast tests' 8 $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
 
 test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one at a time
 	@$(TIMED) 'vLLM tests' 13 $(BIN)/pytest -q -n 0 -m vllm tests/vllm

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import packages_distributions
@@ -34,22 +33,6 @@ settings.load_profile("oomguard")
 # One thread of torch in each process: on a machine whose cores are taken, several spin while they wait for one another, and a
 # test of seconds takes minutes. Set before torch is imported, and for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of breadth, which run the same code on more models or commands, to CI, which runs them last."""
-    if os.environ.get("CI"):
-        items.sort(key=lambda item: item.get_closest_marker("breadth") is not None)
-        return
-    left = [item for item in items if item.get_closest_marker("breadth")]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests of breadth once CI's time for them is over, so that a slow machine ends with an answer and not in its limit."""
-    if item.get_closest_marker("breadth") and time.time() > float(os.environ.get("BREADTH_UNTIL", "inf")):
-        pytest.skip("a test of breadth, and the time for them is over (BREADTH_UNTIL)")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""The guard on generated cases, one of each family of models; `python benchmarks/batch_cases.py` runs 240 beside its peers."""
+"""The guard on one generated case; `python benchmarks/batch_cases.py` runs 240 beside its peers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from support.batch_tools import with_oomguard
 SEED = 7  # another than the benchmark's own
 
 
-@pytest.mark.parametrize("number", [2, *(pytest.param(n, marks=pytest.mark.breadth) for n in (0, 1, 3, 4, 5, 6, 7))])
-def test_one_failed_attempt_and_nearly_all_rows_that_fit(number):
-    trial = batch_cases.Trial(batch_cases.make_case(number, SEED))
+def test_one_failed_attempt_and_nearly_all_rows_that_fit():
+    trial = batch_cases.Trial(batch_cases.make_case(2, SEED))
     feasible = trial.feasible()
     failed, rows = with_oomguard(trial)
-    if feasible == trial.case["rows"]:
-        assert failed == 0
-        return
+    assert feasible < trial.case["rows"]
     assert failed == 1
     assert min(feasible - 1, 0.97 * feasible) <= rows <= feasible
