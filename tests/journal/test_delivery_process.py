@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.delivery import deliver_left_behind
 from oomguard.journal.delivery_process import DeliveryProcess, _Deliverer
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, delivered_of, waiting
@@ -84,25 +83,6 @@ def test_it_ends_when_the_run_is_killed(writer, number):
     until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
 
 
-def test_it_ends_at_once_when_a_run_is_killed_that_has_not_read_its_answer(database: str):
-    command = [sys.executable, "-c", WRITER, database]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        until(lambda: deliverers(running.pid))
-        (pid,) = deliverers(running.pid)
-
-        def is_there() -> bool:
-            with open_journal(JournalUrl(database)) as connection:
-                return connection is not None and bool(past_runs(connection, Asked()))
-
-        until(is_there)
-        time.sleep(0.5)  # its answer comes behind it
-        killed_s = time.monotonic()
-        running.kill()
-        running.wait(LIMIT_S)
-        until(lambda: not Path(f"/proc/{pid}").exists() or tree.parent(pid) is None)
-        assert time.monotonic() - killed_s < 15  # without being told it stays for 30 s
-
-
 def test_where_it_is_gone_the_next_write_starts_another():
     journal = SharedJournal(AWAY)
     journal.begin(Record("one", 1, ["x"], {}, []))
@@ -122,18 +102,6 @@ def test_nothing_of_it_is_left_when_the_run_has_finished():
     journal.begin(Record("s", 1, ["x"], {}, []))
     assert journal.finish(0.0) is not None
     assert deliverers(os.getpid()) == []
-
-
-def test_what_is_delivered_of_a_killed_run_is_not_delivered_again(database: str):
-    shared = JournalUrl(database)
-    with subprocess.Popen([sys.executable, "-c", WRITER, database], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "written\n"
-        (path,) = waiting(shared.outbox)
-        until(lambda: int(path.with_suffix(".delivered").read_bytes() or 0) == path.stat().st_size)
-        run.kill()
-    assert deliver_left_behind(shared).attempts == 0
-    assert list(shared.outbox.iterdir()) == []
 
 
 def test_what_a_run_wrote_just_before_it_was_killed_is_delivered(database: str):

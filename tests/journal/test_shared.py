@@ -24,7 +24,6 @@ from oomguard.journal.known_good import known_to_work
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.maintenance import remove_old
 from oomguard.journal.outbox import waiting
-from oomguard.journal.postgres import open_server
 from oomguard.journal.read import Asked, open_journal, past_runs
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.shared import SharedJournal
@@ -136,20 +135,6 @@ def test_what_is_delivered_again_is_there_once(shared: JournalUrl):
     assert (len(run.attempts), run.result) == (1, "ran")
 
 
-def test_the_end_of_a_run_that_was_removed_meanwhile_is_delivered_whole(shared: JournalUrl, postgresql: Any):
-    journal = SharedJournal(shared)
-    begun = journal.begin(Record("s", 1, ["x"], {}, [], who="ann", host="node7", started_at=time.time() - 3600))
-    until = time.monotonic() + LIMIT_S
-    while not runs(shared) and time.monotonic() < until:
-        time.sleep(0.05)
-    postgresql.sql(shared.url.rpartition("/")[2], "DELETE FROM oomguard.run; DELETE FROM oomguard.attempt")
-    journal.end(begun, exit_status=3, incident=None, measured={}, ran=H100)
-    assert journal.finish(LIMIT_S) is None
-
-    (run,) = runs(shared)
-    assert (run.session, run.who, run.model, run.result) == ("s", "ann", "org/m", "failed")
-
-
 def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: JournalUrl, postgresql: Any):
     returned = {}
     for session in ("a", "b"):
@@ -194,14 +179,6 @@ def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits
     assert upgrade_hint() in str(caught.value.hint)
     assert len(left(shared)) == 1
     assert postgresql.sql(database, "SELECT count(*) FROM oomguard.run") == "1"
-
-
-def test_tables_of_an_earlier_schema_are_not_changed_by_reading(shared: JournalUrl, postgresql: Any):
-    require_tables(shared)
-    postgresql.sql(shared.url.rpartition("/")[2], "UPDATE oomguard.alembic_version SET version_num = '4'")
-    with pytest.raises(InputError, match=f"schema 4, this oomguard reads {SCHEMA_VERSION}") as caught:
-        runs(shared)
-    assert "oomguard history --deliver" in str(caught.value.hint)
 
 
 def test_several_that_make_the_tables_at_once_make_them_once(shared: JournalUrl, postgresql: Any):
@@ -254,12 +231,6 @@ def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: Jo
     assert deliver_left_behind(shared).attempts == 1
 
 
-def test_an_empty_schema_of_that_name_is_taken(shared: JournalUrl, postgresql: Any):
-    postgresql.sql(shared.url.rpartition("/")[2], "CREATE SCHEMA oomguard")
-    assert runs(shared) == []
-    written(shared, "s")
-
-
 def test_a_server_that_only_reads_is_told_with_where_to_write(shared: JournalUrl):
     written(shared, "s", at=time.time() - 60)
     standby = JournalUrl(f"{shared.url}?options=-c%20default_transaction_read_only%3Don")
@@ -291,45 +262,12 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: JournalUrl
     assert "GRANT" in str(caught.value.hint)
 
 
-def test_who_may_make_no_schema_is_told_the_statement_that_an_administrator_runs(shared: JournalUrl, postgresql: Any):
-    database = shared.url.rpartition("/")[2]
-    postgresql.sql("postgres", 'CREATE ROLE "Poor-1" LOGIN')
-    journal = SharedJournal(poor := JournalUrl(shared.url.replace("team@", "Poor-1@")))
-    write(journal, "s")
-    undelivered = journal.finish(LIMIT_S)
-    assert undelivered is not None
-    statement = undelivered.reason.partition("administrator has to permit it: ")[2]
-    assert statement == 'CREATE SCHEMA oomguard AUTHORIZATION "Poor-1"'
-
-    postgresql.sql(database, statement)
-    assert deliver_left_behind(poor).attempts == 1
-
-
-@pytest.mark.parametrize(
-    "more",
-    ["?target_session_attrs=read-write", "?target_session_attrs=primary", "?application_name=x&connect_timeout=2"],
-)
-def test_of_several_hosts_the_one_that_answers_is_written_and_read(shared: JournalUrl, postgresql: Any, more: str):
-    there = f"127.0.0.1:{postgresql.port}"
-    both = JournalUrl(shared.url.replace(there, f"127.0.0.1:1,{there}") + more)
-    written(both, "s")
-    assert [run.session for run in runs(both)] == ["s"]
-    assert remove_old(both, 0.0) == 1
-    with open_server(both, read_only=True) as database, pytest.raises(JournalError, match="read-only"):
-        database.execute("DELETE FROM run")
-
-
 def test_a_database_that_is_not_there_is_told_with_a_hint(postgresql: Any):
     with pytest.raises(InputError, match='"nowhere" does not exist'):
         runs(JournalUrl(postgresql.url("nowhere")))
     with pytest.raises(InputError, match="refused") as caught:
         runs(AWAY)
     assert "waits on their machines" in str(caught.value.hint)
-
-
-def test_nobody_has_written_yet_is_no_mistake(shared: JournalUrl):
-    with open_journal(shared) as database:
-        assert database is None
 
 
 def test_reading_permits_no_writing(shared: JournalUrl):
