@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -82,6 +81,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    import tomllib  # a start that finds its tables in the cache does without
+
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 

@@ -7,7 +7,6 @@ a stranger's word (restrictions.py), and whatever it holds, the command goes on.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +134,10 @@ def own_file() -> Path:
 def _own_options() -> OptionsFile | None:
     path = own_file()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # most users have no such file
+
+        table = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -189,6 +191,8 @@ def _table(path: Path) -> Any:
         raise ValueError(f"it is larger than {_MAX_BYTES // 1024} KiB")
     if any(line.count(b".") > _MAX_DOTS_A_LINE for line in content.splitlines()):
         raise ValueError(f"a line has more than {_MAX_DOTS_A_LINE} dots")
+    import tomllib
+
     tool = tomllib.loads(content.decode("utf-8")).get("tool")
     return tool.get("oomguard") if isinstance(tool, dict) else None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.errors import SettingError
+from oomguard.user_files import read_tables
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -21,12 +22,8 @@ _LATEST: Final = "0.33"
 @functools.lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
     """Return both data files as one."""
-    import tomllib
-
-    found: dict[str, Any] = {}
-    for file in _FILES:
-        found |= tomllib.loads(file.read_text())
-    return found
+    by_hand, fitted = read_tables("constants", _FILES).values()
+    return {**by_hand, **fitted}
 
 
 def latest() -> Version:

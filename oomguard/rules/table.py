@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,8 @@ _DEEP_KEY: Final = re.compile(rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+)
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a rule file; raises RuleError for a file that cannot be read or is not TOML."""
+    import tomllib  # a start that finds the shipped rules in the cache does without
+
     try:
         text = _text(path)
         deep = _DEEP_KEY.search(text)
