@@ -444,14 +444,6 @@ class TestSeeds:
             assert plan[name]["to"] is None
             assert "peak activation: not printed" in plan[name]["reason"]
 
-    def test_seed_002_takes_the_cards_size_from_what_is_stated_of_it(self, shared):
-        (incident,) = one(self.seed(shared, "002"))["incidents"]
-        assert incident["facts"]["device_total_bytes"] == 8 * 2**30
-        utilization = next(p for p in incident["plan"] if p["setting"] == "gpu_memory_utilization")
-        assert utilization["to"] is None
-        assert "3.79 GiB / 8.00 GiB" in utilization["reason"]
-        assert "below 18.95 GiB" in utilization["reason"]
-
     @pytest.mark.parametrize("number", ["003", "004"])
     def test_seeds_without_an_error_text_have_no_incident(self, shared, number):
         assert one(self.seed(shared, number))["incidents"] == []

@@ -120,7 +120,7 @@ def test_what_may_be_done_comes_first_then_what_is_blocked_then_what_is_not_solv
         fix("batch_size", lever="shrinks it", missing="rows: not printed"),
         fix("quantization", effect=Effect.CHANGES_OUTPUTS, value="'awq'"),
         fix("max_num_seqs", effect=Effect.REDUCES_CAPACITY, value="8.0"),
-        fix("enforce_eager", value="true"),
+        fix("enforce_eager", value="True"),
     )
 
     assert names(result) == ["enforce_eager", "max_num_seqs", "quantization", "batch_size"]
@@ -154,7 +154,7 @@ def test_a_fix_whose_condition_does_not_hold_is_left_out():
     assert (
         names(
             planned(
-                fix("enforce_eager", value="true", when=["cudagraph_bytes > 0.0"]),
+                fix("enforce_eager", value="True", when=["cudagraph_bytes > 0.0"]),
                 base=incident("cuda_oom", cudagraph_bytes=0),
             )
         )
@@ -163,7 +163,7 @@ def test_a_fix_whose_condition_does_not_hold_is_left_out():
 
 
 def test_a_fix_whose_condition_is_unknown_is_listed_and_never_applied():
-    result = planned(fix("enforce_eager", value="true", when=["cudagraph_bytes > 0.0"]))
+    result = planned(fix("enforce_eager", value="True", when=["cudagraph_bytes > 0.0"]))
 
     (patch,) = result.plan
     assert patch.new is None
@@ -258,7 +258,7 @@ def test_a_byte_count_the_user_wrote_is_an_alternative_and_no_patch():
 
 
 def test_a_fix_marked_as_an_alternative_is_no_patch():
-    result = planned(fix("enforce_eager", value="true", alternative=True))
+    result = planned(fix("enforce_eager", value="True", alternative=True))
 
     assert names(result) == []
     assert [(alternative.setting, alternative.why_not) for alternative in result.alternatives] == [
