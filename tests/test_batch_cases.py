@@ -10,10 +10,11 @@ import batch_cases
 from support.batch_tools import with_oomguard
 
 SEED = 7  # another than the benchmark's own
+SMALL = {"hidden": 64, "layers": 2, "vocab": 500, "prompt": 48, "new": 3}
 
 
 def test_one_failed_attempt_and_nearly_all_rows_that_fit():
-    trial = batch_cases.Trial(batch_cases.make_case(2, SEED))
+    trial = batch_cases.Trial(batch_cases.make_case(2, SEED) | SMALL)
     feasible = trial.feasible()
     failed, rows = with_oomguard(trial)
     assert feasible < trial.case["rows"]

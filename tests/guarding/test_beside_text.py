@@ -10,13 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from beside_text import (  # noqa: E402
     CALLS,
-    GREEDY,
-    MEDIA,
     idefics3,
     llava_onevision,
-    noise,
-    qwen_layers,
-    with_tokens,
 )
 from model_calls import assert_same, ordinary  # noqa: E402
 
@@ -72,23 +67,3 @@ def test_images_that_the_call_counts_otherwise_are_not_cut():
     assert "batch_num_images does not count it" in made(batch_num_images=given["batch_num_images"] + 1).not_splittable
     assert "image_sizes has 3 entries" in made(image_sizes=given["image_sizes"][:3]).not_splittable
     assert "its tokens do not count it" in made(batch_num_images=None).not_splittable
-
-
-def test_a_turn_that_follows_finds_what_the_whole_call_leaves_on_its_model():
-    model, _ = qwen_layers()
-    grids = [(1, 4, 4 + 4 * (row % 3)) for row in range(12) if row % 4]  # every fourth row is text alone
-    tokens = iter([h * w // 4 for _, h, w in grids])
-    given = with_tokens([next(tokens) if row % 4 else 0 for row in range(12)], before=[7])
-    given |= {"pixel_values": noise(sum(h * w for _, h, w in grids), 48), "image_grid_thw": torch.tensor(grids)}
-    given["mm_token_type_ids"] = (given["input_ids"] == MEDIA).int()
-    call = GenerateCall.of(model, (), given)
-    model.generate(**given, **GREEDY)
-    left = model.model.rope_deltas.clone()
-
-    for start in range(12):
-        args, kwargs = call.part(start, start + 1)
-        with call.around(start, start + 1):
-            model.generate(*args, **kwargs, **GREEDY)
-
-    assert torch.equal(model.model.rope_deltas, left)
-    assert "pixel_values" not in call.part(0, 1)[1]

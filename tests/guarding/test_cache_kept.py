@@ -12,7 +12,7 @@ from model_calls import VOCAB, assert_same, made  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
-TOKENS, NEW, LAYERS = 64, 8, 4
+TOKENS, NEW, LAYERS = 64, 4, 4
 FAMILIES = {
     "MistralForCausalLM": {"sliding_window": 32},
 }
@@ -52,18 +52,15 @@ def changes(g):
     return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
 
 
-def test_the_cache_on_the_host_gives_the_same_tokens(subtests):
-    for name in FAMILIES:
-        with subtests.test(name=name):
-            model = model_of(name)
-            with oomguard.guard(pin=["prefill_chunk_size"]) as g:
-                whole, capacity = beyond_weights(model, 0.7, num_beams=2)
-                with limit_memory(capacity):
-                    kept = call(model, num_beams=2)
+def test_the_cache_on_the_host_gives_the_same_tokens():
+    model = model_of("MistralForCausalLM")
+    whole, capacity = beyond_weights(model, 0.7, num_beams=2)
+    with limit_memory(capacity), oomguard.guard(pin=["prefill_chunk_size"]) as g:
+        kept = call(model, num_beams=2)
 
-            assert_same(whole, kept)
-            assert changes(g) == {"cache_implementation": "offloaded"}
-            assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
+    assert_same(whole, kept)
+    assert changes(g) == {"cache_implementation": "offloaded"}
+    assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
 
 
 def test_a_call_whose_cache_cannot_be_kept_elsewhere_says_why(llama):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextvars
 import ctypes
-import functools
 import io
 import logging
 import random
@@ -22,7 +21,7 @@ from model_calls import padded, refused  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
-SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
 ARRAY, CONTEXT, LOCAL = np.zeros(32), contextvars.ContextVar("rows", default=0), threading.local()
 BYTES, NUMBERS, C_COUNT, TEXT, DRAWS = bytearray(), array.array("i"), ctypes.c_int(0), io.StringIO(), random.Random(1)
 LOG = logging.getLogger(__name__)
@@ -68,9 +67,7 @@ def notes_of(function, make=lambda: None):
 
 
 ARGUMENTS = {
-    "list": (lambda _, mean, more: more.append(len(mean)), list),
     "object": (lambda _, mean, more: more.add(mean), Collector),
-    "partial": (lambda _, mean, more: more(mean), lambda: functools.partial(Collector.add, Collector())),
 }
 
 
@@ -84,19 +81,9 @@ def add_to_array(_, mean, __):
     ARRAY[:] += mean.sum(0).numpy()
 
 
-def by_default(mean, seen=[]):  # noqa: B006 - what users write
-    seen.append(len(mean))
-
-
-def add_to_its_array(model, mean, _):
-    model.numbers += 1
-
-
 OUTSIDE = {
     "ARRAY": add_to_array,
-    "by_default's own": lambda _, mean, __: by_default(mean),
     "calls_kept": lambda _, mean, __: globals().__setitem__("calls_kept", calls_kept + 1),
-    "numbers of the model": add_to_its_array,
 }
 
 
@@ -104,12 +91,6 @@ def test_what_a_call_changes_outside_or_leaves_as_an_array_keeps_it_whole(subtes
     for name, value in OUTSIDE.items():
         with subtests.test(name=name):
             assert name in notes_of(value).split("not done by itself")[1]
-
-
-def test_following_a_call_gives_an_argument_back_as_it_was():
-    given = []
-    notes_of(lambda _, __, more: more.inner["seen"][0].append(1), lambda: given.append(Collector()) or given[-1])
-    assert given[-1].inner["seen"] in ([[]], [[1]])  # by the call that failed, once at most
 
 
 def assert_split(model, **more):
@@ -129,8 +110,3 @@ def assert_split(model, **more):
 
 def test_a_line_for_a_log_is_no_reason():
     assert_split(Own(lambda _, mean, __: LOG.debug("%s", mean.shape)).eval())
-
-
-def test_an_argument_that_is_only_read_is_no_reason():
-    model = Own(lambda _, mean, more: mean.mul_(more["factor"][0])).eval()
-    assert_split(model, more={"factor": [2.0]})

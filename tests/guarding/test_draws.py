@@ -12,7 +12,7 @@ from model_calls import assert_same, made, padded, whole_and_in_parts  # noqa: E
 
 from oomguard.testing import limit_memory  # noqa: E402
 
-SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 6}
+SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -28,24 +28,9 @@ def seeded(model, batch, **options):
     return tokens, torch.rand(3)
 
 
-def test_a_seeded_call_gives_the_same_rows_in_parts_and_leaves_the_generator_where_it_would(subtests, llama):
-    def check(options):
-        whole, parts, g = whole_and_in_parts(lambda: seeded(llama, padded(), **options))
-
-        assert_same(whole, parts)
-        assert [patch.setting for patch in g.attempts[-1].patches] == ["batch_size"]
-
-    for name, options in [
-        ("plain", {}),
-        ("beams", {"num_beams": 3, "num_return_sequences": 2}),
-    ]:
-        with subtests.test(name):
-            check(options)
-
-
 def test_rows_that_end_early_draw_on_as_in_the_whole_call(llama):
     whole, parts, _ = whole_and_in_parts(
-        lambda: seeded(llama, padded(), eos_token_id=[5, 9, 17, 23, 40], max_new_tokens=24)
+        lambda: seeded(llama, padded(), eos_token_id=list(range(5, 20)), max_new_tokens=12)
     )
 
     assert_same(whole, parts)
@@ -78,6 +63,6 @@ def test_a_call_in_which_something_else_draws_is_not_run_in_parts(llama):
 def test_greedy_rows_leave_the_generator_alone(llama):
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    whole_and_in_parts(lambda: llama.generate(**padded(), do_sample=False, max_new_tokens=4))
+    whole_and_in_parts(lambda: llama.generate(**padded(), do_sample=False, max_new_tokens=2))
 
     assert torch.equal(torch.get_rng_state(), before)

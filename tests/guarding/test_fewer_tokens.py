@@ -12,7 +12,7 @@ from model_calls import VOCAB, made  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
-NEW, PROMPT = 160, 16
+NEW, PROMPT = 64, 4
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +59,16 @@ def test_with_permission_it_is_the_beginning_of_the_whole_answer(llama, capacity
 def test_a_later_call_is_tried_whole_before_it_is_cut(llama, capacity):
     with limit_memory(capacity), oomguard.guard(allow="changes-outputs"):
         call(llama)
-        short = call(llama, new=20)
+        short = call(llama, new=8)
 
-    assert short.shape[1] == PROMPT + 20
+    assert short.shape[1] == PROMPT + 8
 
 
 def test_a_least_number_of_new_tokens_is_kept(llama, capacity):
     ids = torch.randint(3, VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": NEW}
     with limit_memory(capacity), oomguard.guard(allow="changes-outputs"):
-        cut = llama.generate(ids, **options, min_new_tokens=50)
+        cut = llama.generate(ids, **options, min_new_tokens=20)
     with (
         limit_memory(capacity),
         oomguard.guard(allow="changes-outputs"),

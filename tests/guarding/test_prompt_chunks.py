@@ -30,19 +30,6 @@ def chunks(g):
     return [patch.new for attempt in g.attempts for patch in attempt.patches if patch.setting == "prefill_chunk_size"]
 
 
-class Words:
-    """A streamer that keeps what it is given, the prompt too."""
-
-    def __init__(self):
-        self.given, self.ends = [], 0
-
-    def put(self, value):
-        self.given += value.flatten().tolist()
-
-    def end(self):
-        self.ends += 1
-
-
 def test_a_long_row_gives_the_same_tokens_in_chunks(subtests, llama):
     def check(options):
         def call():
@@ -56,32 +43,10 @@ def test_a_long_row_gives_the_same_tokens_in_chunks(subtests, llama):
         assert g.attempts[-1].patches[0].effect.name == "OUTPUT_PRESERVING"
 
     for name, options in [
-        ("beams", {"num_beams": 2, "num_return_sequences": 2}),
         ("samples", {"do_sample": True}),
     ]:
         with subtests.test(name):
             check(options)
-
-
-def test_a_draft_is_checked_without_the_logits_of_the_whole_prompt():
-    wide = {"attention": "sdpa", "vocab_size": 1000, "eos_token_id": None, "max_position_embeddings": 1024}
-    model, draft = made("Starcoder2ForCausalLM", intermediate_size=1024, **wide), made("Starcoder2ForCausalLM", **wide)
-    whole, parts, g = whole_and_in_parts(lambda: model.generate(**prompt(), **GREEDY, assistant_model=draft), 0.6)
-
-    assert_same(whole, parts)
-    assert len(chunks(g)) == 1
-
-
-def test_a_streamer_gets_the_prompt_once_and_every_token_once(llama):
-    def call():
-        words = Words()
-        llama.generate(**prompt(), **GREEDY, streamer=words)
-        return words.given, words.ends
-
-    whole, parts, g = whole_and_in_parts(call, 0.6)
-
-    assert parts == whole
-    assert chunks(g)
 
 
 def test_a_cache_of_the_users_goes_on_from_where_it_stood(llama):
@@ -106,8 +71,6 @@ def test_what_a_prompt_in_chunks_would_change_is_told(subtests, llama):
         assert reason in "".join(raised.value.__notes__)
 
     for options, reason in [
-        ({"use_cache": False}, "use_cache is off"),
-        ({"prefill_chunk_size": 512}, "does not go with prefill_chunk_size"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "does not go with output_hidden_states"),
     ]:
         with subtests.test(options=options, reason=reason):

@@ -15,7 +15,7 @@ from oomguard.testing import limit_memory  # noqa: E402
 
 @pytest.fixture(scope="module")
 def model():
-    return made("LlamaForCausalLM", attention="sdpa", eos_token_id=None)
+    return made("LlamaForCausalLM", attention="sdpa", num_hidden_layers=2, eos_token_id=None)
 
 
 def generate(model, rows=6):

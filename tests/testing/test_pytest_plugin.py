@@ -74,6 +74,24 @@ class TestOld(unittest.TestCase):
     def test_method(self):
         with self.assertRaises(torch.OutOfMemoryError):
             torch.zeros(1 << 24)
+
+@pytest.mark.gpu_memory("16MiB", other_processes="1MiB")
+@pytest.mark.parametrize("gpu_memory", ["8MiB", 4 << 20], indirect=True)
+def test_beside_a_marker(gpu_memory):
+    assert gpu_memory is active_device()
+    assert gpu_memory.capacity_bytes in (8 << 20, 4 << 20)
+    assert gpu_memory.other_processes_bytes == 1 << 20
+
+@pytest.mark.parametrize("gpu_memory", ["8MiB"], indirect=True)
+def test_alone(gpu_memory):
+    assert gpu_memory is active_device() and gpu_memory.capacity_bytes == 8 << 20
+
+@pytest.mark.parametrize("gpu_memory", ["8 potatoes"], indirect=True)
+def test_no_size(gpu_memory): pass
+
+@pytest.mark.parametrize("gpu_memory", [8])
+def test_an_argument_of_its_own(gpu_memory):
+    assert gpu_memory == 8 and active_device() is None
 """
 
 # Runs one test twice, as plugins do that run a failed test again.
@@ -114,6 +132,10 @@ def test_marked_tests_run_on_their_device_and_no_other_test_does(ran):
         "TestAll::test_its_own",
         "test_again",
         "TestOld::test_method",
+        "test_beside_a_marker[8MiB]",
+        "test_beside_a_marker[4194304]",
+        "test_alone[8MiB]",
+        "test_an_argument_of_its_own[8]",
     }
 
 
@@ -226,33 +248,8 @@ def test_a_marker_that_a_conftest_adds_and_that_asks_for_no_device_fails_its_tes
     assert "pytest_plugin.py" not in ran.stdout
 
 
-INDIRECT = """
-import pytest
-from oomguard.testing import active_device
-
-@pytest.mark.gpu_memory("16MiB", other_processes="1MiB")
-@pytest.mark.parametrize("gpu_memory", ["8MiB", 4 << 20], indirect=True)
-def test_beside_a_marker(gpu_memory):
-    assert gpu_memory is active_device()
-    assert gpu_memory.capacity_bytes in (8 << 20, 4 << 20)
-    assert gpu_memory.other_processes_bytes == 1 << 20
-
-@pytest.mark.parametrize("gpu_memory", ["8MiB"], indirect=True)
-def test_alone(gpu_memory):
-    assert gpu_memory is active_device() and gpu_memory.capacity_bytes == 8 << 20
-
-@pytest.mark.parametrize("gpu_memory", ["8 potatoes"], indirect=True)
-def test_wrong(gpu_memory): pass
-
-@pytest.mark.parametrize("gpu_memory", [8])
-def test_an_argument_of_its_own(gpu_memory):
-    assert gpu_memory == 8 and active_device() is None
-"""
-
-
-def test_an_indirect_parameter_is_the_devices_size_with_the_markers_options(tmp_path):
-    ran = run(tmp_path, *PLUGIN, tests=INDIRECT)
-    assert "4 passed, 1 error" in ran.stdout
+def test_an_indirect_parameter_of_no_size_fails_its_test_in_one_line(ran):
+    assert "ERROR test_it.py::test_no_size" in ran.stdout
     assert "\nnot a size: '8 potatoes'; write it as" in ran.stdout
 
 

@@ -170,16 +170,6 @@ def seen() -> dict[str, Any]:
     }
 
 
-def memory_monitor() -> dict[str, Any]:
-    """Return what a task that Ray's memory monitor killed is taken for; the monitor finds half of what is in use too much."""
-    share = psutil.virtual_memory().percent / 200
-    start({"memory_usage_threshold": share, "memory_monitor_refresh_ms": 250, "task_oom_retries": 0})
-    try:
-        return failure(ray.remote(max_retries=0)(lambda: time.sleep(60)).remote)
-    finally:
-        ray.shutdown()
-
-
 def until_killed(most_bytes: int = 6 << 30) -> None:
     """Take memory a little at a time, and wait for the monitor; one that does not come lets the task go on."""
     taken = []
@@ -212,6 +202,7 @@ def retried(folder: Path) -> dict[str, Any]:
         floored = ray.remote(max_calls=1)(oomguard.guard(batch="numbers", floors={"batch_size": 5})(heavy))
         told = {"split": answer(split), "split again": answer(split), "floored": answer(floored)}
         told["whole"] = ray.get(ray.remote(oomguard.guard(whole)).remote(folder / "mark"))
+        told["monitor"] = failure(ray.remote(max_retries=0)(until_killed).remote)
         logs = Path(ray._private.worker._global_node.get_logs_dir_path())
         said = [line for path in logs.glob("worker-*.err") for line in path.read_text().splitlines()]
         return {**told, "said": [line for line in said if line.startswith("oomguard: ")]}
@@ -238,7 +229,6 @@ def main() -> None:
         told["task's environment"] = ray.get(seen.options(runtime_env=of_task).remote())
     finally:
         ray.shutdown()
-    told["memory monitor"] = memory_monitor()
     with tempfile.TemporaryDirectory() as folder:
         told["retried"] = retried(Path(folder))
     print(json.dumps(told))

@@ -103,7 +103,7 @@ def test_an_error_of_another_kind_that_quotes_such_a_message_is_no_oom(told: dic
 
 
 def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(told: dict[str, Any]):
-    found = told["memory monitor"]
+    found = told["retried"]["monitor"]
     assert found["type"] == "OutOfMemoryError"
     assert found["kinds"] == ["host_oom"]
     assert found["guard"] == "host_oom"

@@ -94,22 +94,6 @@ def llava_next():
     return model, lambda: model.generate(**given, **GREEDY)
 
 
-def qwen2_audio():
-    audio = {"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 4}
-    audio |= {"encoder_ffn_dim": 64, "num_mel_bins": 8, "max_source_positions": 50}
-    text = {**TEXT, "model_type": "qwen2"}
-    model = model_of(
-        "Qwen2AudioForConditionalGeneration", text_config=text, audio_config=audio, audio_token_index=MEDIA
-    )
-    each = [2 if row % 3 == 0 else 1 for row in range(12)]
-    lengths = [100 - 20 * (number % 3) for number in range(sum(each))]
-    mask = torch.stack([(torch.arange(100) < length).long() for length in lengths])
-    tokens = iter([((length - 1) // 2 + 1 - 2) // 2 + 1 for length in lengths])
-    given = with_tokens([sum(next(tokens) for _ in range(number)) for number in each])
-    given |= {"input_features": noise(sum(each), 8, 100) * mask[:, None], "feature_attention_mask": mask}
-    return model, lambda: model.generate(**given, **GREEDY)
-
-
 def qwen_video():
     """A plain call, whose result holds what was made of the videos."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 4]}
@@ -141,32 +125,4 @@ def qwen_video():
     return model, call
 
 
-def qwen_layers():
-    """A plain call, whose result holds what each of several layers made of each image."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    sees = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 4,
-        "out_hidden_size": 64,
-        "patch_size": 4,
-    }
-    sees |= {"spatial_merge_size": 2, "temporal_patch_size": 1, "num_position_embeddings": 64}
-    sees["deepstack_visual_indexes"] = [0, 1]
-    tokens = {"image_token_id": MEDIA, "video_token_id": 8, "vision_start_token_id": 7, "vision_end_token_id": 6}
-    text = {**TEXT, "num_hidden_layers": 2, "head_dim": 8, "rope_parameters": rope}
-    model = model_of("Qwen3VLForConditionalGeneration", text_config=text, vision_config=sees, **tokens)
-    grids = [(1, 4, 4 + 4 * (row % 3)) for row in range(12)]
-    given = with_tokens([h * w // 4 for _, h, w in grids], before=[7])
-    given |= {"pixel_values": noise(sum(h * w for _, h, w in grids), 48), "image_grid_thw": torch.tensor(grids)}
-    given["mm_token_type_ids"] = (given["input_ids"] == MEDIA).int()
-
-    def call():
-        with torch.no_grad():
-            return model(**given, use_cache=False)
-
-    return model, call
-
-
-CALLS = {made.__name__: made for made in (llava_next, qwen2_audio, qwen_video)}
+CALLS = {made.__name__: made for made in (llava_next, qwen_video)}

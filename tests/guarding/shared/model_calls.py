@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 ROWS, TOKENS, VOCAB = 16, 96, 64
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
 def made(name, *, attention="eager", **options):
