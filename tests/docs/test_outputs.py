@@ -25,8 +25,8 @@ def _load(path: Path) -> ModuleType:
 
 
 docs_output = _load(ROOT / "scripts" / "docs_output.py")
-# Their commands load PyTorch or Ray, or run every rule's tests, for a quarter of a minute a page.
-SLOW = {"CONTRIBUTING.md", "fleet.md", "guard.md", "map.md", "testing.md", "watch.md"}
+# Their commands load PyTorch or Ray, wait for devices or run every rule's tests: a quarter of a minute a page.
+SLOW = {"CONTRIBUTING.md", "fleet.md", "guard.md", "map.md", "placement.md", "testing.md", "watch.md"}
 PAGES = [
     page for page in docs_output.PAGES if page.name not in SLOW and docs_output.blocks(page.read_text(encoding="utf-8"))
 ]
