@@ -339,7 +339,6 @@ def test_every_flag_of_the_server_is_known_to_a_plan(real):
     assert added | fields <= exact
 
 
-@pytest.mark.breadth  # reads all of vLLM; `make vllm-versions` does so for every version
 def test_every_text_is_printed_by_the_real_sources(real):
     printed = vllm_versions.stated()["printed"]
 
