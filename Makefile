@@ -7,8 +7,8 @@ PIP_TORCH_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 TIMED := scripts/timed
-# Many tests wait for processes: three workers for two cores.
-XDIST ?= $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN) / 2)
+# Many tests wait for processes: two workers a core.
+XDIST ?= $(shell expr 2 "*" $$(getconf _NPROCESSORS_ONLN))
 FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
