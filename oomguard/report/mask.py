@@ -20,6 +20,7 @@ _MASKING: Final[ContextVar[bool]] = ContextVar("oomguard_masking", default=True)
 _KEEPS_HOMES: Final[ContextVar[bool]] = ContextVar("oomguard_keeps_homes", default=False)
 _MAX_PASSES: Final = 8
 _NAME_CHARS: Final = 64
+_PLAIN_CHARS: Final = 18  # the shortest token has 19
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
 _KEY: Final = re.compile(
@@ -68,11 +69,16 @@ def is_masking() -> bool:
 
 def mask(text: str) -> str:
     """Replace secrets and prompts by ``***`` and home folders by ``~``; inside ``unmasked`` change nothing."""
-    if not _MASKING.get():
+    if not _MASKING.get() or _is_plain_word(text):
         return text
     if len(text) <= _NAME_CHARS:
         return _masked_name(text, _KEEPS_HOMES.get())
     return _masked(text)
+
+
+def _is_plain_word(text: str) -> bool:
+    """Return whether a text is a short name of lowercase letters, as most texts of a report are: no token is so short."""
+    return len(text) <= _PLAIN_CHARS and text.isascii() and text.islower() and text.replace("_", "").isalpha()
 
 
 @functools.lru_cache(maxsize=4096)
