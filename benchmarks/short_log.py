@@ -15,7 +15,7 @@ from support.commands import ROOT, of_checkout, oomguard_command, processor_seco
 from support.figure import conclude
 from support.vllm_log import INCIDENTS, healthy
 
-ROUNDS, GOAL_MS, LINES = 15, 250, 200
+ROUNDS, GOAL_MS, LINES = 15, 150, 200
 ROUNDS_BESIDE, RANK_95 = (
     40,
     14,
