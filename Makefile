@@ -50,13 +50,13 @@ demo-fleet: .venv/ready-dev    ## two nodes of Ray on this machine: one rank of 
 setup: .venv/ready-dev .venv-vllm/ready   ## what the tests need; the first time it downloads gigabytes
 
 test: setup                    ## the tests, each part with its minutes
-	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' 25 $(MAKE) --no-print-directory test-fast test-vllm
+	@$(TIMED) 'all of lint, types, fast tests, vLLM tests' 32 $(MAKE) --no-print-directory test-fast test-vllm
 
 test-fast: .venv/ready-dev lint typecheck
-	@$(TIMED) 'fast tests' 8 $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
+	@$(TIMED) 'fast tests' 12 $(BIN)/pytest -q -n $(XDIST) --dist worksteal -m 'not vllm'
 
 test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one at a time
-	@$(TIMED) 'vLLM tests' 13 $(BIN)/pytest -q -n 0 -m vllm tests/vllm
+	@$(TIMED) 'vLLM tests' 19 $(BIN)/pytest -q -n 0 -m vllm tests/vllm
 
 test-gpu: .venv/ready-dev      ## those that need a CUDA device; skipped, with the reason, where there is none
 	@$(BIN)/pytest -q -n 0 -m gpu tests/placement # first, and by itself: the others use the device in pytest's own process
