@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 _DISTRIBUTION = "oomguard"
@@ -27,9 +27,7 @@ def install_hint(extra: str) -> str:
     source = _recorded_source()
     if source is None:
         return _install_packages(extra)
-    option, place, is_path = source
-    target = f"{place}[{extra}]" if is_path else f"{_DISTRIBUTION}[{extra}] @ {place}"
-    return f"pip install {option}'{target}'"
+    return f"pip install {source.argument(extra)}"
 
 
 def upgrade_hint() -> str:
@@ -37,11 +35,10 @@ def upgrade_hint() -> str:
     source = _recorded_source()
     if source is None:
         return "install a newer oomguard from the wheel file or clone that this one came from"
-    option, place, is_path = source
-    if not is_path:
-        return f"pip install --force-reinstall --no-deps '{_DISTRIBUTION} @ {place}'"
-    if Path(place).is_dir():
-        return f"git -C '{place}' pull && pip install {option}'{place}'"
+    if not source.is_path:
+        return f"pip install --force-reinstall --no-deps {source.argument()}"
+    if Path(source.place).is_dir():
+        return f"git -C '{source.place}' pull && pip install {source.argument()}"
     return "install the wheel file of a newer oomguard"
 
 
@@ -50,28 +47,39 @@ def reinstall_hint() -> str:
     source = _recorded_source()
     if source is None:
         return "install oomguard again from the wheel file or clone that it came from"
-    option, place, is_path = source
-    target = place if is_path else f"{_DISTRIBUTION} @ {place}"
-    return f"pip install --force-reinstall --no-deps {option}'{target}'"
+    return f"pip install --force-reinstall --no-deps {source.argument()}"
 
 
-def _recorded_source() -> tuple[str, str, bool] | None:
-    """Return pip's option, the path or URL that oomguard was installed from, and whether it is a path.
+class _Source(NamedTuple):
+    """Where pip installed oomguard from: a path or a URL."""
 
-    None if nothing is recorded, or the path no longer exists.
-    """
+    place: str
+    is_path: bool
+    is_editable: bool = False
+
+    def argument(self, extra: str = "") -> str:
+        """Return what ``pip install`` takes for it, with an extra if one is named."""
+        extras = f"[{extra}]" if extra else ""
+        if not self.is_path:
+            return f"'{_DISTRIBUTION}{extras} @ {self.place}'"
+        option = "-e " if self.is_editable else ""
+        return f"{option}'{self.place}{extras}'"
+
+
+def _recorded_source() -> _Source | None:
+    """Return the source that pip recorded, None if it recorded none or the path no longer exists."""
     record = _direct_url()
     url = str(record.get("url", ""))
     parts = urlsplit(url)
     if "vcs_info" in record:
-        return "", f"{record['vcs_info'].get('vcs', 'git')}+{url}", False
+        return _Source(f"{record['vcs_info'].get('vcs', 'git')}+{url}", is_path=False)
     if parts.scheme != "file":
-        return ("", url, False) if url else None
+        return _Source(url, is_path=False) if url else None
     path = unquote(parts.path)
     if not Path(path).exists():
         return None
     is_editable = bool(record.get("dir_info", {}).get("editable"))
-    return "-e " if is_editable else "", path, True
+    return _Source(path, is_path=True, is_editable=is_editable)
 
 
 def _direct_url() -> dict[str, Any]:

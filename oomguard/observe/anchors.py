@@ -205,10 +205,8 @@ class _PlainFinder:
         block = bytes(block)
         shapes = block.translate(_ALIKE).split(b"\n")
         shapes[-1] += b"\n"  # nothing of this block follows it, so no anchor goes on behind it
-        seen = set(shapes)
-        for shape in seen - self._harmless:
-            self._judge(shape)
-        wanted = {shape: self._candidates.get(shape) or self._anchors_for(shape) for shape in seen - self._harmless}
+        judged = {shape: self._judge(shape) for shape in set(shapes) - self._harmless}
+        wanted = {shape: anchors for shape, anchors in judged.items() if anchors}
         numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
         if len(numbers) > _FEW_LINES:  # looking into each would take longer than looking for words in the whole block
             possible = set(chain.from_iterable(wanted.values()))
@@ -227,18 +225,22 @@ class _PlainFinder:
     def holds(self, block: bytes | memoryview) -> bool:
         return bool(self.ends(block))
 
-    def _judge(self, shape: bytes) -> None:
-        """Decide which anchors a line of this shape may hold or begin, and remember it."""
-        if shape in self._candidates or len(shape) > _MAX_SHAPE_BYTES:
-            return
+    def _judge(self, shape: bytes) -> tuple[bytes, ...]:
+        """Return the anchors that a line of this shape may hold or begin, and remember them."""
+        known = self._candidates.get(shape)
+        if known is not None:
+            return known
+        found = self._anchors_for(shape)
+        if len(shape) > _MAX_SHAPE_BYTES:
+            return found
         if len(self._harmless) + len(self._candidates) >= _MAX_SHAPES:
             self._harmless = set()
             self._candidates = {}
-        found = self._anchors_for(shape)
         if found:
             self._candidates[shape] = found
         else:
             self._harmless.add(shape)
+        return found
 
     def _anchors_for(self, shape: bytes) -> tuple[bytes, ...]:
         text = b" ".join(shape.replace(b"\\n", b" ").split())
