@@ -13,7 +13,7 @@ from typing import Final
 from oomguard.facts import Fact, FactValue, format_gib
 from oomguard.incident import Action, Effect, Incident, Patch
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.rules.actions import OUTSIDE, ActionTable
+from oomguard.rules.actions import OUTSIDE, ActionTable, Situation
 from oomguard.settings import SETTINGS
 from oomguard.surfaces import as_env, as_flag, as_kwarg, engines, is_foreign, surface
 from oomguard.templates import PLACEHOLDER, render
@@ -22,6 +22,7 @@ from oomguard.templates import PLACEHOLDER, render
 _AS_ACTION: Final = {"device": "use_another_device"}
 # What a program in Python can be changed in where no engine is known.
 _WITHOUT_ENGINE: Final = "transformers"
+_NO_VALUE: Final = "The text does not show which value is enough."
 _VERBS: Final = {"up": "Raise", "down": "Lower", "on": "Turn on", "off": "Turn off", None: "Set"}
 
 
@@ -32,21 +33,34 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
         incident: a failure with its causes and its plan.
         table: the order and the words of the actions.
     """
-    situation = table.situation(incident)
-    patches = {_AS_ACTION.get(p.setting, p.setting): p for p in incident.plan if not is_out_of_question(p)}
-    found: dict[str, Action] = {}
-    for name, wanted in situation.first if situation else ():
-        patch = patches.get(name)
-        direction = wanted if patch is None else _direction(patch) or wanted
-        if name in found or direction != (wanted or direction):
-            continue  # the plan changes it the other way: that stands where the plan has it
-        if patch is not None or not _is_foreign(name, direction, incident, table):
-            found[name] = _action(name, direction, patches.pop(name, None), incident, table)
-    for name, patch in patches.items():
-        found.setdefault(name, _action(name, _direction(patch), patch, incident, table))
-    kept = (one for one in found.values() if not table.is_harmful(one.id, one.direction, incident))
+    actions: list[Action] = []
+    for situation in table.fitting(incident):
+        actions = _ordered(situation, incident, table)
+        if actions:
+            break
+    named = {action.id for action in actions}
+    for patch in incident.plan:
+        name = _AS_ACTION.get(patch.setting, patch.setting)
+        if name not in named and not is_out_of_question(patch):
+            actions.append(_action(name, _direction(patch), patch, incident, table))
+    kept = (one for one in actions if not table.is_harmful(one.id, one.direction, incident))
     plan = (p for p in incident.plan if not table.is_harmful(p.setting, _direction(p), incident))
     return replace(incident, actions=tuple(kept), plan=tuple(plan))
+
+
+def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
+    """Return the actions of a situation that this failure can have, with the plan's values."""
+    patches = {_AS_ACTION.get(p.setting, p.setting): p for p in incident.plan if not is_out_of_question(p)}
+    found: dict[str, Action] = {}
+    for name, wanted in situation.first:
+        patch = patches.get(name)
+        direction = wanted if patch is None else _direction(patch) or wanted
+        is_other_way = direction != (wanted or direction)  # it stands where the plan has it
+        if name in found or is_other_way or (patch is None and _is_foreign(name, direction, incident, table)):
+            continue
+        if not table.is_harmful(name, direction, incident):
+            found[name] = _action(name, direction, patch, incident, table)
+    return list(found.values())
 
 
 def _action(name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable) -> Action:
@@ -62,6 +76,8 @@ def _action(name: str, direction: str | None, patch: Patch | None, incident: Inc
     why = first_known(whys, facts)
     if patch is not None and (new is not None or not why):
         why = patch.reason
+    if not why and name in SETTINGS:
+        why = _NO_VALUE
     action = Action(
         id=name,
         title=first_known(titles, facts) or _title(name, direction, old, new, incident),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +94,7 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class ActionTable:
-    """All situations and wordings; of each the first row that fits a failure counts."""
+    """All situations, wordings and harmful actions; of each the first row that fits a failure counts."""
 
     situations: tuple[Situation, ...] = ()
     wordings: tuple[Wording, ...] = ()
@@ -104,9 +104,9 @@ class ActionTable:
         """Return both tables as one; the rows of this one come first."""
         return ActionTable(self.situations + other.situations, self.wordings + other.wordings, self.never + other.never)
 
-    def situation(self, incident: Incident) -> Situation | None:
-        """Return the situation of a failure, None if no row fits."""
-        return next((row for row in self.situations if row.where.fits(incident)), None)
+    def fitting(self, incident: Incident) -> Iterator[Situation]:
+        """Yield the situations of a failure; the first one that leads to an action counts."""
+        return (row for row in self.situations if row.where.fits(incident))
 
     def is_harmful(self, name: str, direction: str | None, incident: Incident) -> bool:
         """Return whether an action would make a failure worse; a row without a direction is for every direction."""
