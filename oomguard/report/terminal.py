@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from oomguard.incident import Alternative, Cause, Diagnosis, EngineStart, Patch
+from oomguard.report.bar import contradiction
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
 from oomguard.report.snapshot import snapshot_panel
@@ -96,6 +97,8 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
     parts += [Text(text, style="dim") for text in (place(incident, source), echoes(shown)) if text]
     if incident.budget.parts:
         parts += [Text(), BudgetBar(incident.budget, ascii_only=ascii_only)]
+    if text := contradiction(incident.budget):
+        parts.append(Text(text, style="yellow"))
     for number, cause in enumerate(incident.causes[:SHOWN_CAUSES]):
         parts += _cause(cause, first=number == 0)
     if incident.plan:
@@ -124,6 +127,8 @@ def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableTy
         parts.append(line)
     if start.budget.parts:
         parts += [*([Text()] if parts else []), BudgetBar(start.budget, ascii_only=ascii_only, table=True)]
+    if text := contradiction(start.budget):
+        parts.append(Text(text, style="yellow"))
     if text := capacity(start):
         parts += [*([Text()] if parts else []), Text(text, style="bold")]
     if not parts:
