@@ -32,6 +32,7 @@ from oomguard.observe.rotation import begun_before, lines_behind, log_before
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
 from oomguard.observe.source import Line, damage_of, looked_into, open_log, read_lines
+from oomguard.remedy.actions import with_actions
 from oomguard.remedy.modelled import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
@@ -99,10 +100,10 @@ def assess(
     planned = replace(
         planned, missing=what_is_missing(planned, rules.missing, heard=local_models or behind is not None)
     )
-    if planned.certainty_ratio is None:
-        return planned
-    told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
-    return replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
+    if planned.certainty_ratio is not None:
+        told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
+        planned = replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
+    return with_actions(planned, rules.actions)
 
 
 def assess_all(

@@ -182,6 +182,13 @@ def _specs() -> dict[str, FactSpec]:
         ("host_available_bytes", "int", "memory that the host had free at the failure"),
         ("process_data_limit_bytes", "int", "private memory that a process of the engine may have, by ulimit -d"),
         ("host_total_bytes", "int", "memory of the host, of which the engine's CPU backend takes a share"),
+        # the user's own line, from a traceback
+        ("call_file", "str", "the user's file whose call failed, without its folder"),
+        ("call_line", "int", "line of that file"),
+        ("call_source", "str", "the line's source"),
+        ("call_function", "str", "the user's function that the line is in"),
+        ("call_argument", "str", "name of the first argument that the line passes on"),
+        ("calls_model", "bool", "the line calls a model, its generate or a pipeline"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
         ("fitting_rows", "int", "rows of the failed call that fit, by a trace of it"),

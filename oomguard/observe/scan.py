@@ -27,6 +27,7 @@ from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.unrecognized import Unrecognized
+from oomguard.observe.user_frame import UserFrames
 from oomguard.observe.window import Candidate, Window, open_window
 from oomguard.rules.load import RuleSet
 from oomguard.rules.signature import Quotation
@@ -78,6 +79,7 @@ class Scanner:
         self.found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._own = OwnReports()
+        self._frames = UserFrames()
         self._finder: Finder | None = None
         self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
         self._looked = 0
@@ -108,6 +110,7 @@ class Scanner:
         if self._own.takes(line, plain, stream):
             return
         state.order += 1
+        self._frames.see(plain.text, plain.process, line.number)
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
@@ -231,7 +234,7 @@ class Scanner:
         lines = dict.fromkeys(q for q in quotes if q is not None and q not in found.incident.evidence)
         found.incident = replace(
             found.incident,
-            facts={**known, **found.incident.facts},
+            facts={**known, **self._frames.facts(process, last_line), **found.incident.facts},
             evidence=(*found.incident.evidence, *lines),
             phase=found.incident.phase
             if found.incident.phase != "unknown"

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import format_gib
-from oomguard.incident import Budget, Diagnosis, EngineStart, Incident, Patch
+from oomguard.incident import Action, Budget, Diagnosis, EngineStart, Incident
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
     Shown,
-    blocked,
+    action_why,
     capacity,
-    change,
     echoes,
     instead,
     pastes,
@@ -24,7 +23,6 @@ from oomguard.report.wording import (
     shown_once,
     start_title,
     tradeoff,
-    why,
 )
 
 if TYPE_CHECKING:
@@ -84,14 +82,13 @@ def _incident(shown: Shown, source: str) -> str:
     lines = [f"### {inline(incident.headline)}", "", f"{code(incident.kind)} {inline(place(incident, source))}"]
     if text := echoes(shown):
         lines += ["", inline(text)]
+    if incident.actions:
+        lines += ["", "**What to do**", ""]
+        lines += [f"{number}. {_action(action)}" for number, action in enumerate(incident.actions, 1)]
     lines += ["", *_budget(incident.budget)]
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
         lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
-    if incident.plan:
-        lines += ["| setting | change | effect | why | cost | paste |", "|---|---|---|---|---|---|"]
-        lines += [_plan_row(patch) for patch in incident.plan]
-        lines.append("")
     for other in incident.alternatives:
         paste = " or ".join(code(text) for text in pastes(other))
         cost = f" Cost: {inline(tradeoff(other))}" if tradeoff(other) else ""
@@ -104,11 +101,13 @@ def _incident(shown: Shown, source: str) -> str:
     return "\n".join([*lines, *_evidence(incident)]) + "\n"
 
 
-def _plan_row(patch: Patch) -> str:
-    reason = why(patch) + (f" (not done by itself: {blocked(patch)})" if blocked(patch) else "")
-    paste = "<br>".join(code(text) for text in pastes(patch))
-    texts = [code(patch.setting), cell(change(patch)), str(patch.effect), cell(reason), cell(patch.tradeoff), paste]
-    return f"| {' | '.join(texts)} |"
+def _action(action: Action) -> str:
+    effect = "" if action.effect is None else f" ({action.effect})"
+    texts = [f"**{inline(action.title)}**{effect}", inline(action_why(action))]
+    texts += [code(action.command)] if action.command else []
+    texts += [f"Cost: {inline(action.cost)}"] if action.cost else []
+    texts += [f"Not automatic: {inline(action.blocked_by)}"] if action.blocked_by else []
+    return "<br>".join(text for text in texts if text)
 
 
 def _budget(budget: Budget) -> list[str]:

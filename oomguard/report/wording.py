@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
-from oomguard.incident import Alternative, Diagnosis, EngineStart, Incident, Patch
+from oomguard.incident import Action, Alternative, Diagnosis, EngineStart, Incident, Patch
 from oomguard.settings import SETTING_FACTS
 
 _SHOWN_NAMES: Final = 6
+# Two causes whose confidences differ by less are shown as one decision.
+CLOSE_CONFIDENCE: Final = 0.1
 # Facts of a start that say which model ran how; the settings in force come after them.
 _NOTED_FACTS: Final = ("model", "dtype", "tensor_parallel_size", "gpu_memory_utilization_ratio", "max_model_len_tokens")
 
@@ -48,7 +50,7 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
         incident.headline,
         tuple(sorted((name, str(fact.value)) for name, fact in incident.facts.items())),
         tuple((cause.id, cause.rule, cause.confidence, cause.explanation) for cause in incident.causes),
-        tuple((p.setting, str(p.old), str(p.new), p.reason, p.blocked_by) for p in incident.plan),
+        tuple((a.id, str(a.old), str(a.new), a.title, a.why, a.blocked_by) for a in incident.actions),
         incident.alternatives,
         incident.budget,
         incident.unknown,
@@ -120,6 +122,19 @@ def why(patch: Patch) -> str:
     """Return the reason of a patch and the bytes that it is predicted to free."""
     freed = patch.predicted_freed_bytes or 0
     return patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else "")
+
+
+def action_why(action: Action) -> str:
+    """Return why an action helps, and the bytes that it is predicted to free."""
+    freed = action.frees_bytes or 0
+    return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
+
+
+def decide_by(incident: Incident) -> str:
+    """Return how to decide between the two likeliest causes, "" if one of them is clearly likelier."""
+    if len(incident.causes) < 2 or incident.causes[0].confidence - incident.causes[1].confidence >= CLOSE_CONFIDENCE:
+        return ""
+    return incident.causes[0].confirm
 
 
 def pastes(item: Patch | Alternative) -> list[str]:

@@ -49,7 +49,7 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
         text = render(f"{rule.summary} {rule.why}", incident.facts)
         printed = _evidence(rule, incident)
         sure = round(confidence(rule, incident.facts) * (incident.certainty_ratio or 1.0), 3)
-        causes.append(Cause(rule.cause, rule.code, sure, printed + held, text, rule.title))
+        causes.append(Cause(rule.cause, rule.code, sure, printed + held, text, rule.title, rule.confirm))
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
         causes = [
