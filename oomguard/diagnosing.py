@@ -12,7 +12,8 @@ from typing import IO
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import Fact, FactValue, parse_size
 from oomguard.incident import Diagnosis, Incident, SettingInForce
-from oomguard.memory.derive import budget_of_start, derive
+from oomguard.memory.budget import budget_of_start
+from oomguard.memory.derive import derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.failed_step import failed_step

@@ -210,10 +210,14 @@ class BudgetPart(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Budget(Record):
-    """Where the device's bytes went, as far as is known."""
+    """Where the device's bytes went, as far as is known: parts that do not overlap and that the device can hold.
+
+    ``conflict`` names printed numbers that contradict each other; their parts are left out.
+    """
 
     device_total_bytes: int | None = None
     parts: tuple[BudgetPart, ...] = ()
+    conflict: str | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

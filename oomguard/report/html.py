@@ -13,7 +13,7 @@ from typing import Final
 
 from oomguard.facts import Fact, format_gib
 from oomguard.incident import Action, Alternative, Budget, Cause, Diagnosis, EngineStart, Incident, SettingInForce
-from oomguard.report.bar import percent, segments
+from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
@@ -265,8 +265,9 @@ def _number_table(headings: Sequence[str], rows: Sequence[Sequence[str]], number
 def _bar(budget: Budget) -> str:
     """Return the bar with its legend as a table; without the device's total only the table, without shares."""
     parts, total = segments(budget), budget.device_total_bytes
+    conflict = _element("p", contradiction(budget)) if budget.conflict else ""
     if not parts:
-        return ""
+        return conflict
     drawing = ""
     if total:
         words = ", ".join(f"{part.name} {percent(part.ratio)}" for part in parts)
@@ -285,7 +286,7 @@ def _bar(budget: Budget) -> str:
         for part in parts
     )
     whole = f"of {format_gib(total)}" if total else "of a device whose size is not known"
-    return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}"
+    return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}{conflict}"
 
 
 def _cause(cause: Cause, title: str, *, first: bool) -> str:

@@ -185,7 +185,7 @@ def _patch(patch: Patch) -> dict[str, Any]:
 
 def _budget(budget: Budget) -> dict[str, Any]:
     parts = [{"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts]
-    return {"device_total_bytes": budget.device_total_bytes, "parts": parts}
+    return {"device_total_bytes": budget.device_total_bytes, "parts": parts, "conflict": budget.conflict}
 
 
 def _evidence(evidence: tuple[Evidence, ...]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import format_gib
 from oomguard.incident import Action, Budget, Diagnosis, EngineStart, Incident
-from oomguard.report.bar import percent, segments
+from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
@@ -112,12 +112,13 @@ def _action(action: Action) -> str:
 
 def _budget(budget: Budget) -> list[str]:
     parts, total = segments(budget), budget.device_total_bytes
+    conflict = [inline(contradiction(budget)), ""] if budget.conflict else []
     if not parts:
-        return []
+        return conflict
     whole = f"share of {format_gib(total)}" if total else "share"
     rows = [f"| where the bytes went | size | {whole} |", "|---|---:|---:|"]
     rows += [f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |" for p in parts]
-    return [*rows, ""]
+    return [*rows, "", *conflict]
 
 
 def _evidence(incident: Incident) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart
+from oomguard.report.bar import contradiction
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
 from oomguard.report.snapshot import snapshot_panel
@@ -101,6 +102,8 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
         parts.append(Text("Decide by: ", style="bold").append(how, style="not bold"))
     if incident.budget.parts:
         parts += [Text(), BudgetBar(incident.budget, ascii_only=ascii_only)]
+    if text := contradiction(incident.budget):
+        parts.append(Text(text, style="yellow"))
     if len(incident.actions) > 1:
         parts.append(Text("\nIf that is not enough", style="bold"))
         parts += [_action(f"{number}. ", action) for number, action in enumerate(incident.actions[1:], 2)]
@@ -127,6 +130,8 @@ def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableTy
         parts.append(line)
     if start.budget.parts:
         parts += [*([Text()] if parts else []), BudgetBar(start.budget, ascii_only=ascii_only, table=True)]
+    if text := contradiction(start.budget):
+        parts.append(Text(text, style="yellow"))
     if text := capacity(start):
         parts += [*([Text()] if parts else []), Text(text, style="bold")]
     if not parts:
