@@ -150,6 +150,7 @@ def _specs() -> dict[str, FactSpec]:
         ("scheduled_frames", "bool", "the traceback goes through an engine that puts requests into batches itself"),
         ("tensor_rows", "int", "first dimension of the tensor that was being made"),
         ("recovered", "bool", "the engine went on after the refusal"),
+        ("sigkill_only", "bool", "SIGKILL is all that the text says of the end of a process"),
         ("exit_signal", "int", "signal that ended a process of the engine, by its number on Linux"),
         ("lora_frames", "bool", "the traceback goes through the slots of LoRA adapters"),
         ("draft_model", "str", "the draft model's name or folder"),

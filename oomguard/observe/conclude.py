@@ -14,6 +14,7 @@ from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.named_model import named_model
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
+_BLOCKS_OF_OVERRIDE: Final = frozenset({"num_gpu_blocks_override", "kv_cache_fitting_blocks"})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
 _START_FACTS: Final = frozenset(
     {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
@@ -42,7 +43,7 @@ def concluded_incident(
         **{name: fact for n in near for name, fact in n.facts.items()},
     }
     settings, stated = without_contradicted(settings, {**loose, **scanned.own}, complete=complete)
-    facts = with_requested_share({**loose, **stated, **scanned.own})
+    facts = with_requested_share(_without_profiling_blocks({**loose, **stated, **scanned.own}))
     phase = incident.phase if scanned.phase_is_told else nearest_phase(near) or incident.phase
     version = facts.get("framework_version")
     frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
@@ -81,7 +82,7 @@ def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None
         return None
     settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
     settings, stated = without_contradicted(settings, facts, complete=complete)
-    facts = with_requested_share({**facts, **stated})
+    facts = with_requested_share(_without_profiling_blocks({**facts, **stated}))
     version = facts.get("framework_version")
     return EngineStart(
         number=context.number,
@@ -92,6 +93,14 @@ def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None
         settings=MappingProxyType(dict(settings)),
         settings_complete=complete,
     )
+
+
+def _without_profiling_blocks(facts: dict[str, Fact]) -> dict[str, Fact]:
+    """Leave out a number of KV blocks that the user's complete settings do not have: the engine profiled with it."""
+    is_set = facts.get("num_gpu_blocks_override_set")
+    if is_set is None or is_set.value:
+        return facts
+    return {name: fact for name, fact in facts.items() if name not in _BLOCKS_OF_OVERRIDE}
 
 
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:

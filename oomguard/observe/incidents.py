@@ -14,6 +14,8 @@ from oomguard.observe.hits import Hit, agree, refines
 MAX_INCIDENTS = 1000
 # Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks of what it wraps.
 FOLD_LINES = 400
+# It holds only as long as no other message tells more of the same end.
+_SIGKILL_ONLY = "sigkill_only"
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
 
@@ -45,8 +47,13 @@ class ScannedIncident:
             return
         line = self.incident.location.line
         new = {k: replace(f, line=line) for k, f in hit.facts.items() if k not in self.own or refines(f, self.own[k])}
+        if _SIGKILL_ONLY not in hit.facts:
+            self.own.pop(_SIGKILL_ONLY, None)
+            known = {k: f for k, f in self.incident.facts.items() if k != _SIGKILL_ONLY}
+        else:
+            known = dict(self.incident.facts)
         self.own.update(new)
-        self.incident = replace(self.incident, facts={**self.incident.facts, **new})
+        self.incident = replace(self.incident, facts={**known, **new})
 
     @property
     def process(self) -> str | None:
@@ -127,10 +134,13 @@ class ScannedIncidents:
         if kind not in known.kinds:
             return False
         close = line - known.last_line <= FOLD_LINES
-        both = facts.keys() & known.own.keys()
+        if (_SIGKILL_ONLY in facts) != (_SIGKILL_ONLY in known.own):
+            facts = {name: fact for name, fact in facts.items() if name != _SIGKILL_ONLY}
+        own = {name: fact for name, fact in known.own.items() if name != _SIGKILL_ONLY or name in facts}
+        both = facts.keys() & own.keys()
         agreeing = all(agree(facts[name], known.own[name]) for name in both)
-        same = agreeing and facts.keys() == known.own.keys() and bool(facts)
-        less = agreeing and close and (facts.keys() <= known.own.keys() or known.own.keys() <= facts.keys())
+        same = agreeing and facts.keys() == own.keys() and bool(facts)
+        less = agreeing and close and (facts.keys() <= own.keys() or own.keys() <= facts.keys())
         # Ranks of one job fail together, each with its own figures.
         sibling = close and process != known.process and process is not None and role(process) == role(known.process)
         if not (same or (less and related(process, known.process)) or sibling):
@@ -145,9 +155,11 @@ class ScannedIncidents:
             incident = replace(incident, also_in=(*incident.also_in, process))
         if not sibling:
             exact = {name: facts[name] for name in both if refines(facts[name], known.own[name])}
-            more = {name: fact for name, fact in facts.items() if name not in known.own}
-            known.own = {**known.own, **more, **exact}
-            incident = replace(incident, facts={**incident.facts, **more, **exact})
+            more = {name: fact for name, fact in facts.items() if name not in own}
+            dropped = known.own.keys() - own.keys()
+            known.own = {**own, **more, **exact}
+            told = {name: fact for name, fact in incident.facts.items() if name not in dropped}
+            incident = replace(incident, facts={**told, **more, **exact})
         known.incident = replace(incident, repeated=incident.repeated + 1)
         known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True
