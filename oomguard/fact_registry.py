@@ -37,6 +37,8 @@ def _specs() -> dict[str, FactSpec]:
         ("private_pool_bytes", "int", "memory in private pools, CUDA graphs for example"),
         ("non_torch_bytes", "int", "device memory of the process outside torch's allocator"),
         ("gpu_index", "int", "index of the device in the message"),
+        ("allocator_variable", "str", "environment variable that the message names for the allocator's options"),
+        ("torch_version", "str", "version of torch, as the log prints it"),
         ("program_arguments_bytes", "int", "what a compiled program takes as its arguments: weights, cache and inputs"),
         ("program_bytes", "int", "what a compiled program needs beside its arguments: its temporaries"),
         ("free_blocks_bytes", "int", "free blocks, together, of the segments that the failed allocation could use"),

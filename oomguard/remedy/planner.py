@@ -8,6 +8,7 @@ from dataclasses import replace
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Effect, Incident, Patch
+from oomguard.remedy.allocator_options import allocator_variable
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
@@ -195,6 +196,7 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
     old = present_value(fix.setting, incident)
     effect = effect_of(fix.setting, old, solution.value, incident.facts) if solution.value is not None else fix.effect
     value, engine, version = solution.value, incident.framework, incident.framework_version
+    variable = allocator_variable(incident) if fix.setting == "allocator_options" else None
     patch = Patch(
         setting=fix.setting,
         old=old,
@@ -204,7 +206,7 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
         rule=rule.code,
         as_flag=as_flag(fix.setting, value, engine, version),
         as_kwarg=as_kwarg(fix.setting, value, engine, version),
-        as_env=as_env(fix.setting, value),
+        as_env=as_env(fix.setting, value, variable),
         predicted_freed_bytes=solution.freed_bytes,
         predicts=solution.predicts,
         tradeoff=fix.tradeoff,
