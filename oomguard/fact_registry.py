@@ -137,6 +137,7 @@ def _specs() -> dict[str, FactSpec]:
         ("framework", "str", "the engine that hosts the failed code"),
         ("multimodal_frames", "bool", "the traceback goes through an encoder of images, audio or video"),
         ("profiling_frames", "bool", "the traceback goes through the engine's profile run: there is no KV cache yet"),
+        ("start_frames", "bool", "the traceback goes through the engine's start: no request is served yet"),
         ("prompt_step", "bool", "a step of prompts was computed, and no encoder's input"),
         ("pool_stands", "bool", "the engine had its KV cache when memory ran out"),
         ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),

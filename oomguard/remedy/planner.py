@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
@@ -19,6 +20,9 @@ from oomguard.rules.load import RuleSet
 from oomguard.rules.rule import Rule
 from oomguard.settings import effect_of, setting
 from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
+
+# A cause that is so much less sure than the first one is not acted on before it.
+_MUCH_SURER: Final = 0.3
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -78,9 +82,17 @@ def plan(
         replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches.values()
     )
     ranks = {cause.rule: rank for rank, cause in enumerate(incident.causes)}
+    weak = {cause.rule for cause in incident.causes if cause.confidence < incident.causes[0].confidence - _MUCH_SURER}
     # Of what is not solved the surest cause's comes first: none of it costs anything yet.
     ordered = sorted(
-        shown, key=lambda p: (not p.applicable, p.new is None, ranks.get(p.rule, 0) if p.new is None else 0, p.effect)
+        shown,
+        key=lambda p: (
+            p.rule in weak,
+            not p.applicable,
+            p.new is None,
+            ranks.get(p.rule, 0) if p.new is None else 0,
+            p.effect,
+        ),
     )
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
 
