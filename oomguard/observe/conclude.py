@@ -20,6 +20,9 @@ _START_FACTS: Final = frozenset(
     {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
 )
 
+# Phases in which requests are served, and the one of a text that names none.
+_OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
+
 
 def concluded_incident(
     scanned: ScannedIncident, given: Mapping[str, SettingInForce] | None, *, alone: bool = False
@@ -45,6 +48,8 @@ def concluded_incident(
     settings, stated = without_contradicted(settings, {**loose, **scanned.own}, complete=complete)
     facts = with_requested_share(_without_profiling_blocks({**loose, **stated, **scanned.own}))
     phase = incident.phase if scanned.phase_is_told else nearest_phase(near) or incident.phase
+    if "start_frames" in facts and phase in _OF_REQUESTS:
+        phase = "profile_run"  # the engine, or the compiler that it calls, runs the model to measure it
     version = facts.get("framework_version")
     frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
     evidence = (*incident.evidence, *(frame for frame in frames if frame not in incident.evidence))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Effect, Incident, Patch
+from oomguard.remedy.allocator_options import allocator_variable
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
@@ -18,6 +20,9 @@ from oomguard.rules.load import RuleSet
 from oomguard.rules.rule import Rule
 from oomguard.settings import effect_of, setting
 from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
+
+# A cause that is so much less sure than the first one is not acted on before it.
+_MUCH_SURER: Final = 0.3
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -77,9 +82,17 @@ def plan(
         replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches.values()
     )
     ranks = {cause.rule: rank for rank, cause in enumerate(incident.causes)}
+    weak = {cause.rule for cause in incident.causes if cause.confidence < incident.causes[0].confidence - _MUCH_SURER}
     # Of what is not solved the surest cause's comes first: none of it costs anything yet.
     ordered = sorted(
-        shown, key=lambda p: (not p.applicable, p.new is None, ranks.get(p.rule, 0) if p.new is None else 0, p.effect)
+        shown,
+        key=lambda p: (
+            p.rule in weak,
+            not p.applicable,
+            p.new is None,
+            ranks.get(p.rule, 0) if p.new is None else 0,
+            p.effect,
+        ),
     )
     return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
 
@@ -195,6 +208,7 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
     old = present_value(fix.setting, incident)
     effect = effect_of(fix.setting, old, solution.value, incident.facts) if solution.value is not None else fix.effect
     value, engine, version = solution.value, incident.framework, incident.framework_version
+    variable = allocator_variable(incident) if fix.setting == "allocator_options" else None
     patch = Patch(
         setting=fix.setting,
         old=old,
@@ -204,7 +218,7 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
         rule=rule.code,
         as_flag=as_flag(fix.setting, value, engine, version),
         as_kwarg=as_kwarg(fix.setting, value, engine, version),
-        as_env=as_env(fix.setting, value),
+        as_env=as_env(fix.setting, value, variable),
         predicted_freed_bytes=solution.freed_bytes,
         predicts=solution.predicts,
         tradeoff=fix.tradeoff,

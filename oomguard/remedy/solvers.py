@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from oomguard.remedy.allocator_options import options_for_pieces
 from oomguard.remedy.beside_pool import kv_bytes_for_tried, static_share_for_tried, utilization_for_tried
 from oomguard.remedy.captured_graphs import graphs_that_were_captured
 from oomguard.remedy.host_cache import host_cache_within_free, host_ratio_within_free
@@ -22,6 +23,7 @@ SOLVERS: Final[Mapping[str, Solver]] = {
     "graphs_that_were_captured": graphs_that_were_captured,
     "host_cache_within_free": host_cache_within_free,
     "host_ratio_within_free": host_ratio_within_free,
+    "options_for_pieces": options_for_pieces,
     "page_for_requests": page_for_requests,
     "requests_in_pool": requests_in_pool,
     "requests_in_table": requests_in_table,

@@ -23,6 +23,7 @@ SOLVERS: Final = (
     "kv_bytes_for_max_len",
     "kv_bytes_for_tried",
     "kv_bytes_within_free",
+    "options_for_pieces",
     "page_for_requests",
     "printed_estimate",
     "requests_in_pool",
