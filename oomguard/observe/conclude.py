@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,6 +23,8 @@ _START_FACTS: Final = frozenset(
 
 # Phases in which requests are served, and the one of a text that names none.
 _OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
+# How vLLM's logger begins a record: "ERROR 02-14 11:08:20 worker.py:242]", in brackets since V1.
+_VLLM_RECORD: Final = re.compile(r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\]")
 
 
 def concluded_incident(
@@ -114,4 +117,7 @@ def _host(scanned: ScannedIncident, near: list[Near]) -> str:
     if named not in {*NO_ENGINE, "unknown"} and not (named == "host" and "array_shape" in scanned.own):
         return named
     beside = next((n.framework for n in near if n.framework), None)
-    return beside or scanned.context.framework_for(scanned.process) or named
+    own = beside or scanned.context.framework_for(scanned.process)
+    if own in {None, *NO_ENGINE} and any(_VLLM_RECORD.search(line.text) for line in scanned.incident.evidence):
+        return "vllm"
+    return own or named

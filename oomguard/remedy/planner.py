@@ -22,7 +22,7 @@ from oomguard.settings import effect_of, setting
 from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
 
 # A cause that is so much less sure than the first one is not acted on before it.
-_MUCH_SURER: Final = 0.3
+MUCH_SURER: Final = 0.3
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -82,7 +82,7 @@ def plan(
         replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches.values()
     )
     ranks = {cause.rule: rank for rank, cause in enumerate(incident.causes)}
-    weak = {cause.rule for cause in incident.causes if cause.confidence < incident.causes[0].confidence - _MUCH_SURER}
+    weak = {cause.rule for cause in incident.causes if cause.confidence < incident.causes[0].confidence - MUCH_SURER}
     # Of what is not solved the surest cause's comes first: none of it costs anything yet.
     ordered = sorted(
         shown,

@@ -56,6 +56,7 @@ MISSING = {
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
     "rows_that_fit": "row_bytes",
+    "sequences_for_warmup": "max_num_seqs",
     "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
     "host_ratio_within_free": "what the host has free",
