@@ -44,6 +44,7 @@ CAUSES: Final = (
     "host_ram",
     "illegal_instruction",
     "native_crash",
+    "not_memory",
     "unknown",
 )
 # The source of a setting that an earlier attempt changed.

@@ -37,7 +37,7 @@ NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
 _PID: Final = re.compile(r" ?pid=\d+")
 _REPLICA: Final = re.compile(r"(?<![A-Za-z])DP(\d+)")
-_ENGINE_ROLES: Final = frozenset(
+ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
 _ALONE: Final = frozenset({"EngineCore", "APIServer"})
@@ -245,7 +245,7 @@ class Context:
 
     def framework_for(self, process: str | None) -> str | None:
         """Return the engine that hosts a process, as its lines tell; None if they do not."""
-        if role(process) in _ENGINE_ROLES:
+        if role(process) in ENGINE_ROLES:
             return "vllm"
         own = self.frameworks.get(process)
         return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
@@ -19,6 +19,7 @@ from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.conclude import concluded_incident, concluded_start, standing
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
+from oomguard.observe.engine_errors import EngineErrors
 from oomguard.observe.hits import Hit, best_of, match, quoted
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.observe.own_reports import OwnReports
@@ -29,7 +30,7 @@ from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.unrecognized import Unrecognized
 from oomguard.observe.user_frame import UserFrames
 from oomguard.observe.window import Candidate, Window, open_window
-from oomguard.rules.load import RuleSet
+from oomguard.rules.load import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation
 
 LOOK_BACK_LINES: Final = 6
@@ -80,6 +81,7 @@ class Scanner:
         self._contexts = [Context(1)]
         self._own = OwnReports()
         self._frames = UserFrames()
+        self._errors, self._clock = EngineErrors(), clock
         self._finder: Finder | None = None
         self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
         self._looked = 0
@@ -104,6 +106,7 @@ class Scanner:
             self._settle()
             state.last.clear()
             self._unrecognized.leave_out()
+            self._errors.leave_out()
             self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
             return
         plain = peel(line.text)
@@ -118,6 +121,8 @@ class Scanner:
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         self._unrecognized.see(text)
         anchors = self._inside(text) if self._may_hold(text) else []
+        heads = [one for one in anchors if one in ENGINE_ENDS]
+        self._errors.see(line, plain, heads, self._context, self._clock() if heads else 0.0)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -280,10 +285,24 @@ class Scanner:
             found_so = self._unrecognized.failure()
             kept = kept if found_so is None else [*(f for f in kept if f.incident.kind != "engine_dead"), found_so]
             notes += () if kept else self._unrecognized.notes
+        kept = sorted([*kept, *self._errors.deaths(self.found.all, newer_than_s)], key=_line)
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes += () if kept else self._own.note
         incidents = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
-        return Diagnosis(source, incidents, notes, starts)
+        return Diagnosis(source, self._with_causes(kept, incidents), notes, starts)
+
+    def _with_causes(self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+        """Return the incidents, each end of an engine with the exception or signal that caused it."""
+        afters = [0, *(found.last_line for found in kept)][: len(kept)]
+        befores: list[int | None] = [*map(_line, kept[1:]), None][: len(kept)]
+        return tuple(
+            self._errors.explained(one, after, before) if one.kind == "engine_dead" else one
+            for one, after, before in zip(incidents, afters, befores, strict=True)
+        )
+
+
+def _line(found: ScannedIncident) -> int:
+    return found.incident.location.line or 0
 
 
 def scan(
