@@ -22,6 +22,7 @@ from oomguard.report.wording import (
     pastes,
     place,
     settings_of_note,
+    shown_causes,
     shown_once,
     start_title,
     tradeoff,
@@ -30,9 +31,8 @@ from oomguard.report.wording import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-SHOWN_CAUSES: Final = 2
-SHOWN_EVIDENCE: Final = 2
-EVIDENCE_CHARS: Final = 240
+SHOWN_EVIDENCE: Final = 1
+EVIDENCE_CHARS: Final = 160
 MAX_COLUMNS: Final = 100
 
 Commands = Mapping[str, str]
@@ -96,7 +96,7 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
     parts += [Text(text, style="dim") for text in (place(incident, source), echoes(shown)) if text]
     if incident.actions:
         parts += [Text(), _action("Do first: ", incident.actions[0])]
-    for number, cause in enumerate(incident.causes[:SHOWN_CAUSES]):
+    for number, cause in enumerate(shown_causes(incident)):
         parts += _cause(cause, first=number == 0)
     if how := decide_by(incident):
         parts.append(Text("Decide by: ", style="bold").append(how, style="not bold"))
