@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from oomguard import diagnose
@@ -223,3 +225,95 @@ def test_a_share_that_is_too_large_for_several_ranks_has_to_fit_the_fullest_devi
     incident = only(fails.format(0, 50, 0, "30.5") + "\n" + fails.format(1, 51, 1, "28.25") + "\n")
     assert incident.facts["device_free_bytes"].value == 28.25 * 2**30
     assert incident.also_in == ("Worker_TP1 pid=51",)
+
+
+CALL = """\
+Traceback (most recent call last):
+  File "/app/serve.py", line 19, in answer
+    out = model.generate(**inputs)
+"""
+WHOLE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 44.40 GiB of which 61.50 MiB"
+    " is free. Including non-PyTorch memory, this process has 44.30 GiB memory in use. Of the allocated memory 43.10 GiB is allocated by"
+    " PyTorch, and 210.00 MiB is reserved by PyTorch but unallocated."
+)
+LENGTH = (
+    "ValueError: To serve at least one request with the model's max seq len (24576), (3.00 GiB KV cache is needed, which is larger than"
+    " the available KV cache memory (1.50 GiB). Based on the available memory, the estimated maximum model length is 12288."
+)
+
+
+@pytest.mark.parametrize("length", [48, 70, 85, 100, 120, 160, 210, 300])
+def test_a_log_that_ends_amid_the_message_is_one_failure_with_the_figures_that_are_whole(length):
+    whole, cut = only(CALL + WHOLE), only(CALL + WHOLE[:length])
+    assert (cut.kind, cut.phase) == (whole.kind, whole.phase)
+    figures = ("tried_bytes", "device_total_bytes", "device_free_bytes", "process_in_use_bytes", "allocated_bytes")
+    assert all(cut.facts[name].value == whole.facts[name].value for name in figures if name in cut.facts)
+
+
+@pytest.mark.parametrize("begin", [25, 45, 80, 110, 140, 180, 230])
+def test_a_log_that_begins_amid_the_message_is_one_failure(begin):
+    assert only(WHOLE[begin:] + "\n").kind == "cuda_oom"
+
+
+@pytest.mark.parametrize(
+    "part", [slice(70), slice(84), slice(110), slice(60, None), slice(120, None), slice(190, None)]
+)
+def test_a_start_whose_message_is_cut_is_one_failure(part):
+    incident = only("(EngineCore pid=7) " + LENGTH[part])
+    assert incident.kind == "kv_cache_too_small_for_max_len"
+    assert incident.facts.get("max_model_len_tokens") is None or incident.facts["max_model_len_tokens"].value == 24576
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "RuntimeError: CUDA error: out of memory",
+        "torch.cuda.OutOfMemoryError:",
+    ],
+)
+def test_a_message_without_figures_is_one_failure(text):
+    assert only(CALL + text).facts.keys().isdisjoint({"tried_bytes", "device_total_bytes"})
+
+
+def escaped(text: str) -> str:
+    return json.dumps(text)
+
+
+WRAPPED = {
+    "a logger's object": '{"level":"error","ts":1764000000.5,"msg":"call failed","error":'
+    + escaped(CALL + WHOLE)
+    + "}",
+    "an answer": '{"detail":' + escaped(CALL + WHOLE) + "}",
+    "an answer within an answer": '{"status":500,"body":' + escaped('{"error":' + escaped(CALL + WHOLE) + "}") + "}",
+    "Go": "2026/05/05 09:00:00 rpc error: code = Internal desc = Exception calling application: " + WHOLE,
+    "Java": (
+        f"io.grpc.StatusRuntimeException: UNKNOWN: Exception calling application: {WHOLE}\n"
+        "\tat io.grpc.stub.ClientCalls.toStatusRuntimeException(ClientCalls.java:271)\n"
+        f"Caused by: java.io.IOException: the server said: {WHOLE}\n\t... 3 more"
+    ),
+    "Rust": (
+        "thread 'main' panicked at src/main.rs:9:5:\ncalled `Result::unwrap()` on an `Err` value: PyErr { type: <class"
+        f" 'torch.OutOfMemoryError'>, value: OutOfMemoryError('{WHOLE.partition(': ')[2]}'), traceback: Some(..) }}"
+    ),
+    "JavaScript": f'Error: 500 {{"error":{{"message":"{WHOLE}"}}}}\n    at APIError.generate (/app/node_modules/openai/error.js:69:20)',
+}
+
+
+@pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
+def test_a_failure_in_the_wrapper_of_another_language_is_one_with_its_figures(text):
+    incident = only(text + "\n")
+    assert incident.kind == "cuda_oom"
+    assert incident.facts["tried_bytes"].value == 96 * 2**20
+    assert incident.facts["device_free_bytes"].value == 61.5 * 2**20
+
+
+def test_two_processes_that_take_turns_line_by_line_are_read_whole():
+    lines = (CALL + WHOLE).splitlines()
+    incident = only("".join(f"[rank{rank}]: {line}\n" for line in lines for rank in range(2)))
+    assert (incident.also_in, incident.phase, incident.facts["tried_bytes"].value) == (
+        ("rank1",),
+        "generate",
+        96 * 2**20,
+    )
