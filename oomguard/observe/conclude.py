@@ -28,13 +28,18 @@ _VLLM_RECORD: Final = re.compile(r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+
 
 
 def concluded_incident(
-    scanned: ScannedIncident, given: Mapping[str, SettingInForce] | None, *, alone: bool = False
+    scanned: ScannedIncident,
+    given: Mapping[str, SettingInForce] | None,
+    *,
+    alone: bool = False,
+    names_service: bool = False,
 ) -> Incident:
     """Return an incident with the settings in force, the facts, phase and frames that lie around its message.
 
     Args:
         scanned: the incident as it was found.
         given: settings that the caller knows; they win over those that the engine echoed.
+        names_service: lines of several services or pods are in the log: the process says whose it is.
         alone: no other failure was found: frames far behind its message are its own. Who reports one writes it first.
     """
     incident, context, near = scanned.incident, scanned.context, scanned.near
@@ -59,8 +64,12 @@ def concluded_incident(
     named = None if "model" in facts else named_model("\n".join(line.text for line in evidence))
     if named is not None:
         facts["stated_model"] = Fact("stated_model", named)
+    location = incident.location
+    if names_service and context.service is not None:
+        location = replace(location, process=": ".join(filter(None, (context.service, location.process))))
     return replace(
         incident,
+        location=location,
         kind=scanned.becomes.get(phase, incident.kind),
         phase=phase,
         framework=_host(scanned, near),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart
+from oomguard.incident import EMPTY, Action, Alternative, Cause, Diagnosis, EngineStart
 from oomguard.report.bar import contradiction
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
@@ -67,14 +67,15 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
             console.print(command, style="green", markup=False, soft_wrap=True)
     if not diagnosis.incidents:
-        line = f"{diagnosis.source or 'text'}: no memory failure found"
+        line = f"{diagnosis.source or 'text'}: {diagnosis.without_failure}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         for start in diagnosis.starts:
             console.print(start_panel(start, ascii_only=ascii_only), width=width)
     for device in diagnosis.snapshot.devices if diagnosis.snapshot else ():
         console.print(snapshot_panel(device, ascii_only=ascii_only), width=width)
     for note in diagnosis.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        if note != EMPTY:
+            console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
