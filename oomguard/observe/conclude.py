@@ -45,7 +45,7 @@ def concluded_incident(
         **{name: fact for n in near for name, fact in n.facts.items()},
     }
     settings, stated = without_contradicted(settings, {**loose, **scanned.own}, complete=complete)
-    facts = with_requested_share({**loose, **stated, **scanned.own})
+    facts = with_requested_share({**loose, **stated, **scanned.own, **scanned.least})
     phase = incident.phase if scanned.phase_is_told else nearest_phase(near) or incident.phase
     if "start_frames" in facts and phase in _OF_REQUESTS:
         phase = "profile_run"  # the engine, or the compiler that it calls, runs the model to measure it

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from oomguard.facts import Fact
+from oomguard.facts import Fact, number_of
 from oomguard.incident import Evidence, Incident, Location
 from oomguard.observe.context import NEAR_AFTER_LINES, Context, Near, related, role
 from oomguard.observe.hits import Hit, agree, refines
@@ -16,6 +17,9 @@ MAX_INCIDENTS = 1000
 FOLD_LINES = 400
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
+# The failure that every rank prints with its own device's figure, and that figure.
+_FREE_COUNTS: Final = "startup_free_memory_below_utilization"
+_FREE: Final = "device_free_bytes"
 
 
 @dataclass(slots=True)
@@ -24,7 +28,7 @@ class ScannedIncident:
 
     ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and last seen (``time.monotonic``
     seconds), ``kinds`` are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its
-    signature.
+    signature, ``least`` the facts of which the smallest that a rank printed counts.
     """
 
     incident: Incident
@@ -37,6 +41,7 @@ class ScannedIncident:
     becomes: dict[str, str] = field(default_factory=dict)
     phase_is_told: bool = False
     wraps: tuple[str, ...] = ()
+    least: dict[str, Fact] = field(default_factory=dict)
     began_s: float | None = None
 
     def say_more(self, hit: Hit) -> None:
@@ -52,6 +57,13 @@ class ScannedIncident:
     def process(self) -> str | None:
         """The process that printed it first."""
         return self.incident.location.process
+
+
+def _keep_least(known: ScannedIncident, facts: Mapping[str, Fact]) -> None:
+    """Keep what the fullest device of a start has free: a share has to fit on the device of every rank."""
+    free, least = number_of(facts, _FREE), number_of({**known.own, **known.least}, _FREE)
+    if known.incident.kind == _FREE_COUNTS and free is not None and least is not None and free < least:
+        known.least[_FREE] = facts[_FREE]
 
 
 class ScannedIncidents:
@@ -143,7 +155,9 @@ class ScannedIncidents:
             and (sibling or role(process) == role(known.process))
         ):
             incident = replace(incident, also_in=(*incident.also_in, process))
-        if not sibling:
+        if sibling:
+            _keep_least(known, facts)
+        else:
             exact = {name: facts[name] for name in both if refines(facts[name], known.own[name])}
             more = {name: fact for name, fact in facts.items() if name not in known.own}
             known.own = {**known.own, **more, **exact}

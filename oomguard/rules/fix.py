@@ -26,6 +26,7 @@ SOLVERS: Final = (
     "options_for_pieces",
     "page_for_requests",
     "printed_estimate",
+    "ranks_for_weights",
     "requests_in_pool",
     "requests_in_table",
     "rows_that_fit",

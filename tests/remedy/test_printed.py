@@ -55,6 +55,7 @@ MISSING = {
     "kv_bytes_for_tried": "kv_cache_memory_bytes",
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
+    "ranks_for_weights": "the size of the weights",
     "rows_that_fit": "row_bytes",
     "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
