@@ -73,6 +73,7 @@ def _specs() -> dict[str, FactSpec]:
         ("model_weights_bytes", "int", "memory of the loaded weights"),
         ("peak_activation_bytes", "int", "transient peak while profiling"),
         ("cudagraph_bytes", "int", "memory of captured CUDA graphs"),
+        ("graphs_not_counted", "bool", "the engine keeps no room for CUDA graphs before it captures them"),
         ("initial_free_bytes", "int", "free device memory before profiling"),
         ("current_free_bytes", "int", "free device memory after profiling"),
         ("consumed_bytes", "int", "device memory in use apart from the KV cache"),

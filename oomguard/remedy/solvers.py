@@ -8,6 +8,7 @@ from typing import Final
 from oomguard.remedy.allocator_options import options_for_pieces
 from oomguard.remedy.beside_pool import kv_bytes_for_tried, static_share_for_tried, utilization_for_tried
 from oomguard.remedy.captured_graphs import graphs_that_were_captured
+from oomguard.remedy.counted_graphs import without_graph_estimate, without_graphs
 from oomguard.remedy.host_cache import host_cache_within_free, host_ratio_within_free
 from oomguard.remedy.more_ranks import ranks_for_weights
 from oomguard.remedy.printed import PRINTED, Solver
@@ -31,4 +32,6 @@ SOLVERS: Final[Mapping[str, Solver]] = {
     "requests_in_table": requests_in_table,
     "static_share_for_pool": static_share_for_pool,
     "step_tokens_for_tried": step_tokens_for_tried,
+    "without_graph_estimate": without_graph_estimate,
+    "without_graphs": without_graphs,
 }

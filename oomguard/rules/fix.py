@@ -37,6 +37,8 @@ SOLVERS: Final = (
     "utilization_for_max_len",
     "utilization_for_tried",
     "utilization_within_free",
+    "without_graph_estimate",
+    "without_graphs",
 )
 _WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text in single quotes"}
 

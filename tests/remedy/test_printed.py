@@ -66,6 +66,8 @@ MISSING = {
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
     "step_tokens_for_tried": "peak activation",
+    "without_graph_estimate": "memory of the CUDA graphs",
+    "without_graphs": "memory of the CUDA graphs",
 }
 
 
