@@ -72,6 +72,12 @@ def _solved_first(actions: list[Action]) -> list[Action]:
     return [next(in_order) if one.id in SETTINGS else one for one in actions]
 
 
+def _name(patch: Patch) -> str:
+    """Return the action that a patch is."""
+    unsolved = _UNSOLVED_AS_ACTION if patch.new is None else {}
+    return _AS_ACTION.get(patch.setting) or unsolved.get(patch.setting) or patch.setting
+
+
 def _action(name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable) -> Action:
     """Return one action, worded by the table's row for it; ``patch`` is the plan's own change, None if it has none."""
     if name not in SETTINGS:

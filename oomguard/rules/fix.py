@@ -26,6 +26,7 @@ SOLVERS: Final = (
     "options_for_pieces",
     "page_for_requests",
     "printed_estimate",
+    "ranks_for_weights",
     "requests_in_pool",
     "requests_in_table",
     "rows_that_fit",
@@ -37,6 +38,8 @@ SOLVERS: Final = (
     "utilization_for_max_len",
     "utilization_for_tried",
     "utilization_within_free",
+    "without_graph_estimate",
+    "without_graphs",
 )
 _WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text in single quotes"}
 
