@@ -17,6 +17,7 @@ from oomguard.incident import Budget, BudgetPart, Incident
 from oomguard.memory.explicit_pool import with_explicit_pool
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
+from oomguard.memory.sleeping import with_sleep
 from oomguard.memory.static_share import with_static_share
 from oomguard.observe.settings_in_force import with_requested_share
 
@@ -84,7 +85,7 @@ def derive(incident: Incident) -> Incident:
         facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
     add_shares(facts)
     _add_named_weights(facts)
-    phase = with_static_share(facts, incident.phase)
+    phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=_budget(facts))
 
