@@ -288,7 +288,7 @@ def as_kwarg(name: str, value: FactValue | None, engine: str, version: str | Non
     return None if own.kwarg is None or value is None else f"{own.kwarg}={own.own(value)!r}"
 
 
-def as_env(name: str, value: FactValue | None) -> str | None:
-    """Return the setting as an environment variable, None where no variable sets it."""
-    env = SETTINGS[name].env
+def as_env(name: str, value: FactValue | None, variable: str | None = None) -> str | None:
+    """Return the setting as an environment variable, None if no variable sets it; ``variable`` is the name to use if it has several."""
+    env = variable or SETTINGS[name].env
     return None if env is None or value is None else f"{env}={shlex.quote(str(value))}"

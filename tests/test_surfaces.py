@@ -32,7 +32,13 @@ from support.each import each
         ("batch_size", 4, None, "batch_size=4", None),
         ("num_speculative_tokens", 2, None, None, None),
         ("device", "1", None, None, "CUDA_VISIBLE_DEVICES=1"),
-        ("allocator_options", "expandable_segments:True", None, None, "PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        (
+            "allocator_options",
+            "expandable_segments:True",
+            None,
+            None,
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ),
         ("max_model_len", None, None, None, None),
     ],
 )

@@ -21,6 +21,8 @@ _KEEPS_HOMES: Final[ContextVar[bool]] = ContextVar("oomguard_keeps_homes", defau
 _MAX_PASSES: Final = 8
 _NAME_CHARS: Final = 64
 _PLAIN_CHARS: Final = 18  # the shortest token has 19
+# Words that begin a sentence about a value; no value is one of them.
+_PROSE: Final = frozenset({"not", "unknown", "known", "is", "was", "the", "no", "cannot", "must"})
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
 _KEY: Final = re.compile(
@@ -186,6 +188,8 @@ def _mask_fields(text: str) -> str:
 def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
     body = text[value.start : value.end]
     if not tells(name, body):
+        return False
+    if value.form == "bare" and body in _PROSE and ":" in (found.group("glue") or ""):
         return False
     if (
         secrecy(name) == "weak"

@@ -23,6 +23,9 @@ _ACCESS_TOKEN: Final = re.compile(
     r"wandb|slack|aws|azure|google|openai|security)[_-]?tokens?\Z"
 )
 _TOKEN: Final = re.compile(r"(?i)tokens?\Z")
+# "estimated_max_model_len_tokens: not printed" is a sentence: an access token has a digit or a capital, or is longer.
+_COUNTS: Final = re.compile(r"(?i)tokens\Z")
+_WORD: Final = re.compile(r"[a-z]{1,15}\Z")
 NUMBER: Final = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?[a-z%]{0,4}(?:/[a-z]+)?\Z", re.IGNORECASE)
 _PLAIN_VALUES: Final = frozenset({"", "none", "null", "true", "false", MASK})
 PROMPT: Final = re.compile(
@@ -64,7 +67,7 @@ def secrecy(name: str) -> Secrecy:
 
 
 def tells(name: str, value: str) -> bool:
-    """Return whether a value behind a secret's name is secret: not None, and not a count of tokens."""
+    """Return whether a value behind a secret's name is secret: not None, not a count of tokens, not a word of prose."""
     word = value.lower()
     if word in _PLAIN_VALUES:
         return False
@@ -73,7 +76,9 @@ def tells(name: str, value: str) -> bool:
     if sure == "weak":
         is_small = value.isdigit() and len(value) <= 4
         return not (is_small or word in names().plain or _PATH.match(value) or _ADDRESS.match(value))
-    return not (NUMBER.match(value) and _TOKEN.search(name) and not _ACCESS_TOKEN.search(name))
+    if not _TOKEN.search(name) or _ACCESS_TOKEN.search(name):
+        return True
+    return not (NUMBER.match(value) or (_COUNTS.search(name) and _WORD.match(value)))
 
 
 def is_made(value: str) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from oomguard.errors import RuleError
+from oomguard.rules.actions import ActionTable, read_actions
 from oomguard.rules.expressions import compile_expression, trusted_expression
 from oomguard.rules.lazy import LazyPattern
 from oomguard.rules.missing import MissingRow, read_missing
@@ -40,6 +41,7 @@ class RuleSet:
     rules: tuple[Rule, ...]
     quotations: tuple[Quotation, ...] = ()
     missing: tuple[MissingRow, ...] = ()
+    actions: ActionTable = field(default_factory=ActionTable)
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     rules: dict[str, Rule] = {}
     quotations: list[Quotation] = []
     missing: list[MissingRow] = []
+    actions = ActionTable()
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -96,10 +99,12 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 quotations += read_quotations(table, path, pattern)
             elif "missing" in table:
                 missing += read_missing(table, path)
+            elif "situation" in table:  # a user's rows come before the shipped ones
+                actions = read_actions(table, path, expression) + actions
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))
-    return RuleSet(tuple(signatures), in_order, tuple(quotations), tuple(missing))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), tuple(missing), actions)
 
 
 def _is_folder(path: Path) -> bool:

@@ -59,7 +59,7 @@ class WithVariables:
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
         """Return a line to paste that runs the launch with these settings."""
         line = self._engine.shown(launch, _others(settings))
-        variables = {name: value for name, value in _merged(settings).items() if name == PLAIN or name in _set()}
+        variables = {name: value for name, value in _merged(settings).items() if name == CUDA or name in _set()}
         variables |= _devices(settings)
         return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), line])
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from oomguard.diagnosing import diagnose
 from oomguard.facts import GIB, Fact
 from oomguard.incident import Evidence
 from oomguard.observe.context import NEAR_AFTER_LINES, NEAR_BEFORE_LINES, Context, Near, nearest_phase, related, role
@@ -203,3 +204,15 @@ def test_the_most_telling_frame_gives_the_phase():
         nearest_phase([frame, replace(frame, phase="prompt_logprobs"), replace(frame, phase=None)]) == "prompt_logprobs"
     )
     assert nearest_phase([]) is None
+
+
+@pytest.mark.parametrize(("frame", "phase"), [("in _initialize_kv_caches", "profile_run"), ("in step_fn", "generate")])
+def test_a_frame_that_generates_code_is_not_a_request_s_while_the_engine_starts(frame, phase):
+    log = (
+        f'  File "/opt/vllm/v1/engine/core.py", line 231, {frame}\n'
+        "    return model.generate(choices)\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 11.90 GiB of "
+        "which 20.00 MiB is free.\n"
+    )
+
+    assert diagnose(log).incidents[0].phase == phase

@@ -68,26 +68,29 @@ def fix(
     )
 
 
+RULE = Rule(
+    path="r",
+    code="XX101",
+    cause="lora",
+    title="a title",
+    since="0",
+    status="stable",
+    kinds=("cuda_oom",),
+    when=(),
+    unknown=(),
+    confidence=(Confidence(0.5, 0.0, None),),
+    summary="s",
+    why="w",
+    confirm="c",
+    fixes=(),
+    references=(),
+    tests=(),
+)
+
+
 def planned(*fixes: Fix, policy: Policy | None = None, tried=(), base: Incident | None = None) -> Incident:
     """The plan of one made-up rule with these fixes."""
-    rule = Rule(
-        path="r",
-        code="XX101",
-        cause="lora",
-        title="a title",
-        since="0",
-        status="stable",
-        kinds=("cuda_oom",),
-        when=(),
-        unknown=(),
-        confidence=(Confidence(0.5, 0.0, None),),
-        summary="s",
-        why="w",
-        confirm="c",
-        fixes=fixes,
-        references=(),
-        tests=(),
-    )
+    rule = replace(RULE, fixes=fixes)
     base = base or incident("cuda_oom")
     return plan(
         replace(base, causes=(Cause("lora", "XX101", 0.5, (), "s"),)), RuleSet((), (rule,)), policy or Policy(), tried
@@ -272,7 +275,6 @@ def test_nothing_is_planned_for_a_cause_without_a_rule():
 
 def test_the_pool_s_own_memory_is_not_taken_for_a_neighbour_s():
     facts = {
-        "prefix_caching": True,
         "gpu_memory_utilization_ratio": 0.90,
         "process_in_use_bytes": 72 * GIB,
         "device_total_bytes": 80 * GIB,
@@ -281,9 +283,20 @@ def test_the_pool_s_own_memory_is_not_taken_for_a_neighbour_s():
         "allocated_bytes": 70 * GIB,
     }
 
-    proposed = {patch.setting: patch.new for patch in assessed(incident("cuda_oom", **facts)).plan}
+    failed = replace(incident("cuda_oom", **facts), framework="vllm")
+    proposed = {patch.setting: patch.new for patch in assessed(failed).plan}
 
     assert proposed["gpu_memory_utilization"] is None or proposed["gpu_memory_utilization"] > 0.5
+
+
+def test_what_a_weak_cause_changes_comes_after_what_a_sure_one_changes(subtests):
+    sure, weak = fix("max_num_batched_tokens", lever="less", missing="how much"), fix("enforce_eager", value="True")
+    for sureness, first in [(0.79, "max_num_batched_tokens"), (0.5, "enforce_eager")]:
+        with subtests.test(sureness=sureness):
+            rules = [replace(RULE, code="XX101", fixes=(sure,)), replace(RULE, code="XX102", fixes=(weak,))]
+            causes = [Cause("lora", "XX101", sureness, (), "s"), Cause("lora", "XX102", 0.4, (), "s")]
+            base = replace(incident("cuda_oom"), causes=tuple(causes))
+            assert names(plan(base, RuleSet((), tuple(rules)), Policy()))[0] == first
 
 
 def test_a_value_that_is_no_number_is_not_solved(subtests):
@@ -377,9 +390,10 @@ def test_planning_and_applying_never_repeats_and_ends(kind, facts, policy, compl
 def test_a_plan_is_ordered_and_says_why(kind, facts, policy, complete):
     result = assessed(incident(kind, complete=complete, **facts), policy)
 
-    assert [patch.applicable for patch in result.plan] == sorted(
-        [patch.applicable for patch in result.plan], reverse=True
-    )
+    sureness = {cause.rule: cause.confidence for cause in result.causes}
+    weak = {name for name, value in sureness.items() if value < result.causes[0].confidence - 0.3}
+    order = [(patch.rule not in weak, patch.applicable) for patch in result.plan]
+    assert order == sorted(order, reverse=True)
     assert len(names(result)) == len(set(names(result)))
     for patch in result.plan:
         assert patch.reason

@@ -68,4 +68,4 @@ def test_what_the_user_decided_stays(job, words, variables):
 
 def test_the_command_to_paste_has_the_variable(job):
     done = run("--dry-run", "--", sys.executable, job)
-    assert f"PYTORCH_ALLOC_CONF=expandable_segments:True {sys.executable} {job}" in done.stderr
+    assert f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {sys.executable} {job}" in done.stderr

@@ -1,0 +1,53 @@
+"""The options of torch's allocator by its version: what a version understands, and the variable that it reads them from."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from oomguard.incident import Incident
+from oomguard.remedy.solution import Solution
+
+_EXPANDABLE: Final = "expandable_segments:True"
+# The option of torch 1.10 to 2.0 against the same trouble: blocks above this size are not cut into pieces.
+_WHOLE_BLOCKS: Final = "max_split_size_mb:128"
+_HAS_EXPANDABLE: Final = (2, 1)
+_HAS_PLAIN_NAME: Final = (2, 10)
+# The words of torch before 2.1. torch_npu still writes them, and has the option all the same.
+_OLD_WORDING: Final = re.compile(r"total capacity;|already allocated")
+# torch 2.10 still reads the name for CUDA, so this one is right for every version.
+_NAMES: Final = {"hip_oom": "PYTORCH_HIP_ALLOC_CONF", "npu_oom": "PYTORCH_NPU_ALLOC_CONF"}
+_ANY_VERSION: Final = "PYTORCH_CUDA_ALLOC_CONF"
+_FROM_2_10: Final = "PYTORCH_ALLOC_CONF"
+
+
+def options_for_pieces(incident: Incident) -> Solution:
+    """Make free memory usable that lies in pieces: expandable segments from torch 2.1, larger whole blocks before that."""
+    version = _version(incident)
+    is_old = version < _HAS_EXPANDABLE if version else incident.kind != "npu_oom" and _words_are_old(incident)
+    if is_old:
+        return Solution(
+            _WHOLE_BLOCKS, "larger blocks are not cut into pieces; this torch has no expandable segments (2.1 has)"
+        )
+    return Solution(_EXPANDABLE, "expandable segments join the free pieces")
+
+
+def allocator_variable(incident: Incident) -> str:
+    """Return the environment variable that the failed torch reads: the one that its message names, else by its version."""
+    named = incident.facts.get("allocator_variable")
+    if named is not None:
+        return str(named.value)
+    version = _version(incident)
+    if version and version >= _HAS_PLAIN_NAME and incident.kind != "npu_oom":
+        return _FROM_2_10
+    return _NAMES.get(incident.kind, _ANY_VERSION)
+
+
+def _version(incident: Incident) -> tuple[int, int] | None:
+    fact = incident.facts.get("torch_version")
+    found = re.match(r"(\d+)\.(\d+)", str(fact.value)) if fact is not None else None
+    return None if found is None else (int(found.group(1)), int(found.group(2)))
+
+
+def _words_are_old(incident: Incident) -> bool:
+    return _OLD_WORDING.search(incident.message) is not None
