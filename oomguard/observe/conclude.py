@@ -10,10 +10,12 @@ from typing import Final
 from oomguard.facts import Fact
 from oomguard.incident import EngineStart, Incident, SettingInForce
 from oomguard.observe.context import NEAR_BEFORE_LINES, NO_ENGINE, Context, Near, nearest_phase
+from oomguard.observe.host_tasks import HostTasks
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.named_model import named_model
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
+_OF_HOST: Final = "host_"
 _BLOCKS_OF_OVERRIDE: Final = frozenset({"num_gpu_blocks_override", "kv_cache_fitting_blocks"})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
 _START_FACTS: Final = frozenset(
@@ -25,19 +27,29 @@ _OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
 
 
 def concluded_incident(
-    scanned: ScannedIncident, given: Mapping[str, SettingInForce] | None, *, alone: bool = False
+    scanned: ScannedIncident,
+    given: Mapping[str, SettingInForce] | None,
+    tasks: HostTasks | None = None,
+    *,
+    alone: bool = False,
 ) -> Incident:
     """Return an incident with the settings in force, the facts, phase and frames that lie around its message.
 
     Args:
         scanned: the incident as it was found.
         given: settings that the caller knows; they win over those that the engine echoed.
+        tasks: the kernel's tables of processes.
         alone: no other failure was found: frames far behind its message are its own. Who reports one writes it first.
     """
     incident, context, near = scanned.incident, scanned.context, scanned.near
     if alone and not near:
         line = incident.location.line or 0
         near = context.beside(line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES)
+    if incident.kind == "host_oom":
+        holder = {} if tasks is None else tasks.facts(incident.location.line or 0, scanned.last_line)
+        incident = replace(incident, facts={**incident.facts, **holder})
+    elif incident.kind != "engine_dead":  # limits and processes of the host say nothing of a device
+        near = [n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)]
     settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
     # The message's own figures win, then the caller's settings, the engine's echo, and loose text last.
     loose = {

@@ -20,6 +20,7 @@ from oomguard.observe.conclude import concluded_incident, concluded_start, stand
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.hits import Hit, best_of, match, quoted
+from oomguard.observe.host_tasks import HostTasks
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
@@ -79,6 +80,7 @@ class Scanner:
         self.found = ScannedIncidents(clock)
         self._contexts = [Context(1)]
         self._own = OwnReports()
+        self._tasks = HostTasks()
         self._frames = UserFrames()
         self._finder: Finder | None = None
         self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
@@ -118,6 +120,8 @@ class Scanner:
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         self._unrecognized.see(text)
         anchors = self._inside(text) if self._may_hold(text) else []
+        if anchors or self._tasks.is_open:
+            self._tasks.see(text, line.number)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -219,8 +223,10 @@ class Scanner:
         if near is None:
             return
         for found in self.found.all[-3:]:
-            after = near.line - found.last_line
-            if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
+            # The kernel's report of a kill is one message of many lines, whose figures are amid it.
+            begin = found.incident.location.line if found.incident.kind == "host_oom" else found.last_line
+            is_near = (begin or 0) <= near.line <= found.last_line + NEAR_AFTER_LINES
+            if found.context is self._context and is_near and near.of(found.process):
                 found.near.append(near)
 
     def _attach(self, found: ScannedIncident, last_line: int) -> None:
@@ -282,7 +288,7 @@ class Scanner:
             notes += () if kept else self._unrecognized.notes
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes += () if kept else self._own.note
-        incidents = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
+        incidents = tuple(concluded_incident(f, given, self._tasks, alone=len(kept) == 1) for f in kept)
         return Diagnosis(source, incidents, notes, starts)
 
 
