@@ -44,6 +44,7 @@ CAUSES: Final = (
     "host_ram",
     "illegal_instruction",
     "native_crash",
+    "not_memory",
     "unknown",
 )
 # The source of a setting that an earlier attempt changed.
@@ -311,6 +312,10 @@ class EngineStart(Record):
     budget: Budget = field(default_factory=Budget)
 
 
+# The note on an input that has no bytes.
+EMPTY: Final = "empty"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Record):
     """All that was found in one input, in the order of time; ``source`` is the path as given, ``snapshot`` what a memory snapshot holds."""
@@ -326,6 +331,11 @@ class Diagnosis(Record):
         import oomguard
 
         return str(oomguard.notebook_html(self))
+
+    @property
+    def without_failure(self) -> str:
+        """What to say of an input in which nothing failed."""
+        return EMPTY if EMPTY in self.notes else "no memory failure found"
 
     @property
     def verdict(self) -> str:

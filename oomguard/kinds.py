@@ -84,8 +84,9 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
         "The host ran out of memory",
     ),
     "engine_dead": (
+        "The engine died: {engine_error}",
         "A process of the engine was killed by {exit_signal:signal}",
-        "The engine died; its cause is not in this text",
+        "The engine died, and this text shows no exception and no signal of its processes",
     ),
     "other": (),
 }

@@ -20,6 +20,7 @@ EFFECTS = [
     ("max_cudagraph_capture_size", 512, 64, PRESERVES),
     ("decode_context_parallel_size", 1, 2, PRESERVES),
     ("skip_mm_profiling", False, True, PRESERVES),
+    ("cudagraph_memory_estimate", 1, 0, PRESERVES),
     ("disable_custom_all_reduce", False, True, PRESERVES),
     ("max_num_batched_tokens", 8192, 2048, PRESERVES),
     ("enable_prefix_caching", True, False, PRESERVES),

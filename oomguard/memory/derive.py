@@ -72,6 +72,10 @@ def derive(incident: Incident) -> Incident:
         facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
     add_shares(facts, incident.message)
     _add_named_weights(facts)
+    if incident.kind in {"startup_free_memory_below_utilization", "cpu_node_memory"}:
+        weights = number("model_weights_bytes") or number("estimated_weights_bytes") or 0.0
+        is_above = "on_cpu" not in facts and free is not None and weights > free
+        facts["weights_above_free"] = Fact("weights_above_free", is_above, "solved")
     phase = with_static_share(facts, incident.phase)
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,6 +25,8 @@ _START_FACTS: Final = frozenset(
 
 # Phases in which requests are served, and the one of a text that names none.
 _OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
+# How vLLM's logger begins a record: "ERROR 02-14 11:08:20 worker.py:242]", in brackets since V1.
+_VLLM_RECORD: Final = re.compile(r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\]")
 
 
 def concluded_incident(
@@ -32,6 +35,7 @@ def concluded_incident(
     tasks: HostTasks | None = None,
     *,
     alone: bool = False,
+    names_service: bool = False,
 ) -> Incident:
     """Return an incident with the settings in force, the facts, phase and frames that lie around its message.
 
@@ -39,6 +43,7 @@ def concluded_incident(
         scanned: the incident as it was found.
         given: settings that the caller knows; they win over those that the engine echoed.
         tasks: the kernel's tables of processes.
+        names_service: lines of several services or pods are in the log: the process says whose it is.
         alone: no other failure was found: frames far behind its message are its own. Who reports one writes it first.
     """
     incident, context, near = scanned.incident, scanned.context, scanned.near
@@ -68,8 +73,12 @@ def concluded_incident(
     named = None if "model" in facts else named_model("\n".join(line.text for line in evidence))
     if named is not None:
         facts["stated_model"] = Fact("stated_model", named)
+    location = incident.location
+    if names_service and context.service is not None:
+        location = replace(location, process=": ".join(filter(None, (context.service, location.process))))
     return replace(
         incident,
+        location=location,
         kind=scanned.becomes.get(phase, incident.kind),
         phase=phase,
         framework=_host(scanned, near),
@@ -126,4 +135,7 @@ def _host(scanned: ScannedIncident, near: list[Near]) -> str:
     if named not in {*NO_ENGINE, "unknown"} and not (named == "host" and "array_shape" in scanned.own):
         return named
     beside = next((n.framework for n in near if n.framework), None)
-    return beside or scanned.context.framework_for(scanned.process) or named
+    own = beside or scanned.context.framework_for(scanned.process)
+    if own in {None, *NO_ENGINE} and any(_VLLM_RECORD.search(line.text) for line in scanned.incident.evidence):
+        return "vllm"
+    return own or named

@@ -36,8 +36,10 @@ PHASE_RANK: Final = (
 NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
 _PID: Final = re.compile(r" ?pid=\d+")
+# SGLang's name of a rank.
+_RANK: Final = re.compile(r"(?:[DTPEA]{1,3}P\d+ ?)+")
 _REPLICA: Final = re.compile(r"(?<![A-Za-z])DP(\d+)")
-_ENGINE_ROLES: Final = frozenset(
+ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
 _ALONE: Final = frozenset({"EngineCore", "APIServer"})
@@ -108,6 +110,12 @@ class Context:
     failed: bool = False
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
+    service: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no engine has printed anything of itself in it: a client's lines, a proxy's."""
+        return not (self.by_process or self.settings or self.announced)
 
     def begun_by(self, hit: Hit, process: str | None, text: str) -> Context | None:
         """Return the context of the start that a line begins; None if the line belongs to this one.
@@ -150,7 +158,13 @@ class Context:
         stays = _UNLISTED if echo is not None and echo.complete else _DECIDED
         kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in stays}
         lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
-        following = Context(self.number + 1, by_process={None: kept}, lines=lines, frameworks=dict(self.frameworks))
+        following = Context(
+            self.number + 1,
+            by_process={None: kept},
+            lines=lines,
+            frameworks=dict(self.frameworks),
+            service=self.service,
+        )
         if echo is None and self.listed_again is not None:
             following.take_echo(self.listed_again)
         return following
@@ -245,7 +259,7 @@ class Context:
 
     def framework_for(self, process: str | None) -> str | None:
         """Return the engine that hosts a process, as its lines tell; None if they do not."""
-        if role(process) in _ENGINE_ROLES:
+        if role(process) in ENGINE_ROLES:
             return "vllm"
         own = self.frameworks.get(process)
         return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
@@ -279,7 +293,13 @@ class Context:
     def _from_far_to_near(process: str | None, sources: Mapping[str | None, dict[str, Fact]]) -> dict[str, Fact]:
         # Loose text first, then other processes in the order of their lines, then its own lines: the last value counts.
         order = sorted(sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1)
-        return {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
+        own = {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
+        if process is None or not _RANK.fullmatch(process):
+            return own
+        # SGLang's first rank prints for all of them; what a device has free is each rank's own.
+        ranks = (p for p in order if p is not None and _RANK.fullmatch(p))
+        shared = {name: f for p in ranks for name, f in sources[p].items() if not name.endswith("_free_bytes")}
+        return {**shared, **own}
 
 
 def nearest_phase(near: list[Near]) -> str | None:

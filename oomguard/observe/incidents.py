@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from oomguard.facts import Fact
+from oomguard.facts import Fact, number_of
 from oomguard.incident import Evidence, Incident, Location
 from oomguard.observe.context import NEAR_AFTER_LINES, Context, Near, related, role
 from oomguard.observe.hits import Hit, agree, refines
@@ -21,6 +21,24 @@ _TOLD_IN_PIECES = frozenset({"host_oom"})
 _OF_TELLER = frozenset({"host_manager", "host_phase", "host_scope"})
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
+
+
+# One share is set for all ranks: what the fullest device has free decides.
+_LEAST_FREE_DECIDES = frozenset({"startup_free_memory_below_utilization"})
+_FREE, _DEVICE, _SAME_IN_RANKS = "device_free_bytes", "gpu_index", ("tried_bytes", "device_total_bytes")
+
+
+def _of_ranks(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> bool:
+    """Return whether two messages that name no process are of two ranks: the same request was refused on devices of one size."""
+    if _DEVICE not in one or _DEVICE not in other or one[_DEVICE].value == other[_DEVICE].value:
+        return False
+    return all(name in one and name in other and agree(one[name], other[name]) for name in _SAME_IN_RANKS)
+
+
+def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping[str, Fact]:
+    """Return the figures of a rank whose device has less free than is known; empty where it has not."""
+    free, least = number_of(facts, _FREE), number_of(known, _FREE)
+    return facts if free is not None and least is not None and free < least else {}
 
 
 @dataclass(slots=True)
@@ -82,7 +100,8 @@ class ScannedIncidents:
         """
         facts = {name: replace(fact, line=location.line) for name, fact in hit.facts.items()}
         kind, process, line = hit.kind or "other", location.process, location.line or 0
-        recent = [f for f in reversed(self.all) if f.context is context]
+        # What a client's or a proxy's container prints of a failure is another's.
+        recent = [f for f in reversed(self.all) if f.context is context or context.is_empty]
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
             self._pass_on(recent[0], evidence)
             return None
@@ -148,16 +167,24 @@ class ScannedIncidents:
         )
         # Ranks of one job fail together, each with its own figures.
         sibling = close and process != known.process and process is not None and role(process) == role(known.process)
+        sibling = sibling or (close and process is None and known.process is None and _of_ranks(facts, own))
         if not (same or (less and related(process, known.process)) or sibling):
             return False
         incident = known.incident
+        named = process
+        if process is None and sibling:
+            named = f"GPU {facts['gpu_index'].value}"
         if (
-            process is not None
+            named is not None
             and len(incident.also_in) < MAX_ALSO_IN
-            and process not in {known.process, *incident.also_in}
+            and named not in {known.process, *incident.also_in}
             and (sibling or role(process) == role(known.process))
         ):
-            incident = replace(incident, also_in=(*incident.also_in, process))
+            incident = replace(incident, also_in=(*incident.also_in, named))
+        if sibling and kind in _LEAST_FREE_DECIDES:
+            least = _least_free(facts, own)
+            known.own = {**own, **least}
+            incident = replace(incident, facts={**incident.facts, **least})
         if not sibling:
             exact = {name: facts[name] for name in both if refines(facts[name], known.own[name])}
             more = {name: fact for name, fact in facts.items() if name not in own}

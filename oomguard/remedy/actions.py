@@ -20,6 +20,8 @@ from oomguard.templates import PLACEHOLDER, render
 
 # A plan that moves the program to another device is an action outside: the user has to have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}
+# Without a value somebody has to find a checkpoint.
+_UNSOLVED_AS_ACTION: Final = {"quantization": "smaller_checkpoint"}
 # What a program in Python can be changed in where no engine is known.
 _WITHOUT_ENGINE: Final = "transformers"
 _NO_VALUE: Final = "The text does not show which value is enough."
@@ -40,7 +42,7 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
             break
     named = {action.id for action in actions}
     for patch in incident.plan:
-        name = _AS_ACTION.get(patch.setting, patch.setting)
+        name = _name(patch)
         if name not in named and not is_out_of_question(patch):
             actions.append(_action(name, _direction(patch), patch, incident, table))
     kept = (one for one in actions if not table.is_harmful(one.id, one.direction, incident))
@@ -50,7 +52,7 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
 
 def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
     """Return the actions of a situation that this failure can have, with the plan's values."""
-    patches = {_AS_ACTION.get(p.setting, p.setting): p for p in incident.plan if not is_out_of_question(p)}
+    patches = {_name(p): p for p in incident.plan if not is_out_of_question(p)}
     found: dict[str, Action] = {}
     for name, wanted in situation.first:
         patch = patches.get(name)
@@ -60,12 +62,27 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
             continue
         if not table.is_harmful(name, direction, incident):
             found[name] = _action(name, direction, patch, incident, table)
-    return list(found.values())
+    return _solved_first(list(found.values()))
+
+
+def _solved_first(actions: list[Action]) -> list[Action]:
+    """Put settings whose value is known before those whose value is not; actions outside keep their places."""
+    settings = sorted((one for one in actions if one.id in SETTINGS), key=lambda one: one.new is None)
+    in_order = iter(settings)
+    return [next(in_order) if one.id in SETTINGS else one for one in actions]
+
+
+def _name(patch: Patch) -> str:
+    """Return the action that a patch is."""
+    unsolved = _UNSOLVED_AS_ACTION if patch.new is None else {}
+    return _AS_ACTION.get(patch.setting) or unsolved.get(patch.setting) or patch.setting
 
 
 def _action(name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable) -> Action:
     """Return one action, worded by the table's row for it; ``patch`` is the plan's own change, None if it has none."""
-    if direction is None and name in SETTINGS and (patch is None or patch.new is None):
+    if name not in SETTINGS:
+        direction = None
+    elif direction is None and (patch is None or patch.new is None):
         direction = _usual_direction(name)
     old = patch.old if patch else None
     new = patch.new if patch else True if direction == "on" and _is_switch(name) else None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
-from oomguard.incident import Alternative, Effect, Incident, Patch
+from oomguard.incident import Alternative, Cause, Effect, Incident, Patch
 from oomguard.remedy.allocator_options import allocator_variable
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.solvers import SOLVERS
+from oomguard.remedy.value_checks import contradiction
 from oomguard.rules.fix import Fix
 from oomguard.rules.load import RuleSet
 from oomguard.rules.rule import Rule
@@ -22,7 +23,7 @@ from oomguard.settings import effect_of, setting
 from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
 
 # A cause that is so much less sure than the first one is not acted on before it.
-_MUCH_SURER: Final = 0.3
+MUCH_SURER: Final = 0.3
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -31,6 +32,8 @@ def plan(
     incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), model: FailureModel | None = None
 ) -> Incident:
     """Return the incident with its plan: one patch for each setting, applicable ones first, then blocked, then unsolved.
+
+    What only a much less sure cause changes comes after all of these. A value that known figures contradict becomes an alternative.
 
     Args:
         incident: a failure with its causes.
@@ -51,9 +54,8 @@ def plan(
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
             knob = setting(fix.setting)  # an unknown name is the rule author's mistake, told before anything is solved
-            if fix.setting in patches or is_foreign(knob.name, incident.framework):
-                continue
-            if knob.is_moot(incident.kind, incident.facts):
+            is_foreign_here = is_foreign(knob.name, incident.framework)
+            if fix.setting in patches or is_foreign_here or knob.is_moot(incident.kind, incident.facts):
                 continue
             missing = _missing(fix, incident)
             if missing is None:
@@ -63,6 +65,10 @@ def plan(
             if missing and patch.new is not None and patch.blocked_by is None:
                 patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
             unknown.update(dict.fromkeys(solution.unknown))
+            refused = _contradicted(patch, incident, model)
+            if refused is not None:
+                alternatives.setdefault(patch.setting, refused)
+                continue
             if patch.new is not None and ((patch.setting, patch.new) in tried or patch.new == patch.old):
                 continue
             if fix.alternative or patch.blocked_by == HARD_LIMIT:
@@ -78,23 +84,26 @@ def plan(
         _keep_more(incident, model, policy, tried, patches)
     if "device_total_bytes" not in incident.facts and incident.kind != "engine_dead":  # no figure would help there
         unknown.setdefault("device total: not printed")
-    shown = (
-        replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches.values()
+    return replace(
+        incident,
+        plan=_ordered(patches.values(), incident.causes),
+        alternatives=tuple(alternatives.values()),
+        unknown=tuple(unknown),
     )
-    ranks = {cause.rule: rank for rank, cause in enumerate(incident.causes)}
-    weak = {cause.rule for cause in incident.causes if cause.confidence < incident.causes[0].confidence - _MUCH_SURER}
-    # Of what is not solved the surest cause's comes first: none of it costs anything yet.
-    ordered = sorted(
-        shown,
-        key=lambda p: (
-            p.rule in weak,
-            not p.applicable,
-            p.new is None,
-            ranks.get(p.rule, 0) if p.new is None else 0,
-            p.effect,
-        ),
-    )
-    return replace(incident, plan=tuple(ordered), alternatives=tuple(alternatives.values()), unknown=tuple(unknown))
+
+
+def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, ...]:
+    """Return the patches in the order of the plan: those of sure causes first, of those what may be applied, then by its cost."""
+    shown = (replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches)
+    ranks = {cause.rule: rank for rank, cause in enumerate(causes)}
+    weak = {cause.rule for cause in causes if cause.confidence < causes[0].confidence - MUCH_SURER}
+
+    def key(patch: Patch) -> tuple[bool, bool, bool, int, Effect]:
+        # Of what is not solved the surest cause's comes first: none of it costs anything yet.
+        rank = ranks.get(patch.rule, 0) if patch.new is None else 0
+        return patch.rule in weak, not patch.applicable, patch.new is None, rank, patch.effect
+
+    return tuple(sorted(shown, key=key))
 
 
 def _take_what_is_left(
@@ -192,6 +201,18 @@ def _solve(fix: Fix, incident: Incident, missing: list[str], model: FailureModel
     if solver is None:
         raise SettingError(f"no solver named {fix.solve!r}", hint=f"known solvers: {', '.join(SOLVERS)}")
     return solver(incident)
+
+
+def _contradicted(patch: Patch, incident: Incident, model: FailureModel | None) -> Alternative | None:
+    """Return the alternative that a patch becomes because known figures are against its value; None if none are."""
+    if patch.new is None:
+        return None
+    against = contradiction(patch.setting, patch.new, incident, by_model=model is not None)
+    if against is None or (patch.blocked_by == HARD_LIMIT and not against.is_proved):
+        return None
+    if against.is_proved:
+        return Alternative(patch.setting, None, against.why)
+    return _alternative(replace(patch, blocked_by=against.why))
 
 
 def _typed(name: str, value: FactValue | None) -> FactValue | None:

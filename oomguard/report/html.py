@@ -12,7 +12,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from oomguard.facts import Fact, format_gib
-from oomguard.incident import Action, Alternative, Budget, Cause, Diagnosis, EngineStart, Incident, SettingInForce
+from oomguard.incident import (
+    EMPTY,
+    Action,
+    Alternative,
+    Budget,
+    Cause,
+    Diagnosis,
+    EngineStart,
+    Incident,
+    SettingInForce,
+)
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
@@ -182,12 +192,12 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
     """
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
     if not sections:
-        found = _element(f"h{level}", "no memory failure found", "headline")
+        found = _element(f"h{level}", diagnosis.without_failure, "headline")
         sections = [f'<section class="quiet">\n{found}</section>\n']
         sections += [_start(start, level) for start in diagnosis.starts]
     if diagnosis.snapshot is not None:
         sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
-    return sections + [_element("p", f"note: {note}", "dim") for note in diagnosis.notes]
+    return sections + [_element("p", f"note: {note}", "dim") for note in diagnosis.notes if note != EMPTY]
 
 
 def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import format_gib
-from oomguard.incident import Action, Budget, Diagnosis, EngineStart, Incident
+from oomguard.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
@@ -41,11 +41,11 @@ def to_markdown(diagnosis: Diagnosis) -> str:
     if shown.incidents:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
     else:
-        text = f"**{inline(shown.source or 'text')}**: no memory failure found\n"
+        text = f"**{inline(shown.source or 'text')}**: {shown.without_failure}\n"
         text += "".join(f"\n{_start(start)}" for start in shown.starts)
     for device in shown.snapshot.devices if shown.snapshot else ():
         text += f"\n{_device(device)}"
-    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes)
+    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes if note != EMPTY)
 
 
 def inline(text: object) -> str:

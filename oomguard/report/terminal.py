@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart
+from oomguard.incident import EMPTY, Action, Alternative, Cause, Diagnosis, EngineStart
 from oomguard.report.bar import contradiction
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
@@ -22,6 +22,7 @@ from oomguard.report.wording import (
     pastes,
     place,
     settings_of_note,
+    shown_causes,
     shown_once,
     start_title,
     tradeoff,
@@ -30,9 +31,8 @@ from oomguard.report.wording import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-SHOWN_CAUSES: Final = 2
-SHOWN_EVIDENCE: Final = 2
-EVIDENCE_CHARS: Final = 240
+SHOWN_EVIDENCE: Final = 1
+EVIDENCE_CHARS: Final = 160
 MAX_COLUMNS: Final = 100
 
 Commands = Mapping[str, str]
@@ -67,14 +67,15 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
             console.print(command, style="green", markup=False, soft_wrap=True)
     if not diagnosis.incidents:
-        line = f"{diagnosis.source or 'text'}: no memory failure found"
+        line = f"{diagnosis.source or 'text'}: {diagnosis.without_failure}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         for start in diagnosis.starts:
             console.print(start_panel(start, ascii_only=ascii_only), width=width)
     for device in diagnosis.snapshot.devices if diagnosis.snapshot else ():
         console.print(snapshot_panel(device, ascii_only=ascii_only), width=width)
     for note in diagnosis.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        if note != EMPTY:
+            console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
@@ -96,7 +97,7 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
     parts += [Text(text, style="dim") for text in (place(incident, source), echoes(shown)) if text]
     if incident.actions:
         parts += [Text(), _action("Do first: ", incident.actions[0])]
-    for number, cause in enumerate(incident.causes[:SHOWN_CAUSES]):
+    for number, cause in enumerate(shown_causes(incident)):
         parts += _cause(cause, first=number == 0)
     if how := decide_by(incident):
         parts.append(Text("Decide by: ", style="bold").append(how, style="not bold"))

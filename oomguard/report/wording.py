@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
-from oomguard.incident import Action, Alternative, Diagnosis, EngineStart, Incident, Patch
+from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart, Incident, Patch
 from oomguard.settings import SETTING_FACTS
 
 _SHOWN_NAMES: Final = 6
 # Two causes whose confidences differ by less are shown as one decision.
 CLOSE_CONFIDENCE: Final = 0.1
+LIKELY_CONFIDENCE: Final = 0.4
 # Facts of a start that say which model ran how; the settings in force come after them.
 _NOTED_FACTS: Final = ("model", "dtype", "tensor_parallel_size", "gpu_memory_utilization_ratio", "max_model_len_tokens")
 
@@ -130,11 +131,17 @@ def action_why(action: Action) -> str:
     return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
 
 
+def shown_causes(incident: Incident) -> tuple[Cause, ...]:
+    """Return the likeliest cause, and the next one if it is likely too; that nothing is known is no second cause."""
+    second = [c for c in incident.causes[1:2] if c.id != "unknown" and c.confidence >= LIKELY_CONFIDENCE]
+    return (*incident.causes[:1], *second)
+
+
 def decide_by(incident: Incident) -> str:
     """Return how to decide between the two likeliest causes, "" if one of them is clearly likelier."""
-    if len(incident.causes) < 2 or incident.causes[0].confidence - incident.causes[1].confidence >= CLOSE_CONFIDENCE:
-        return ""
-    return incident.causes[0].confirm
+    causes = shown_causes(incident)
+    is_close = len(causes) > 1 and causes[0].confidence - causes[1].confidence < CLOSE_CONFIDENCE
+    return causes[0].confirm if is_close and causes[0].id != causes[1].id else ""
 
 
 def pastes(item: Patch | Alternative) -> list[str]:

@@ -26,9 +26,11 @@ SOLVERS: Final = (
     "options_for_pieces",
     "page_for_requests",
     "printed_estimate",
+    "ranks_for_weights",
     "requests_in_pool",
     "requests_in_table",
     "rows_that_fit",
+    "sequences_for_warmup",
     "static_share_for_pool",
     "static_share_for_tried",
     "step_tokens_for_tried",
@@ -36,6 +38,8 @@ SOLVERS: Final = (
     "utilization_for_max_len",
     "utilization_for_tried",
     "utilization_within_free",
+    "without_graph_estimate",
+    "without_graphs",
 )
 _WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text in single quotes"}
 

@@ -24,6 +24,13 @@ UNRECOGNIZED: Final = (
     "out of memory", "out-of-memory", "Out of memory", "Out of Memory", "Out Of Memory", "OUT OF MEMORY", "OutOfMemory", "MemoryError",
     "out of GPU memory", "out of CUDA memory", "out of device memory", "out of host memory", "out of system memory",
 )  # fmt: skip
+# What an engine prints above the exception that ended one of its processes: observe/engine_errors.py reads what follows.
+ENGINE_ENDS: Final = (
+    "EngineCore failed to start", "EngineCore encountered a fatal error", "EngineCore hit an exception", "Process EngineCore",
+    "WorkerProc failed to start", "WorkerProc hit an exception", "Error executing method", "Exception in worker",
+    "Engine background task failed", "Scheduler hit an exception", "Failed to initialize executor on rank",
+    "Executor worker initialization error", "Shard complete standard error output",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,9 @@ class RuleSet:
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures and the words of other out-of-memory messages, each once, sorted."""
+        """The anchors of all signatures, the words of other out-of-memory messages and of an engine's end, each once, sorted."""
         own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
-        return tuple(sorted(own.union(UNRECOGNIZED)))
+        return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
 
     def rule(self, code: str) -> Rule:
         """Return the rule with this code; raises KeyError for an unknown one."""

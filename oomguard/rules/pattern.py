@@ -92,6 +92,8 @@ def group_value(group: str, text: str) -> Fact:
     # numpy's "306. GiB", Kubernetes' "41Gi"
     text = re.sub(r"(\d[KMGT]i)\Z", r"\1B", re.sub(r"(?<=\d)\.(?=\s)", "", text))
     unit = re.sub(r"__\d+\Z", "", group)
+    if name != unit and name.endswith("_bytes") and not unit.endswith(("_gib", _DECIMAL)) and _is_cut(text):
+        raise SettingError(f"{text} has no unit")
     if unit.endswith(_DECIMAL):
         fact = coerce(name, f"{text} GiB")
         return replace(fact, value=round(float(text) * 10**9), slack=fact.slack * 10**9 / GIB)
@@ -99,6 +101,11 @@ def group_value(group: str, text: str) -> Fact:
         if unit.endswith(suffix):
             text = f"{text} {words}"
     return coerce(name, text)
+
+
+def _is_cut(size: str) -> bool:
+    """Return whether a size has lost its unit: bytes are whole numbers, and nobody prints so few of them."""
+    return re.fullmatch(r"-?\d+\.\d*|-?\d{1,3}", size) is not None
 
 
 def _column(written: str, position: int) -> int:

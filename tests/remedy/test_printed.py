@@ -55,7 +55,9 @@ MISSING = {
     "kv_bytes_for_tried": "kv_cache_memory_bytes",
     "kv_bytes_within_free": "free memory",
     "utilization_for_tried": "device total",
+    "ranks_for_weights": "the size of the weights",
     "rows_that_fit": "row_bytes",
+    "sequences_for_warmup": "max_num_seqs",
     "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
     "host_ratio_within_free": "what the host has free",
@@ -65,6 +67,8 @@ MISSING = {
     "static_share_for_pool": "free before and after loading",
     "static_share_for_tried": "device total",
     "step_tokens_for_tried": "peak activation",
+    "without_graph_estimate": "memory of the CUDA graphs",
+    "without_graphs": "memory of the CUDA graphs",
 }
 
 
