@@ -141,7 +141,7 @@ class Scanner:
             state = self._streams[stream, service] = _Stream(stream, service)
         if self._own.takes(line, plain, stream):
             return
-        plain = state.attributed(plain)
+        printed, plain = plain, state.attributed(plain)
         state.order += 1
         self._frames.see(plain.text, plain.process, line.number)
         for owner, window in self._open:
@@ -152,7 +152,7 @@ class Scanner:
         self._unrecognized.see(text)
         anchors = self._inside(text) if self._may_hold(text) else []
         heads = [one for one in anchors if one in ENGINE_ENDS]
-        self._errors.see(line, plain, heads, self._context, self._clock() if heads else 0.0)
+        self._errors.see(line, printed, heads, self._context_of(service), self._clock() if heads else 0.0)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
