@@ -16,6 +16,7 @@ from oomguard.memory.budget import budget_of_failure
 from oomguard.memory.explicit_pool import with_explicit_pool
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
+from oomguard.memory.sleeping import with_sleep
 from oomguard.memory.static_share import with_static_share
 from oomguard.observe.settings_in_force import with_requested_share
 
@@ -64,6 +65,8 @@ def derive(incident: Incident) -> Incident:
     early = "profiling_frames" in facts or incident.phase == "load_weights"
     if early and "tried_bytes" in facts and incident.framework == "vllm":
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
+    if incident.kind == "host_oom":
+        incident = _with_host_phase(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
@@ -74,9 +77,20 @@ def derive(incident: Incident) -> Incident:
         weights = number("model_weights_bytes") or number("estimated_weights_bytes") or 0.0
         is_above = "on_cpu" not in facts and free is not None and weights > free
         facts["weights_above_free"] = Fact("weights_above_free", is_above, "solved")
-    phase = with_static_share(facts, incident.phase)
+    phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
+
+
+def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
+    """Name what took the host's memory by the engine's phase, which ends with the last shard of the weights."""
+    known = facts.get("host_phase")
+    if known is not None and known.value == "loaded":
+        del facts["host_phase"]
+        return replace(incident, phase="unknown") if incident.phase == "load_weights" else incident
+    if incident.phase == "load_weights":
+        facts.setdefault("host_phase", Fact("host_phase", "load_weights", "solved"))
+    return incident
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:
