@@ -143,7 +143,7 @@ class Scanner:
             state = self._streams[stream, service] = _Stream(stream, service)
         if self._own.takes(line, plain, stream):
             return
-        printed, plain = plain, state.attributed(plain)
+        plain = state.attributed(plain)
         state.order += 1
         self._frames.see(plain.text, plain.process, line.number)
         for owner, window in self._open:
@@ -156,7 +156,7 @@ class Scanner:
         if anchors or self._tasks.is_open:
             self._tasks.see(text, line.number)
         heads = [one for one in anchors if one in ENGINE_ENDS]
-        self._errors.see(line, printed, heads, self._context_of(service), self._clock() if heads else 0.0)
+        self._errors.see(line, plain, heads, self._context_of(service), self._clock() if heads else 0.0)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
