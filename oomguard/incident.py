@@ -42,6 +42,7 @@ CAUSES: Final = (
     "lora",
     "training",
     "host_ram",
+    "sleep_wake",
     "illegal_instruction",
     "native_crash",
     "not_memory",
@@ -59,6 +60,7 @@ PHASES: Final = (
     "sampling_logits",
     "prompt_logprobs",
     "generate",
+    "wake_up",
     "training",
     "unknown",
 )

@@ -16,6 +16,7 @@ from oomguard.memory.budget import budget_of_failure
 from oomguard.memory.explicit_pool import with_explicit_pool
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
+from oomguard.memory.sleeping import with_sleep
 from oomguard.memory.static_share import with_static_share
 from oomguard.observe.settings_in_force import with_requested_share
 
@@ -76,7 +77,7 @@ def derive(incident: Incident) -> Incident:
         weights = number("model_weights_bytes") or number("estimated_weights_bytes") or 0.0
         is_above = "on_cpu" not in facts and free is not None and weights > free
         facts["weights_above_free"] = Fact("weights_above_free", is_above, "solved")
-    phase = with_static_share(facts, incident.phase)
+    phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
 

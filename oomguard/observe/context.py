@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from oomguard.facts import Fact
+from oomguard.facts import GIB, Fact
 from oomguard.incident import Evidence, Incident, SettingInForce
 from oomguard.observe.echo import ECHO_ANCHOR, Echo, read_echo
 from oomguard.observe.ending import Ending
@@ -19,8 +19,10 @@ from oomguard.settings import SETTING_FACTS
 NEAR_BEFORE_LINES: Final = 250
 NEAR_AFTER_LINES: Final = 12
 MAX_NEAR: Final = 400
+MAX_SLEEPS: Final = 6
 # Of several frames near one failure the most telling one gives the phase: the first in this order.
 PHASE_RANK: Final = (
+    "wake_up",  # a trainer wakes the engine
     "training",
     "prompt_logprobs",
     "sampling_logits",
@@ -198,6 +200,8 @@ class Context:
                 self.later.setdefault(process, {}).setdefault(name, fact)
             mine[name] = fact
             self.lines[process, name] = evidence
+        if "sleep_used_bytes" in facts:
+            _note_sleep(mine, facts["sleep_used_bytes"])
         return None
 
     @property
@@ -300,6 +304,13 @@ class Context:
         ranks = (p for p in order if p is not None and _RANK.fullmatch(p))
         shared = {name: f for p in ranks for name, f in sources[p].items() if not name.endswith("_free_bytes")}
         return {**shared, **own}
+
+
+def _note_sleep(mine: dict[str, Fact], used: Fact) -> None:
+    """Add to a process's facts what of the device stayed in use after one more sleep."""
+    before = str(mine["sleep_used_each"].value).split(", ") if "sleep_used_each" in mine else []
+    sizes = [*before, f"{float(used.value) / GIB:.2f}"][-MAX_SLEEPS:]
+    mine["sleep_used_each"] = Fact("sleep_used_each", ", ".join(sizes), line=used.line)
 
 
 def nearest_phase(near: list[Near]) -> str | None:

@@ -84,6 +84,8 @@ _FATAL: Final = {
     "Executor worker initialization error": "tensorrt-llm",
     "Shard complete standard error output": "tgi",
 }
+# Who printed a line: the service or pod, and the process.
+_Source = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class EngineError:
     text: str
     line: int
     raw: str
-    process: str | None
+    source: _Source
     is_headed: bool
 
     @property
@@ -112,6 +114,7 @@ class _Signal:
     number: int
     line: int
     raw: str
+    source: _Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,6 @@ class _Reading:
     joint: str = ""
     between: int = _MOST_BETWEEN
     goes_on: bool = False
-    is_named_once: bool = True
 
 
 class EngineErrors:
@@ -147,8 +149,7 @@ class EngineErrors:
         self._errors: deque[EngineError] = deque(maxlen=MAX_ERRORS)
         self._signals: deque[_Signal] = deque(maxlen=MAX_ERRORS)
         self._deaths: deque[_Death] = deque(maxlen=MAX_ERRORS)
-        self._readings: dict[str | None, _Reading] = {}
-        self._latest: str | None = None  # the process whose traceback began last
+        self._readings: dict[_Source, _Reading] = {}
 
     def see(self, line: Line, plain: PlainLine, heads: Sequence[str], context: Context, seen_s: float) -> None:
         """Take the next line.
@@ -162,67 +163,54 @@ class EngineErrors:
         """
         if role(plain.process) == _FRONT_END:
             return
-        process = self._writer(plain)
+        source = (context.service, plain.process)
         for text in plain.text.split("\n") if "\n" in plain.text else (plain.text,):
             head = next((one for one in heads if one in text and _LEAD.fullmatch(text[: text.index(one)])), None)
             if head is not None:
-                self._begin(head, text, line, plain.process, context, seen_s)
-            elif not self._take(text, line, process):
-                self._look(text, line, plain.process)
-
-    def _writer(self, plain: PlainLine) -> str | None:
-        """Return the process that a line is from: a traceback may have its process's name on its first line alone."""
-        begun = self._readings.get(self._latest)
-        if plain.process is not None:
-            if begun is not None and plain.process == self._latest:
-                begun.is_named_once = False
-            return plain.process
-        goes_on = (
-            begun is not None and begun.is_named_once and (begun.state == "joined" or _TRACEBACK not in plain.text)
-        )
-        return self._latest if goes_on and None not in self._readings else None
+                self._begin(head, text, line, source, context, seen_s)
+            elif not self._take(text, line, source):
+                self._look(text, line, source)
 
     def leave_out(self) -> None:
         """Note that lines were left out: what comes next does not continue a traceback."""
-        for process in list(self._readings):
-            self._finish(process)
+        for source in list(self._readings):
+            self._finish(source)
 
-    def _begin(self, head: str, text: str, line: Line, process: str | None, context: Context, seen_s: float) -> None:
-        self._finish(process)
+    def _begin(self, head: str, text: str, line: Line, source: _Source, context: Context, seen_s: float) -> None:
+        self._finish(source)
         framework = _FATAL.get(head)
-        self._latest = process
-        self._readings[process] = reading = _Reading("frames" if _TRACEBACK in text else "headed", is_headed=True)
+        self._readings[source] = reading = _Reading("frames" if _TRACEBACK in text else "headed", is_headed=True)
         if framework is not None:
-            location = Location(line.number, line.byte, process)
+            location = Location(line.number, line.byte, source[1])
             reading.death = _Death(framework, text.strip()[:_MAX_CHARS], location, _raw(line), context, seen_s)
         if (
             framework == "tensorrt-llm" and _TRACEBACK not in text
         ):  # its message has the exception's text, and no traceback
             said = text[text.index(head) + len(head) :].partition(": ")[2]
             if said:
-                self._link(reading, said, line, process)
+                self._link(reading, said, line, source)
 
-    def _take(self, text: str, line: Line, process: str | None) -> bool:
+    def _take(self, text: str, line: Line, source: _Source) -> bool:
         """Add a line to the traceback that its process prints; False if it does not belong to it."""
-        reading = self._readings.get(process)
+        reading = self._readings.get(source)
         if reading is None:
             return False
         if reading.state == "behind":
-            return self._is_behind(reading, text, process)
+            return self._is_behind(reading, text, source)
         if _TRACEBACK in text:
             reading.state = "frames"
             return True
         if not text.strip() or (reading.state == "frames" and text.startswith((" ", "\t", 'File "'))):
             return True
         if reading.state != "joined" and (_EXCEPTION if reading.state == "frames" else _BARE).match(text):
-            self._link(reading, text, line, process)
+            self._link(reading, text, line, source)
             return True
         reading.between -= 1
         if reading.between < 0 or reading.state == "joined":
-            self._finish(process)
+            self._finish(source)
         return False
 
-    def _is_behind(self, reading: _Reading, text: str, process: str | None) -> bool:
+    def _is_behind(self, reading: _Reading, text: str, source: _Source) -> bool:
         """Return whether a line behind an exception belongs to it: the rest of its message, or what joins it to the next."""
         if not text.strip():
             return True
@@ -232,31 +220,31 @@ class EngineErrors:
         if reading.goes_on and _TRACEBACK not in text:
             self._go_on(reading, text)
             return True
-        self._finish(process)
+        self._finish(source)
         return False
 
-    def _look(self, text: str, line: Line, process: str | None) -> None:
+    def _look(self, text: str, line: Line, source: _Source) -> None:
         """Look for what begins on a line that continues nothing."""
         if _TRACEBACK in text:
-            self._readings[process], self._latest = _Reading("frames"), process
+            self._readings[source] = _Reading("frames")
         elif _BARE.match(text):
-            self._readings[process] = reading = _Reading("behind")
-            self._link(reading, text, line, process)
+            self._readings[source] = reading = _Reading("behind")
+            self._link(reading, text, line, source)
         elif any(mark in text for mark in _MARKS):
             if found := _OTHER_ERROR.search(text):
                 said = found["text"] or found["what"]
-                self._errors.append(EngineError(_clipped(said), line.number, _raw(line), process, is_headed=False))
+                self._errors.append(EngineError(_clipped(said), line.number, _raw(line), source, is_headed=False))
             elif found := _SIGNAL.search(text):
                 groups = found.groupdict()
                 number = groups["number"] or groups["number1"]
                 name = next((groups[key] for key in ("name", "name1", "name2", "name3") if groups[key]), "")
                 known = int(number) if number else _SIGNALS.get(name.replace("Floating point", "Floating-point"))
                 if known:
-                    self._signals.append(_Signal(known, line.number, _raw(line)))
+                    self._signals.append(_Signal(known, line.number, _raw(line), source))
 
     @staticmethod
-    def _link(reading: _Reading, text: str, line: Line, process: str | None) -> None:
-        error = EngineError(_clipped(text), line.number, _raw(line), process, reading.is_headed)
+    def _link(reading: _Reading, text: str, line: Line, source: _Source) -> None:
+        error = EngineError(_clipped(text), line.number, _raw(line), source, reading.is_headed)
         reading.links.append((error, reading.joint))
         reading.state, reading.joint, reading.goes_on = "behind", "", bool(_GOES_ON.search(error.text))
 
@@ -267,8 +255,8 @@ class EngineErrors:
         reading.links[-1] = (replace(error, text=_clipped(f"{error.text} {text.strip()}")), joint)
         reading.goes_on = " " not in text.strip()
 
-    def _finish(self, process: str | None) -> None:
-        reading = self._readings.pop(process, None)
+    def _finish(self, source: _Source) -> None:
+        reading = self._readings.pop(source, None)
         if reading is not None and reading.links:
             self._errors.append(_root(reading.links))
             if reading.death is not None:  # without its exception it was cut: the next log of a rotation has the rest
@@ -295,21 +283,24 @@ class EngineErrors:
             silent[context.number] = _scanned(death)
         return list(silent.values())
 
-    def explained(self, incident: Incident, after: int, before: int | None) -> Incident:
+    def explained(self, incident: Incident, service: str | None, after: int, before: int | None) -> Incident:
         """Return the end of an engine with the exception or the signal that caused it, if the text has one.
 
         Args:
             incident: the end.
+            service: the service or pod whose engine ended, None if the text names none.
             after: the last line of the failure before.
             before: the line of the failure that follows, None if there is none.
         """
         self.leave_out()
         death = incident.location.line or 0
-        error = _first_cause([one for one in self._errors if _within(one.line, after, before)], death)
+        error = _first_cause(
+            [one for one in self._errors if one.source[0] == service and _within(one.line, after, before)], death
+        )
         known = incident.facts.get("exit_signal")
-        signal = None if known is None else _Signal(int(known.value), known.line or death, "")
+        signal = None if known is None else _Signal(int(known.value), known.line or death, "", (service, None))
         if signal is None and (error is None or not error.is_headed):
-            signals = [one for one in self._signals if _within(one.line, after, before)]
+            signals = [one for one in self._signals if one.source[0] == service and _within(one.line, after, before)]
             signal = next(reversed([one for one in signals if one.line <= death] or signals[:1]), None)
         if error is not None and signal is not None and signal.number in _CRASHES:
             error = error if error.is_headed and error.line < signal.line else None
@@ -338,7 +329,7 @@ def _first_cause(errors: Sequence[EngineError], death: int) -> EngineError | Non
     """Return the exception that the end came from: of those that say most, the first of the last that were printed together."""
     for level in (0, 1):
         ones = [one for one in errors if one.level == level]
-        engines = [one for one in ones if role(one.process) in ENGINE_ROLES]
+        engines = [one for one in ones if role(one.source[1]) in ENGINE_ROLES]
         for group in ([one for one in ones if one.is_headed], engines, ones):
             told = sorted([one for one in group if one.line <= death] or group, key=lambda one: one.line)
             if not told:

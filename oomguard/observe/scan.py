@@ -344,8 +344,8 @@ class Scanner:
         afters = [0, *(found.last_line for found in kept)][: len(kept)]
         befores: list[int | None] = [*map(_line, kept[1:]), None][: len(kept)]
         return tuple(
-            self._errors.explained(one, after, before) if one.kind == "engine_dead" else one
-            for one, after, before in zip(incidents, afters, befores, strict=True)
+            self._errors.explained(one, found.context.service, after, before) if one.kind == "engine_dead" else one
+            for one, found, after, before in zip(incidents, kept, afters, befores, strict=True)
         )
 
 
