@@ -12,7 +12,7 @@ from typing import IO
 
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import Fact, FactValue, parse_size
-from oomguard.incident import EMPTY, Diagnosis, Incident, SettingInForce
+from oomguard.incident import EMPTY, Cause, Diagnosis, Incident, SettingInForce
 from oomguard.memory.budget import budget_of_start
 from oomguard.memory.derive import derive
 from oomguard.observe.anchors import finder
@@ -109,7 +109,15 @@ def assess(
     if planned.certainty_ratio is not None:
         told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
         planned = replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
-    return with_actions(planned, rules.actions)
+    return _with_each_cause_once(with_actions(planned, rules.actions))
+
+
+def _with_each_cause_once(incident: Incident) -> Incident:
+    """Return the incident with one entry for each cause, by its surest rule: the others' fixes are in the plan by now."""
+    surest: dict[str, Cause] = {}
+    for cause in incident.causes:
+        surest.setdefault(cause.id, cause)
+    return replace(incident, causes=tuple(surest.values()))
 
 
 def assess_all(

@@ -97,3 +97,21 @@ def test_a_string_that_is_written_as_a_path_is_an_error_where_no_file_is(text):
 @each("text", ["Killed", "RuntimeError: see /var/log/a.log", '{"error":"a/b.log"}', "a/b.log\nKilled"])
 def test_a_text_that_names_a_path_is_still_a_text(text):
     assert oomguard.diagnose(text).verdict == "no_oom"
+
+
+def test_each_cause_is_listed_once_by_its_surest_rule_and_no_fix_is_lost():
+    log = (
+        "INFO 12-01 08:00:00 llm_engine.py:249] Initializing an LLM engine (v0.6.4) with config: model='org/Talk-70B', "
+        "dtype=torch.bfloat16, max_seq_len=8192, tensor_parallel_size=1, enforce_eager=False\n"
+        "INFO 12-01 08:00:05 model_runner.py:1072] Starting to load model org/Talk-70B...\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which "
+        "150.00 MiB is free. Including non-PyTorch memory, this process has 78.90 GiB memory in use. Of the allocated memory "
+        "78.40 GiB is allocated by PyTorch, and 60.00 MiB is reserved by PyTorch but unallocated.\n"
+    )
+
+    (incident,) = oomguard.diagnose(log).incidents
+
+    named = [cause.id for cause in incident.causes]
+    assert named[0] == "weights_do_not_fit"
+    assert len(set(named)) == len(named)
+    assert {"tensor_parallel_size", "quantization"} <= {patch.setting for patch in incident.plan}

@@ -16,6 +16,7 @@ from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.named_model import named_model
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
+_RANK: Final = re.compile(r"(?<![A-Za-z])TP(\d{1,3})\b")
 _OF_HOST: Final = "host_"
 _BLOCKS_OF_OVERRIDE: Final = frozenset({"num_gpu_blocks_override", "kv_cache_fitting_blocks"})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
@@ -50,6 +51,9 @@ def concluded_incident(
     if alone and not near:
         line = incident.location.line or 0
         near = context.beside(line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES)
+    if "tensor_parallel_size" not in incident.facts and (ranks := _ranks_seen(scanned)) > 1:
+        seen = Fact("tensor_parallel_size", ranks, "solved")
+        incident = replace(incident, facts={**incident.facts, seen.name: seen})
     if incident.kind == "host_oom":
         holder = {} if tasks is None else tasks.facts(incident.location.line or 0, scanned.last_line)
         incident = replace(incident, facts={**incident.facts, **holder})
@@ -88,6 +92,13 @@ def concluded_incident(
         settings_complete=complete,
         framework_version=str(version.value) if version else incident.framework_version,
     )
+
+
+def _ranks_seen(scanned: ScannedIncident) -> int:
+    """Return the number of ranks that share each layer by the names of the processes: the power of two that holds all."""
+    names = (*scanned.context.by_process, scanned.process, *scanned.incident.also_in)
+    seen = {int(found.group(1)) for name in names if name and (found := _RANK.search(name))}
+    return 1 << max(seen).bit_length() if len(seen) > 1 else 1
 
 
 def standing(found: list[ScannedIncident]) -> list[ScannedIncident]:
