@@ -9,6 +9,8 @@ from typing import Final
 from oomguard.facts import Fact, format_rounded
 
 PLACEHOLDER: Final = re.compile(r"\{(\w+(?:\|\w+)*)(?::(\w+))?\}")
+# A clause that is dropped unless all its facts are known.
+OPTIONAL: Final = re.compile(r"\[([^\[\]{}]*\{[^\[\]]*)\]")
 # By their numbers on Linux, where the engines run; the log may be read elsewhere.
 _SIGNALS: Final = {
     1: "SIGHUP",
@@ -32,7 +34,8 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
 
     Args:
         template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` bytes as a size, ``{fact:percent}`` a share,
-            ``{fact:signal}`` the signal of that number, ``{first|second}`` the first of the facts that is known.
+            ``{fact:signal}`` the signal of that number, ``{first|second}`` the first of the facts that is known. A clause in
+            square brackets with a placeholder is left out if one of its facts is unknown.
         facts: the known facts, by name.
     """
 
@@ -51,4 +54,8 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
             return _SIGNALS.get(int(value), f"signal {value:.0f}")
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    return " ".join(PLACEHOLDER.sub(fill, template).split())
+    def clause(match: re.Match[str]) -> str:
+        named = (names.split("|") for names, _ in PLACEHOLDER.findall(match.group(1)))
+        return match.group(1) if all(set(names) & set(facts) for names in named) else ""
+
+    return " ".join(PLACEHOLDER.sub(fill, OPTIONAL.sub(clause, template)).split())

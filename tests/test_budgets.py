@@ -59,7 +59,7 @@ def test_no_budget_of_a_log_of_ours_exceeds_its_device(folder, least):
     assert above == []
 
 
-@pytest.mark.parametrize(("folder", "least"), [("corpus", 150), ("faults", 5), ("seeds", 0)])
+@pytest.mark.parametrize(("folder", "least"), [("corpus", 140), ("faults", 5), ("seeds", 0)])
 def test_no_budget_of_a_labelled_log_exceeds_its_device(shared, folder, least):
     counted, above = _above_device(_logs(shared / folder))
 

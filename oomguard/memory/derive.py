@@ -65,6 +65,8 @@ def derive(incident: Incident) -> Incident:
     early = "profiling_frames" in facts or incident.phase == "load_weights"
     if early and "tried_bytes" in facts and incident.framework == "vllm":
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
+    if incident.kind == "host_oom":
+        incident = _with_host_phase(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
@@ -78,6 +80,17 @@ def derive(incident: Incident) -> Incident:
     phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
+
+
+def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
+    """Name what took the host's memory by the engine's phase, which ends with the last shard of the weights."""
+    known = facts.get("host_phase")
+    if known is not None and known.value == "loaded":
+        del facts["host_phase"]
+        return replace(incident, phase="unknown") if incident.phase == "load_weights" else incident
+    if incident.phase == "load_weights":
+        facts.setdefault("host_phase", Fact("host_phase", "load_weights", "solved"))
+    return incident
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:

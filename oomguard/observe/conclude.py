@@ -11,10 +11,12 @@ from typing import Final
 from oomguard.facts import Fact
 from oomguard.incident import EngineStart, Incident, SettingInForce
 from oomguard.observe.context import NEAR_BEFORE_LINES, NO_ENGINE, Context, Near, nearest_phase
+from oomguard.observe.host_tasks import HostTasks
 from oomguard.observe.incidents import ScannedIncident
 from oomguard.observe.named_model import named_model
 from oomguard.observe.settings_in_force import merged_settings, with_requested_share, without_contradicted
 
+_OF_HOST: Final = "host_"
 _BLOCKS_OF_OVERRIDE: Final = frozenset({"num_gpu_blocks_override", "kv_cache_fitting_blocks"})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
 _START_FACTS: Final = frozenset(
@@ -30,6 +32,7 @@ _VLLM_RECORD: Final = re.compile(r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+
 def concluded_incident(
     scanned: ScannedIncident,
     given: Mapping[str, SettingInForce] | None,
+    tasks: HostTasks | None = None,
     *,
     alone: bool = False,
     names_service: bool = False,
@@ -39,6 +42,7 @@ def concluded_incident(
     Args:
         scanned: the incident as it was found.
         given: settings that the caller knows; they win over those that the engine echoed.
+        tasks: the kernel's tables of processes.
         names_service: lines of several services or pods are in the log: the process says whose it is.
         alone: no other failure was found: frames far behind its message are its own. Who reports one writes it first.
     """
@@ -46,6 +50,11 @@ def concluded_incident(
     if alone and not near:
         line = incident.location.line or 0
         near = context.beside(line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES)
+    if incident.kind == "host_oom":
+        holder = {} if tasks is None else tasks.facts(incident.location.line or 0, scanned.last_line)
+        incident = replace(incident, facts={**incident.facts, **holder})
+    elif incident.kind != "engine_dead":  # limits and processes of the host say nothing of a device
+        near = [n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)]
     settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
     # The message's own figures win, then the caller's settings, the engine's echo, and loose text last.
     loose = {

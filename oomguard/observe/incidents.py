@@ -16,6 +16,9 @@ MAX_INCIDENTS = 1000
 FOLD_LINES = 400
 # It holds only as long as no other message tells more of the same end.
 _SIGKILL_ONLY = "sigkill_only"
+# The kernel, a shell, a cluster and a job manager each tell their part of one end, and by their own words.
+_TOLD_IN_PIECES = frozenset({"host_oom"})
+_OF_TELLER = frozenset({"host_manager", "host_phase", "host_scope"})
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
 
@@ -156,10 +159,12 @@ class ScannedIncidents:
         if (_SIGKILL_ONLY in facts) != (_SIGKILL_ONLY in known.own):
             facts = {name: fact for name, fact in facts.items() if name != _SIGKILL_ONLY}
         own = {name: fact for name, fact in known.own.items() if name != _SIGKILL_ONLY or name in facts}
-        both = facts.keys() & own.keys()
+        both = (facts.keys() & own.keys()) - _OF_TELLER
         agreeing = all(agree(facts[name], known.own[name]) for name in both)
         same = agreeing and facts.keys() == own.keys() and bool(facts)
-        less = agreeing and close and (facts.keys() <= own.keys() or own.keys() <= facts.keys())
+        less = (
+            agreeing and close and (kind in _TOLD_IN_PIECES or facts.keys() <= own.keys() or own.keys() <= facts.keys())
+        )
         # Ranks of one job fail together, each with its own figures.
         sibling = close and process != known.process and process is not None and role(process) == role(known.process)
         sibling = sibling or (close and process is None and known.process is None and _of_ranks(facts, own))
@@ -187,6 +192,8 @@ class ScannedIncidents:
             known.own = {**own, **more, **exact}
             told = {name: fact for name, fact in incident.facts.items() if name not in dropped}
             incident = replace(incident, facts={**told, **more, **exact})
+        if kind in _TOLD_IN_PIECES and incident.phase == "unknown":
+            incident = replace(incident, phase=known.context.phase_for(process) or "unknown")
         known.incident = replace(incident, repeated=incident.repeated + 1)
         known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True

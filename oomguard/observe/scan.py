@@ -21,6 +21,7 @@ from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
 from oomguard.observe.engine_errors import EngineErrors
 from oomguard.observe.hits import Hit, best_of, match, quoted
+from oomguard.observe.host_tasks import HostTasks
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
@@ -97,6 +98,7 @@ class Scanner:
         self._contexts = [Context(1)]  # all starts, in the order of time
         self._latest: dict[str | None, Context] = {None: self._contexts[0]}  # the last start of each service
         self._own = OwnReports()
+        self._tasks = HostTasks()
         self._frames = UserFrames()
         self._errors, self._clock = EngineErrors(), clock
         self._finder: Finder | None = None
@@ -151,6 +153,8 @@ class Scanner:
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         self._unrecognized.see(text)
         anchors = self._inside(text) if self._may_hold(text) else []
+        if anchors or self._tasks.is_open:
+            self._tasks.see(text, line.number)
         heads = [one for one in anchors if one in ENGINE_ENDS]
         self._errors.see(line, plain, heads, self._context_of(service), self._clock() if heads else 0.0)
         across = self._across_the_seam(state, line, text)
@@ -262,8 +266,10 @@ class Scanner:
         if near is None:
             return context
         for found in self.found.all[-3:]:
-            after = near.line - found.last_line
-            if found.context is context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
+            # The kernel's report of a kill is one message of many lines, whose figures are amid it.
+            begin = found.incident.location.line if found.incident.kind == "host_oom" else found.last_line
+            is_near = (begin or 0) <= near.line <= found.last_line + NEAR_AFTER_LINES
+            if found.context is context and is_near and near.of(found.process):
                 found.near.append(near)
         return context
 
@@ -328,7 +334,9 @@ class Scanner:
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes += () if kept else self._own.note
         several = len({context.service for context in self._contexts}) > 1
-        incidents = tuple(concluded_incident(f, given, alone=len(kept) == 1, names_service=several) for f in kept)
+        incidents = tuple(
+            concluded_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several) for f in kept
+        )
         return Diagnosis(source, self._with_causes(kept, incidents), notes, starts)
 
     def _with_causes(self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
