@@ -40,9 +40,7 @@ from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
 from oomguard.snapshots.pickled import is_pickle
 
-_UNRECOGNIZED = (
-    "its wording: no signature has it, so nothing is changed because of it (to add a signature: --rules DIR)"
-)
+_UNRECOGNIZED = "No signature has its wording, so nothing is changed because of it. To add a signature: --rules DIR."
 PASSED_OVER = "passed over: a pickle by its name or content, and no allocation snapshot"
 _NOT_ACTED_ON = "its wording is new: reported, not acted on"
 

@@ -26,7 +26,7 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
         why = f" [not done by itself: {blocked(patch)}]" if blocked(patch) else ""
         lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{why}")
     if incident.unknown:
-        lines.append(f"  unknown: {'; '.join(incident.unknown)}")
+        lines.append(f"  unknown: {' '.join(incident.unknown)}")
     if incident.missing:
         lines.append(f"  to decide: {incident.missing.what}: {incident.missing.command}")
     return "\n".join(lines)
