@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -11,8 +12,9 @@ from typing import IO
 
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import Fact, FactValue, parse_size
-from oomguard.incident import Diagnosis, Incident, SettingInForce
-from oomguard.memory.derive import budget_of_start, derive
+from oomguard.incident import EMPTY, Diagnosis, Incident, SettingInForce
+from oomguard.memory.budget import budget_of_start
+from oomguard.memory.derive import derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.failed_step import failed_step
@@ -31,6 +33,7 @@ from oomguard.observe.rotation import begun_before, lines_behind, log_before
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import Gap, skim
 from oomguard.observe.source import Line, damage_of, looked_into, open_log, read_lines
+from oomguard.remedy.actions import with_actions
 from oomguard.remedy.modelled import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
@@ -41,6 +44,11 @@ from oomguard.settings import parse_value, setting
 from oomguard.snapshots.pickled import is_pickle
 
 _UNRECOGNIZED = "No signature has its wording, so nothing is changed because of it. To add a signature: --rules DIR."
+_PATH_CHARS = 1024
+# Words without white space that have a separator of folders, or the suffix of a log or of a snapshot.
+_IS_PATH = re.compile(
+    r"[\w.~:@%+=,-]*[/\\][\w.~:@%+=,/\\-]*|[\w.~:@%+=,-]+\.(?:log|txt|out|err|jsonl?|pickle|pkl)(?:\.\d{1,4})?(?:\.(?:gz|xz|bz2|zst))?"
+)
 PASSED_OVER = "passed over: a pickle by its name or content, and no allocation snapshot"
 _NOT_ACTED_ON = "its wording is new: reported, not acted on"
 
@@ -96,10 +104,10 @@ def assess(
     planned = replace(
         planned, missing=what_is_missing(planned, rules.missing, heard=local_models or behind is not None)
     )
-    if planned.certainty_ratio is None:
-        return planned
-    told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
-    return replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
+    if planned.certainty_ratio is not None:
+        told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
+        planned = replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
+    return with_actions(planned, rules.actions)
 
 
 def assess_all(
@@ -178,6 +186,8 @@ def diagnose_stream(
     if is_named:
         refuse_archive(head, source)
         refuse_foreign(head, source)
+    if not head:
+        return Diagnosis(source, notes=(EMPTY,))
     if is_pickle(head):
         from oomguard.observe.snapshot import read_snapshot  # only a snapshot waits for it
 
@@ -217,7 +227,7 @@ def diagnose(
 
     Args:
         source: a log's text, the path of a log or of an allocation snapshot, or an exception. A string is a path if a file of that
-            name exists.
+            name exists, or if it has no white space and is written as a path: ``logs/run``, ``error.log``.
         policy: what a patch may change and how far; the default permits what ``oomguard run`` does by itself.
         settings: settings in force that the source leaves out, by name, as ``--set`` takes them.
         gpu_memory: the device's total memory if the source leaves it out: bytes, or a size such as ``"24GiB"``.
@@ -280,7 +290,12 @@ def _described(value: object) -> str:
 
 
 def _names_a_file(text: str) -> bool:
+    """Return whether a text is a path: that of a file, or written as one, so that a mistyped name is an error."""
+    if "\n" in text or len(text) >= _PATH_CHARS:
+        return False
+    if _IS_PATH.fullmatch(text):
+        return True
     try:
-        return "\n" not in text and len(text) < 1024 and Path(text).is_file()
+        return Path(text).is_file()
     except (OSError, ValueError):  # too long for a name, or a null byte
         return False

@@ -42,8 +42,10 @@ CAUSES: Final = (
     "lora",
     "training",
     "host_ram",
+    "sleep_wake",
     "illegal_instruction",
     "native_crash",
+    "not_memory",
     "unknown",
 )
 # The source of a setting that an earlier attempt changed.
@@ -58,6 +60,7 @@ PHASES: Final = (
     "sampling_logits",
     "prompt_logprobs",
     "generate",
+    "wake_up",
     "training",
     "unknown",
 )
@@ -112,7 +115,7 @@ class SettingInForce(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cause(Record):
-    """Why memory ran out, by one rule; ``confidence`` is 0 to 1."""
+    """Why memory ran out, by one rule; ``confidence`` is 0 to 1, ``confirm`` says how a person can check it."""
 
     id: str
     rule: str
@@ -120,6 +123,7 @@ class Cause(Record):
     evidence: tuple[Evidence, ...]
     explanation: str
     title: str = ""
+    confirm: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,6 +156,41 @@ class Patch(Record):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class Action(Record):
+    """One thing to do about a failure: change a setting, or do something outside oomguard.
+
+    Attributes:
+        id: a setting's canonical name, or the name of an action outside (``end_other_process``).
+        title: what to do, in one line.
+        direction: ``up``, ``down``, ``on``, ``off``, or None if the action has none.
+        old: the setting's present value, None if it is not known.
+        new: the value to set, None if it could not be computed; ``why`` then says which number is missing.
+        effect: what it costs the user, None for an action outside.
+        applicability: ``automatic``, ``needs-permission``, ``needs-value`` or ``manual``.
+        command: what to paste, None if nothing can be pasted.
+        why: why it helps, with the numbers that are known.
+        frees_bytes: what it is predicted to free, None if that is not known.
+        rule: the code of the rule that proposes it, "" for the table of actions.
+        cost: what it costs, in words.
+        blocked_by: why oomguard does not apply it without permission, None if it may.
+    """
+
+    id: str
+    title: str
+    direction: str | None = None
+    old: FactValue | None = None
+    new: FactValue | None = None
+    effect: Effect | None = None
+    applicability: str = "manual"
+    command: str | None = None
+    why: str = ""
+    frees_bytes: int | None = None
+    rule: str = ""
+    cost: str = ""
+    blocked_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Alternative(Record):
     """A way that keeps what the plan changes; ``why_not`` says why the plan does not take it."""
 
@@ -174,10 +213,14 @@ class BudgetPart(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Budget(Record):
-    """Where the device's bytes went, as far as is known."""
+    """Where the device's bytes went, as far as is known: parts that do not overlap and that the device can hold.
+
+    ``conflict`` names printed numbers that contradict each other; their parts are left out.
+    """
 
     device_total_bytes: int | None = None
     parts: tuple[BudgetPart, ...] = ()
+    conflict: str | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -203,6 +246,7 @@ class Incident(Record):
     evidence: tuple[Evidence, ...] = ()
     causes: tuple[Cause, ...] = ()
     plan: tuple[Patch, ...] = ()
+    actions: tuple[Action, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     budget: Budget = field(default_factory=Budget)
     unknown: tuple[str, ...] = ()
@@ -270,6 +314,10 @@ class EngineStart(Record):
     budget: Budget = field(default_factory=Budget)
 
 
+# The note on an input that has no bytes.
+EMPTY: Final = "empty"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Record):
     """All that was found in one input, in the order of time; ``source`` is the path as given, ``snapshot`` what a memory snapshot holds."""
@@ -285,6 +333,11 @@ class Diagnosis(Record):
         import oomguard
 
         return str(oomguard.notebook_html(self))
+
+    @property
+    def without_failure(self) -> str:
+        """What to say of an input in which nothing failed."""
+        return EMPTY if EMPTY in self.notes else "no memory failure found"
 
     @property
     def verdict(self) -> str:

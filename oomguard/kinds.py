@@ -73,10 +73,20 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "encoder_budget": ("One item needs more encoder tokens than the budget allows",),
     "kv_slots_exhausted": ("No KV cache slot is left for a request",),
     "llamacpp_oom": _allocator("llama.cpp ran out of memory"),
-    "host_oom": _allocator("The host ran out of memory"),
+    "host_oom": (
+        "Host memory ran out: {host_used_bytes:GiB} of {host_total_bytes:GiB} in use",
+        "Host memory ran out: {host_victim} had {host_victim_bytes:GiB}, the limit was {host_limit_bytes:GiB}",
+        "Host memory ran out: the limit was {host_limit_bytes:GiB}",
+        "Host memory ran out: {tried_bytes:GiB} asked for, {host_available_bytes:GiB} free",
+        "Host memory ran out: {tried_bytes:GiB} asked for",
+        "Host memory ran out: {host_victim} was ended with {host_victim_bytes:GiB}",
+        "Host memory ran out: {host_victim} was ended",
+        "The host ran out of memory",
+    ),
     "engine_dead": (
+        "The engine died: {engine_error}",
         "A process of the engine was killed by {exit_signal:signal}",
-        "The engine died; its cause is not in this text",
+        "The engine died, and this text shows no exception and no signal of its processes",
     ),
     "other": (),
 }

@@ -106,7 +106,7 @@ def test_imports_point_one_way():
 
 # The same inside memory/: constants and bytes first, then the model, then what vLLM and a call of generate make of it.
 ROOMS_OF_MEMORY = (
-    {"constants", "child", "shares", "explicit_pool", "static_share"},
+    {"constants", "child", "shares", "budget", "explicit_pool", "sleeping", "static_share"},
     {"ceilings", "model"},
     {"derive", "vllm", "generate"},
 )

@@ -86,3 +86,14 @@ def test_every_parameter_is_of_a_public_or_a_plain_type():
 
     hints = typing.get_type_hints(oomguard.diagnose)
     assert set().union(*map(leaves, hints.values())) <= public | plain
+
+
+@each("text", ["erorr.log", "serve.log.1.gz", "runs/7/serve", "./run.out", r"C:\logs\run.err"])
+def test_a_string_that_is_written_as_a_path_is_an_error_where_no_file_is(text):
+    with pytest.raises(oomguard.InputError, match=r"(?i)no such file|does not exist"):
+        oomguard.diagnose(text)
+
+
+@each("text", ["Killed", "RuntimeError: see /var/log/a.log", '{"error":"a/b.log"}', "a/b.log\nKilled"])
+def test_a_text_that_names_a_path_is_still_a_text(text):
+    assert oomguard.diagnose(text).verdict == "no_oom"

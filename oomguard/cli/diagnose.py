@@ -117,8 +117,8 @@ def command(
     """Say why memory ran out: each incident with its numbers, its cause, and what to change.
 
     PATH is a log, a memory snapshot of torch, a folder, a pattern, s3:// or gs://, or - for standard input. A folder means the files in it,
-    sorted, not those in its sub-folders, but for the folders of Kubernetes' pods, Ray's sessions and torchrun's ranks. gzip, zstd, xz and
-    bzip2 are read directly. Results come in the order of the inputs.
+    sorted, and the logs in its sub-folders: hidden, binary and source files are left out there. gzip, zstd, xz and bzip2 are read directly.
+    Results come in the order of the inputs.
 
     Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged input (told after all
     the rest is done) or a full disk for the output, 1 with --exit-code when an out-of-memory was found.
@@ -222,6 +222,11 @@ def _expand(
     if inputs.dangling and not quiet:
         others = f" and {len(inputs.dangling) - 1:,} more" if len(inputs.dangling) > 1 else ""
         click.echo(f"oomguard: left out, as a link that leads nowhere: {shown(inputs.dangling[0])}{others}", err=True)
+    if inputs.no_logs and not quiet:
+        files = "1 file" if inputs.no_logs == 1 else f"{inputs.no_logs:,} files"
+        click.echo(
+            f"oomguard: left out {files} of sub-folders: binary or source code; name a file to read it", err=True
+        )
     found, repeated = read_once(inputs.found, keeps_named=not summary)
     if repeated and not quiet:
         led = "1 path led to a file that is" if repeated == 1 else f"{repeated:,} paths led to files that are"

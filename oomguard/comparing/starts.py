@@ -11,7 +11,7 @@ from oomguard.errors import InputError
 from oomguard.escapes import strip_escapes
 from oomguard.facts import Fact
 from oomguard.incident import Diagnosis, EngineStart, Incident
-from oomguard.memory.derive import budget_of_start
+from oomguard.memory.budget import budget_of_start
 
 # A start that printed one of these can be compared by more than its version and settings.
 _FIGURES: Final = frozenset(

@@ -13,9 +13,17 @@ from typing import Final
 
 from oomguard.errors import InputError
 from oomguard.fleet.patterns import matching
+from oomguard.observe.compressed import format_of
+from oomguard.observe.no_log import WIDE_TEXT, is_named_pickle
 from oomguard.observe.source import shown
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_SAMPLE_BYTES: Final = 1024
+# What a project's folder has beside its logs; a file that is named, or lies in the folder itself, is read whatever its name.
+_SOURCE_CODE: Final = (
+    ".py", ".pyi", ".ipynb", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".cuh", ".rs", ".go", ".java", ".js", ".ts", ".css", ".sh",
+    ".md", ".rst", ".toml", ".yaml", ".yml", ".lock", ".csv", ".svg",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +43,16 @@ class Input:
 
 @dataclass(slots=True)
 class Inputs:
-    """What was found: the inputs, an error for each path that names none, the folders without a file, and the links that lead nowhere."""
+    """What was found: the inputs, an error for each path that names none, the folders without a file, and the links that lead nowhere.
+
+    ``no_logs`` is how many files of sub-folders were left out, as binary or as source code by their names.
+    """
 
     found: list[Input] = field(default_factory=list)
     errors: list[InputError] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     dangling: list[str] = field(default_factory=list)
+    no_logs: int = 0
 
 
 def is_url(path: str) -> bool:
@@ -51,14 +63,15 @@ def is_url(path: str) -> bool:
 def find_inputs(paths: Iterable[str]) -> Inputs:
     """Return the inputs of all paths.
 
-    A folder means the files in it, and below it those of a known layout (``layouts.toml``: a node's pods, a Ray session). A pattern
+    A folder means the files in it and in its sub-folders; of these, what is hidden, binary or source code is left out, and links to
+    folders are not followed. A pattern
     (``*``, ``?``, ``[…]``, ``**``) counts where no file has that name.
     """
     inputs = Inputs()
     for path in paths:
         try:
             before = len(inputs.found)
-            inputs.found += _at(path, inputs.dangling)
+            inputs.found += _at(path, inputs)
             if len(inputs.found) == before:
                 inputs.empty.append(path)
         except InputError as error:
@@ -70,7 +83,7 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
     return inputs
 
 
-def _at(path: str, dangling: list[str]) -> Iterator[Input]:
+def _at(path: str, inputs: Inputs) -> Iterator[Input]:
     if path == "-":
         yield Input(path, is_named=True)
     elif is_url(path):
@@ -78,9 +91,9 @@ def _at(path: str, dangling: list[str]) -> Iterator[Input]:
 
         yield from find_objects(path)
     elif Path(path).is_dir():
-        yield from (_local(found, is_named=False) for found in _files_in(Path(path), dangling))
+        yield from (_local(found, is_named=False) for found in _files_in(path, inputs))
     elif glob.has_magic(path) and not os.path.lexists(path):
-        files = list(_are_files(matching(path), dangling))
+        files = list(_are_files(matching(path), inputs.dangling))
         if not files:
             raise InputError(f"{shown(path)}: no file matches", hint="quote the pattern; ** takes folders of any depth")
         yield from (_local(name, is_named=False) for name in files)
@@ -107,20 +120,34 @@ def _are_files(paths: Iterable[str], dangling: list[str]) -> Iterator[str]:
             dangling.append(path)
 
 
-def _files_in(folder: Path, dangling: list[str]) -> Iterator[str]:
-    children = sorted(folder.iterdir())
-    yield from _are_files(map(str, children), dangling)
-    yield from _below(children, folder.absolute().name, dangling)
+def _files_in(top: str, inputs: Inputs) -> Iterator[str]:
+    """Yield the files in a folder, sorted, then those of each sub-folder."""
+
+    def refuse(error: OSError) -> None:
+        if error.filename == top:
+            raise error
+        inputs.errors.append(InputError(f"{shown(str(error.filename))}: {error.strerror}"))
+
+    for folder, below, names in os.walk(top, onerror=refuse):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        # os.walk lists links to folders as folders; as a path has them, so that ./a stays ./a.
+        for path in _are_files((os.path.join(folder, name) for name in sorted(names)), inputs.dangling):  # noqa: PTH118
+            if folder == top or _may_be_log(path):
+                yield path
+            else:
+                inputs.no_logs += 1
 
 
-def _below(children: Iterable[Path], above: str, dangling: list[str]) -> Iterator[str]:
-    """Yield the logs in those folders that a known layout makes; links lead back to folders that are met themselves."""
-    for child in children:
-        if not child.is_dir() or child.is_symlink():
-            continue
-        from oomguard.fleet.layouts import is_log_of_layout, may_hold_logs
-
-        if may_hold_logs(child.name, above):
-            own = sorted(child.iterdir())
-            yield from _are_files((str(log) for log in own if is_log_of_layout(str(log.absolute()))), dangling)
-            yield from _below(own, child.name, dangling)
+def _may_be_log(path: str) -> bool:
+    """Return whether a file that was met in a sub-folder may be a log or a snapshot."""
+    name = Path(path).name.lower()
+    if name.startswith(".") or name.endswith(_SOURCE_CODE):
+        return False
+    if is_named_pickle(name):
+        return True
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(_SAMPLE_BYTES)
+    except OSError:
+        return True  # reading it says why it cannot be read
+    return b"\0" not in head or head.startswith(WIDE_TEXT) or format_of(head) is not None

@@ -48,21 +48,17 @@ class Writer(Record):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One habit of naming logs: the pattern of a path, and the folders, from above, in which such logs lie."""
+    """One habit of naming logs: the pattern of a path."""
 
     name: str
     pattern: re.Pattern[str]
-    within: tuple[re.Pattern[str], ...]
 
 
 @functools.cache
 def layouts() -> tuple[Layout, ...]:
     """Return the known layouts, read once."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["layout"]
-    return tuple(
-        Layout(row["name"], re.compile(row["pattern"]), tuple(re.compile(text) for text in row["within"]))
-        for row in rows
-    )
+    return tuple(Layout(row["name"], re.compile(row["pattern"])) for row in rows)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -79,12 +75,3 @@ def writer_of(path: str) -> Writer:
 def is_log_of_layout(path: str) -> bool:
     """Return whether the path is that of a log in a known layout."""
     return writer_of(path).layout is not None
-
-
-def may_hold_logs(folder: str, above: str) -> bool:
-    """Return whether a known layout has its logs, or others of its folders, in a folder of this name below one named ``above``."""
-    return any(
-        name.fullmatch(folder) and (i == 0 or layout.within[i - 1].fullmatch(above))
-        for layout in layouts()
-        for i, name in enumerate(layout.within)
-    )

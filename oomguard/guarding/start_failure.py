@@ -33,9 +33,11 @@ def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInF
     if all(incident.kind == _DEAD for incident in own):
         words = _incidents(ended.last_words)
         if ended.last_words and not words:
-            return Diagnosis(source)  # the process that died told why, and it was not memory
+            return Diagnosis(source)  # the process that died printed why, and it was not memory
         ends = words or own
     whole = scan(ended.lines, default_rules(), source, given=settings)
+    if any("engine_error" in incident.facts for incident in ends) and all(i.kind == _DEAD for i in ends):
+        return replace(whole, incidents=tuple(i for i in whole.incidents if i.kind == _DEAD))
     causes = {(i.kind, i.message) for i in ends if i.kind != _DEAD}
     if causes:
         told = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)

@@ -122,7 +122,7 @@ def _budget(row: Mapping[str, Any]) -> Budget:
         for each in _objects(row, "parts")
         if isinstance(each.get("bytes"), int)
     )
-    return Budget(row.get("device_total_bytes"), tuple(parts))
+    return Budget(row.get("device_total_bytes"), tuple(parts), _text(row.get("conflict")) or None)
 
 
 def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:

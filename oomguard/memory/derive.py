@@ -7,31 +7,18 @@ resident bytes): the slope is the device's total, so a lower utilization always 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
 
 from oomguard.facts import Fact, number_of
-from oomguard.incident import Budget, BudgetPart, Incident
+from oomguard.incident import Incident
+from oomguard.memory.budget import budget_of_failure
 from oomguard.memory.explicit_pool import with_explicit_pool
 from oomguard.memory.model.name import bits_from_name, bits_of_dtype, parameters_from_name
 from oomguard.memory.shares import add_shares
+from oomguard.memory.sleeping import with_sleep
 from oomguard.memory.static_share import with_static_share
 from oomguard.observe.settings_in_force import with_requested_share
-
-_PARTS: Final = (
-    ("model_weights_bytes", "weights"),
-    ("peak_activation_bytes", "activations"),
-    ("cudagraph_bytes", "CUDA graphs"),
-    ("allocated_bytes", "tensors"),
-    ("reserved_unallocated_bytes", "reserved by torch, unused"),
-    ("non_torch_bytes", "non-torch"),
-    ("other_process_in_use_bytes", "other processes"),
-    ("consumed_bytes", "in use before the KV cache"),
-    ("used_before_start_bytes", "in use before the engine started"),
-    ("device_free_bytes", "free"),
-)
 
 
 def derive(incident: Incident) -> Incident:
@@ -78,19 +65,32 @@ def derive(incident: Incident) -> Incident:
     early = "profiling_frames" in facts or incident.phase == "load_weights"
     if early and "tried_bytes" in facts and incident.framework == "vllm":
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
+    if incident.kind == "host_oom":
+        incident = _with_host_phase(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
         facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
-    add_shares(facts)
+    add_shares(facts, incident.message)
     _add_named_weights(facts)
     if incident.kind in {"startup_free_memory_below_utilization", "cpu_node_memory"}:
         weights = number("model_weights_bytes") or number("estimated_weights_bytes") or 0.0
         is_above = "on_cpu" not in facts and free is not None and weights > free
         facts["weights_above_free"] = Fact("weights_above_free", is_above, "solved")
-    phase = with_static_share(facts, incident.phase)
+    phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
-    return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=_budget(facts))
+    return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
+
+
+def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
+    """Name what took the host's memory by the engine's phase, which ends with the last shard of the weights."""
+    known = facts.get("host_phase")
+    if known is not None and known.value == "loaded":
+        del facts["host_phase"]
+        return replace(incident, phase="unknown") if incident.phase == "load_weights" else incident
+    if incident.phase == "load_weights":
+        facts.setdefault("host_phase", Fact("host_phase", "load_weights", "solved"))
+    return incident
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:
@@ -113,62 +113,3 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
     for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
         size = round(parameters * width / 8 / max(1, ranks))
         facts[name] = Fact(name, size, "solved", 0.1 * size)
-
-
-_START_PARTS: Final = (
-    ("model_weights_bytes", "weights"),
-    ("peak_activation_bytes", "activations"),
-    ("cudagraph_bytes", "CUDA graphs"),
-    ("kv_cache_available_bytes", "KV cache"),
-    ("non_torch_bytes", "non-torch"),
-)
-
-
-def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
-    """Return where an engine's start put the device's bytes, as far as it printed them; the rest of the device is free."""
-    sizes = {
-        name: int(fact.value)
-        for name, fact in facts.items()
-        if name.endswith("_bytes") and not isinstance(fact.value, str)
-    }
-    consumed, weights = sizes.get("consumed_bytes"), sizes.get("model_weights_bytes")
-    if consumed is not None and weights is not None and "non_torch_bytes" not in sizes and consumed >= weights:
-        sizes["non_torch_bytes"] = consumed - weights  # 0.27 and later print the two together
-    parts = [
-        BudgetPart(label, sizes[name], facts[name].source if name in facts else "solved")
-        for name, label in _START_PARTS
-        if sizes.get(name, 0) > 0
-    ]
-    total, before, after = (sizes.get(n) for n in ("device_total_bytes", "device_free_bytes", "current_free_bytes"))
-    if total is not None and before is not None and total > before:  # a start prints what was free when it began
-        parts.append(BudgetPart("in use before the engine started", total - before, "solved"))
-    if after is not None:  # SGLang prints what is left when it is ready
-        parts.append(BudgetPart("free", after, facts["current_free_bytes"].source))
-    elif total is not None and {"weights", "KV cache"} <= {part.name for part in parts}:
-        free = total - sum(part.bytes for part in parts)
-        parts += [BudgetPart("free", free, "solved")] if free > 0 else []
-    return Budget(total, tuple(parts))
-
-
-def _budget(facts: dict[str, Fact]) -> Budget:
-    total = facts.get("device_total_bytes")
-    sizes = {
-        name: int(fact.value)
-        for name, fact in facts.items()
-        if name.endswith("_bytes") and not isinstance(fact.value, str)
-    }
-    own, listed = sizes.get("own_bytes"), sizes.get("other_process_in_use_bytes")
-    if listed is not None and listed == own:
-        del sizes["other_process_in_use_bytes"]  # it is the failed process, which says of itself what cannot be
-    elif listed is None and total is not None and sizes.get("others_bytes", 0) > 0.2 * max(0, int(total.value)):
-        sizes["other_process_in_use_bytes"] = sizes["others_bytes"]  # more than this process's own context can be
-    if "consumed_bytes" in sizes:  # what is in use before the KV cache contains these
-        sizes["consumed_bytes"] -= sum(
-            sizes.get(n, 0) for n in ("model_weights_bytes", "peak_activation_bytes", "non_torch_bytes")
-        )
-    parts = [
-        BudgetPart(label, sizes[name], facts[name].source if name in facts else "solved")
-        for name, label in _PARTS
-        if sizes.get(name, 0) > 0
-    ]
-    return Budget(int(total.value) if total else None, tuple(parts))

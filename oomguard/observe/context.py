@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from oomguard.facts import Fact
+from oomguard.facts import GIB, Fact
 from oomguard.incident import Evidence, Incident, SettingInForce
 from oomguard.observe.echo import ECHO_ANCHOR, Echo, read_echo
 from oomguard.observe.ending import Ending
@@ -19,8 +19,10 @@ from oomguard.settings import SETTING_FACTS
 NEAR_BEFORE_LINES: Final = 250
 NEAR_AFTER_LINES: Final = 12
 MAX_NEAR: Final = 400
+MAX_SLEEPS: Final = 6
 # Of several frames near one failure the most telling one gives the phase: the first in this order.
 PHASE_RANK: Final = (
+    "wake_up",  # a trainer wakes the engine
     "training",
     "prompt_logprobs",
     "sampling_logits",
@@ -36,8 +38,10 @@ PHASE_RANK: Final = (
 NO_ENGINE: Final = frozenset({"torch", "any"})
 _ROLE: Final = re.compile(r"[A-Za-z]+")
 _PID: Final = re.compile(r" ?pid=\d+")
+# SGLang's name of a rank.
+_RANK: Final = re.compile(r"(?:[DTPEA]{1,3}P\d+ ?)+")
 _REPLICA: Final = re.compile(r"(?<![A-Za-z])DP(\d+)")
-_ENGINE_ROLES: Final = frozenset(
+ENGINE_ROLES: Final = frozenset(
     {"EngineCore", "Worker", "VllmWorker", "VllmWorkerProcess", "APIServer", "RayWorkerWrapper"}
 )
 _ALONE: Final = frozenset({"EngineCore", "APIServer"})
@@ -108,6 +112,12 @@ class Context:
     failed: bool = False
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
+    service: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no engine has printed anything of itself in it: a client's lines, a proxy's."""
+        return not (self.by_process or self.settings or self.announced)
 
     def begun_by(self, hit: Hit, process: str | None, text: str) -> Context | None:
         """Return the context of the start that a line begins; None if the line belongs to this one.
@@ -150,7 +160,13 @@ class Context:
         stays = _UNLISTED if echo is not None and echo.complete else _DECIDED
         kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in stays}
         lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
-        following = Context(self.number + 1, by_process={None: kept}, lines=lines, frameworks=dict(self.frameworks))
+        following = Context(
+            self.number + 1,
+            by_process={None: kept},
+            lines=lines,
+            frameworks=dict(self.frameworks),
+            service=self.service,
+        )
         if echo is None and self.listed_again is not None:
             following.take_echo(self.listed_again)
         return following
@@ -184,6 +200,8 @@ class Context:
                 self.later.setdefault(process, {}).setdefault(name, fact)
             mine[name] = fact
             self.lines[process, name] = evidence
+        if "sleep_used_bytes" in facts:
+            _note_sleep(mine, facts["sleep_used_bytes"])
         return None
 
     @property
@@ -245,7 +263,7 @@ class Context:
 
     def framework_for(self, process: str | None) -> str | None:
         """Return the engine that hosts a process, as its lines tell; None if they do not."""
-        if role(process) in _ENGINE_ROLES:
+        if role(process) in ENGINE_ROLES:
             return "vllm"
         own = self.frameworks.get(process)
         return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
@@ -279,7 +297,20 @@ class Context:
     def _from_far_to_near(process: str | None, sources: Mapping[str | None, dict[str, Fact]]) -> dict[str, Fact]:
         # Loose text first, then other processes in the order of their lines, then its own lines: the last value counts.
         order = sorted(sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1)
-        return {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
+        own = {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
+        if process is None or not _RANK.fullmatch(process):
+            return own
+        # SGLang's first rank prints for all of them; what a device has free is each rank's own.
+        ranks = (p for p in order if p is not None and _RANK.fullmatch(p))
+        shared = {name: f for p in ranks for name, f in sources[p].items() if not name.endswith("_free_bytes")}
+        return {**shared, **own}
+
+
+def _note_sleep(mine: dict[str, Fact], used: Fact) -> None:
+    """Add to a process's facts what of the device stayed in use after one more sleep."""
+    before = str(mine["sleep_used_each"].value).split(", ") if "sleep_used_each" in mine else []
+    sizes = [*before, f"{float(used.value) / GIB:.2f}"][-MAX_SLEEPS:]
+    mine["sleep_used_each"] = Fact("sleep_used_each", ", ".join(sizes), line=used.line)
 
 
 def nearest_phase(near: list[Near]) -> str | None:

@@ -145,7 +145,9 @@ def quoted(
     name = _EXCEPTION_NAME.match(line, at)
     at = name.end() if name else at
     end = max(at, min(len(line), start + hit.span))
+    below = "\n".join(behind.text for behind in window.lines[hit.last + 1 :])
     parts = {
+        "page": f"{window.above(hit.first, raw=True)[-ABOVE_CHARS:]}\0{raw}\0\n{below[:ABOVE_CHARS]}",
         "line": line,
         "before": line[:at],
         "lead": _NAME_BEGUN.sub("", line[:start]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from oomguard.facts import Fact, number_of
 from oomguard.incident import Evidence, Incident, Location
@@ -15,11 +14,31 @@ from oomguard.observe.hits import Hit, agree, refines
 MAX_INCIDENTS = 1000
 # Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks of what it wraps.
 FOLD_LINES = 400
+# It holds only as long as no other message tells more of the same end.
+_SIGKILL_ONLY = "sigkill_only"
+# The kernel, a shell, a cluster and a job manager each tell their part of one end, and by their own words.
+_TOLD_IN_PIECES = frozenset({"host_oom"})
+_OF_TELLER = frozenset({"host_manager", "host_phase", "host_scope"})
 MAX_ALSO_IN = 100
 MAX_WRAPPERS = 20
-# The failure that every rank prints with its own device's figure, and that figure.
-_FREE_COUNTS: Final = "startup_free_memory_below_utilization"
-_FREE: Final = "device_free_bytes"
+
+
+# One share is set for all ranks: what the fullest device has free decides.
+_LEAST_FREE_DECIDES = frozenset({"startup_free_memory_below_utilization"})
+_FREE, _DEVICE, _SAME_IN_RANKS = "device_free_bytes", "gpu_index", ("tried_bytes", "device_total_bytes")
+
+
+def _of_ranks(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> bool:
+    """Return whether two messages that name no process are of two ranks: the same request was refused on devices of one size."""
+    if _DEVICE not in one or _DEVICE not in other or one[_DEVICE].value == other[_DEVICE].value:
+        return False
+    return all(name in one and name in other and agree(one[name], other[name]) for name in _SAME_IN_RANKS)
+
+
+def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping[str, Fact]:
+    """Return the figures of a rank whose device has less free than is known; empty where it has not."""
+    free, least = number_of(facts, _FREE), number_of(known, _FREE)
+    return facts if free is not None and least is not None and free < least else {}
 
 
 @dataclass(slots=True)
@@ -28,7 +47,7 @@ class ScannedIncident:
 
     ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and last seen (``time.monotonic``
     seconds), ``kinds`` are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its
-    signature, ``least`` the facts of which the smallest that a rank printed counts.
+    signature.
     """
 
     incident: Incident
@@ -41,7 +60,6 @@ class ScannedIncident:
     becomes: dict[str, str] = field(default_factory=dict)
     phase_is_told: bool = False
     wraps: tuple[str, ...] = ()
-    least: dict[str, Fact] = field(default_factory=dict)
     began_s: float | None = None
 
     def say_more(self, hit: Hit) -> None:
@@ -50,20 +68,18 @@ class ScannedIncident:
             return
         line = self.incident.location.line
         new = {k: replace(f, line=line) for k, f in hit.facts.items() if k not in self.own or refines(f, self.own[k])}
+        if _SIGKILL_ONLY not in hit.facts:
+            self.own.pop(_SIGKILL_ONLY, None)
+            known = {k: f for k, f in self.incident.facts.items() if k != _SIGKILL_ONLY}
+        else:
+            known = dict(self.incident.facts)
         self.own.update(new)
-        self.incident = replace(self.incident, facts={**self.incident.facts, **new})
+        self.incident = replace(self.incident, facts={**known, **new})
 
     @property
     def process(self) -> str | None:
         """The process that printed it first."""
         return self.incident.location.process
-
-
-def _keep_least(known: ScannedIncident, facts: Mapping[str, Fact]) -> None:
-    """Keep what the fullest device of a start has free: a share has to fit on the device of every rank."""
-    free, least = number_of(facts, _FREE), number_of({**known.own, **known.least}, _FREE)
-    if known.incident.kind == _FREE_COUNTS and free is not None and least is not None and free < least:
-        known.least[_FREE] = facts[_FREE]
 
 
 class ScannedIncidents:
@@ -84,7 +100,8 @@ class ScannedIncidents:
         """
         facts = {name: replace(fact, line=location.line) for name, fact in hit.facts.items()}
         kind, process, line = hit.kind or "other", location.process, location.line or 0
-        recent = [f for f in reversed(self.all) if f.context is context]
+        # What a client's or a proxy's container prints of a failure is another's.
+        recent = [f for f in reversed(self.all) if f.context is context or context.is_empty]
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
             self._pass_on(recent[0], evidence)
             return None
@@ -139,29 +156,44 @@ class ScannedIncidents:
         if kind not in known.kinds:
             return False
         close = line - known.last_line <= FOLD_LINES
-        both = facts.keys() & known.own.keys()
+        if (_SIGKILL_ONLY in facts) != (_SIGKILL_ONLY in known.own):
+            facts = {name: fact for name, fact in facts.items() if name != _SIGKILL_ONLY}
+        own = {name: fact for name, fact in known.own.items() if name != _SIGKILL_ONLY or name in facts}
+        both = (facts.keys() & own.keys()) - _OF_TELLER
         agreeing = all(agree(facts[name], known.own[name]) for name in both)
-        same = agreeing and facts.keys() == known.own.keys() and bool(facts)
-        less = agreeing and close and (facts.keys() <= known.own.keys() or known.own.keys() <= facts.keys())
+        same = agreeing and facts.keys() == own.keys() and bool(facts)
+        less = (
+            agreeing and close and (kind in _TOLD_IN_PIECES or facts.keys() <= own.keys() or own.keys() <= facts.keys())
+        )
         # Ranks of one job fail together, each with its own figures.
         sibling = close and process != known.process and process is not None and role(process) == role(known.process)
+        sibling = sibling or (close and process is None and known.process is None and _of_ranks(facts, own))
         if not (same or (less and related(process, known.process)) or sibling):
             return False
         incident = known.incident
+        named = process
+        if process is None and sibling:
+            named = f"GPU {facts['gpu_index'].value}"
         if (
-            process is not None
+            named is not None
             and len(incident.also_in) < MAX_ALSO_IN
-            and process not in {known.process, *incident.also_in}
+            and named not in {known.process, *incident.also_in}
             and (sibling or role(process) == role(known.process))
         ):
-            incident = replace(incident, also_in=(*incident.also_in, process))
-        if sibling:
-            _keep_least(known, facts)
-        else:
+            incident = replace(incident, also_in=(*incident.also_in, named))
+        if sibling and kind in _LEAST_FREE_DECIDES:
+            least = _least_free(facts, own)
+            known.own = {**own, **least}
+            incident = replace(incident, facts={**incident.facts, **least})
+        if not sibling:
             exact = {name: facts[name] for name in both if refines(facts[name], known.own[name])}
-            more = {name: fact for name, fact in facts.items() if name not in known.own}
-            known.own = {**known.own, **more, **exact}
-            incident = replace(incident, facts={**incident.facts, **more, **exact})
+            more = {name: fact for name, fact in facts.items() if name not in own}
+            dropped = known.own.keys() - own.keys()
+            known.own = {**own, **more, **exact}
+            told = {name: fact for name, fact in incident.facts.items() if name not in dropped}
+            incident = replace(incident, facts={**told, **more, **exact})
+        if kind in _TOLD_IN_PIECES and incident.phase == "unknown":
+            incident = replace(incident, phase=known.context.phase_for(process) or "unknown")
         known.incident = replace(incident, repeated=incident.repeated + 1)
         known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True

@@ -20,7 +20,7 @@ _TARS: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _ZIP: Final = b"PK\x03\x04"
 # What no text has: control characters but for tabs, line ends, backspaces, form feeds and escapes.
 _BINARY: Final = rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]"
-_WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")
+WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")
 _HTML: Final = rb"(?i)\s*<(?:!doctype|html|head|\?xml)\b"
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 _DUMP: Final = "a snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes"
@@ -102,7 +102,7 @@ def _foreign(head: bytes) -> tuple[str, str] | None:
             "is a page (HTML), no allocation snapshot: the download failed?",
             "open it in a browser; download it again",
         )
-    if not head.startswith(_WIDE_TEXT) and re.search(_BINARY, head):
+    if not head.startswith(WIDE_TEXT) and re.search(_BINARY, head):
         begins = " ".join(f"{byte:02x}" for byte in head[:4])
         return f"is no pickle: it begins with {begins}, a pickle with 80: damaged?", f"copy it again; {_DUMP}"
     return None

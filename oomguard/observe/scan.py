@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
@@ -19,16 +19,20 @@ from oomguard.observe.anchors import Finder, finder
 from oomguard.observe.conclude import concluded_incident, concluded_start, standing
 from oomguard.observe.context import NEAR_AFTER_LINES, Context
 from oomguard.observe.echo import ECHO_ANCHOR
+from oomguard.observe.engine_errors import EngineErrors
 from oomguard.observe.hits import Hit, best_of, match, quoted
+from oomguard.observe.host_tasks import HostTasks
 from oomguard.observe.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.observe.own_reports import OwnReports
 from oomguard.observe.search_time import SearchTime
+from oomguard.observe.services import Services
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
 from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.unrecognized import Unrecognized
+from oomguard.observe.user_frame import UserFrames
 from oomguard.observe.window import Candidate, Window, open_window
-from oomguard.rules.load import RuleSet
+from oomguard.rules.load import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation
 
 LOOK_BACK_LINES: Final = 6
@@ -38,17 +42,31 @@ MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
 _FINDER_AFTER: Final = 4000  # lines: the search for all anchors at once is worth making ready
+_TRACEBACK: Final = "Traceback (most recent call last):"
 _OUT_OF_TIME: Final = "ran out of time and was left out"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What the scanner remembers of one stream: its last lines, and the lines that messages of each process took."""
+    """What the scanner remembers of one service's lines on one stream.
 
+    ``last`` are its last lines, ``taken`` the lines that messages of each process took, ``raising`` the process whose record a
+    traceback ends, so that lines without a process go on with it.
+    """
+
+    name: str
+    service: str | None
     last: deque[tuple[int, Line, PlainLine]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
     taken: dict[str | None, tuple[int, int, ScannedIncident | None]] = field(default_factory=dict)
     order: int = 0
+    raising: str | None = None
+
+    def attributed(self, plain: PlainLine) -> PlainLine:
+        """Return a line with the process of the record that it goes on with: SGLang names a rank once for a whole traceback."""
+        if plain.process is not None or plain.is_record:
+            self.raising = plain.process if plain.text.rstrip().endswith(_TRACEBACK) else None
+        return plain if self.raising is None else replace(plain, process=self.raising)
 
 
 def _quote(line: Line) -> Evidence:
@@ -73,20 +91,31 @@ class Scanner:
             self._anchors.setdefault(pair[1].anchor, []).append((number, pair))
         self._inside = anchor_index(rules.anchors).inside
         self._quotations = rules.quotations
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[tuple[str, str | None], _Stream] = {}
+        self._services: dict[str, Services] = {}
         self._open: list[tuple[_Stream, Window]] = []
         self.found = ScannedIncidents(clock)
-        self._contexts = [Context(1)]
+        self._contexts = [Context(1)]  # all starts, in the order of time
+        self._latest: dict[str | None, Context] = {None: self._contexts[0]}  # the last start of each service
         self._own = OwnReports()
+        self._tasks = HostTasks()
+        self._frames = UserFrames()
+        self._errors, self._clock = EngineErrors(), clock
         self._finder: Finder | None = None
         self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
         self._looked = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
 
-    @property
-    def _context(self) -> Context:
-        return self._contexts[-1]
+    def _context_of(self, service: str | None) -> Context:
+        """Return the last start of a service; what was printed before any service was named is the first one's."""
+        if service not in self._latest:
+            is_first = len(self._latest) == 1
+            if not is_first and len(self._contexts) < MAX_STARTS:
+                self._contexts.append(Context(len(self._contexts) + 1))
+            self._latest[service] = self._latest[None] if is_first else self._contexts[-1]
+            self._latest[service].service = service
+        return self._latest[service]
 
     def push(self, line: Line | Gap, stream: str = "") -> None:
         """Take the next line of a stream.
@@ -95,19 +124,28 @@ class Scanner:
             line: the line, or a ``Gap`` where lines were left out: what comes next does not continue what came before.
             stream: which stream it comes from; standard output and error may take turns.
         """
-        state = self._streams.setdefault(stream, _Stream())
         if isinstance(line, Gap):
             for owner, window in self._open:
-                window.complete = window.complete or owner is state
+                window.complete = window.complete or owner.name == stream
             self._settle()
-            state.last.clear()
+            for each in self._streams.values():
+                if each.name == stream:
+                    each.last.clear()
+                    each.raising = None
             self._unrecognized.leave_out()
+            self._errors.leave_out()
             self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
             return
         plain = peel(line.text)
+        service = self._services.setdefault(stream, Services()).of(plain)
+        state = self._streams.get((stream, service))
+        if state is None:
+            state = self._streams[stream, service] = _Stream(stream, service)
         if self._own.takes(line, plain, stream):
             return
+        plain = state.attributed(plain)
         state.order += 1
+        self._frames.see(plain.text, plain.process, line.number)
         for owner, window in self._open:
             if owner is state:
                 window.extend(line, plain, state.order)
@@ -115,6 +153,10 @@ class Scanner:
         text = strip_escapes(line.text) if "\x1b" in line.text else line.text
         self._unrecognized.see(text)
         anchors = self._inside(text) if self._may_hold(text) else []
+        if anchors or self._tasks.is_open:
+            self._tasks.see(text, line.number)
+        heads = [one for one in anchors if one in ENGINE_ENDS]
+        self._errors.see(line, plain, heads, self._context_of(service), self._clock() if heads else 0.0)
         across = self._across_the_seam(state, line, text)
         if across:
             # The message begins on the lines before: the window opens there and takes this line as its next.
@@ -162,15 +204,16 @@ class Scanner:
             self._close(*self._open.pop(0))
 
     def _close(self, state: _Stream, window: Window) -> None:
+        context = self._context_of(state.service)
         hits = [hit for candidate in window.candidates if (hit := self._match(candidate, window))]
         told = [hit for hit in hits if hit.kind is None]
         for hit in told:
-            self._note(hit, window)
+            context = self._note(hit, window, context)
         for hit in (hit for hit in told if hit.wording.anchor == ECHO_ANCHOR):
-            self._context.note_echo(window.text[hit.position :])
+            context.note_echo(window.text[hit.position :])
         failures = [hit for hit in hits if hit.kind is not None]
         if not failures:
-            self._unrecognized.consider(window, self._context, lambda hit: self._is_quoted(hit, window))
+            self._unrecognized.consider(window, context, lambda hit: self._is_quoted(hit, window))
             return
         best = best_of(failures)
         first, last = window.orders[best.first], window.orders[best.last]
@@ -184,7 +227,7 @@ class Scanner:
         if self._is_quoted(best, window):
             return
         evidence, location = _quote(line), Location(line.number, line.byte, window.process)
-        found = self.found.take(best, location, evidence, self._context)
+        found = self.found.take(best, location, evidence, context)
         state.taken[window.process] = (first, last, found)
         if found is not None:
             self._attach(found, window.lines[best.last].number)
@@ -208,17 +251,27 @@ class Scanner:
         self._quotations = tuple(other for other in self._quotations if other is not slow)
         self._left_out["quotation", slow.name, slow.part] = f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
 
-    def _note(self, hit: Hit, window: Window) -> None:
-        begun = self._context.begun_by(hit, window.process, window.text[hit.position :])
-        self._contexts += [] if begun is None or len(self._contexts) >= MAX_STARTS else [begun]
+    def _note(self, hit: Hit, window: Window, context: Context) -> Context:
+        """Take a line that tells no failure; return the start that it belongs to: ``context``, or the one that it begins."""
+        begun = context.begun_by(hit, window.process, window.text[hit.position :])
+        if begun is not None and len(self._contexts) < MAX_STARTS:
+            begun.number = len(self._contexts) + 1
+            self._contexts.append(begun)
+            for service, latest in self._latest.items():
+                if latest is context:
+                    self._latest[service] = begun
+            context = begun
         evidence = _quote(window.lines[hit.first])
-        near = self._context.note(hit, window.process, evidence)
+        near = context.note(hit, window.process, evidence)
         if near is None:
-            return
+            return context
         for found in self.found.all[-3:]:
-            after = near.line - found.last_line
-            if found.context is self._context and 0 <= after <= NEAR_AFTER_LINES and near.of(found.process):
+            # The kernel's report of a kill is one message of many lines, whose figures are amid it.
+            begin = found.incident.location.line if found.incident.kind == "host_oom" else found.last_line
+            is_near = (begin or 0) <= near.line <= found.last_line + NEAR_AFTER_LINES
+            if found.context is context and is_near and near.of(found.process):
                 found.near.append(near)
+        return context
 
     def _attach(self, found: ScannedIncident, last_line: int) -> None:
         """Add to an incident what is known at this moment of the process that failed."""
@@ -231,7 +284,7 @@ class Scanner:
         lines = dict.fromkeys(q for q in quotes if q is not None and q not in found.incident.evidence)
         found.incident = replace(
             found.incident,
-            facts={**known, **found.incident.facts},
+            facts={**known, **self._frames.facts(process, last_line), **found.incident.facts},
             evidence=(*found.incident.evidence, *lines),
             phase=found.incident.phase
             if found.incident.phase != "unknown"
@@ -241,7 +294,7 @@ class Scanner:
     @property
     def measured(self) -> dict[str, float]:
         """What the run measured of itself: the figures outside failures, as last printed, by fact and in its unit."""
-        return self._context.numbers()
+        return self._contexts[-1].numbers()
 
     def death(self) -> Incident | None:
         """Close the streams and return the death of the engine that started last, None if it did not die.
@@ -251,7 +304,7 @@ class Scanner:
         self.flush()
         if len(self._contexts) >= MAX_STARTS:
             return None  # later starts are not told apart
-        last = next((c for c in reversed(self._contexts) if c.ending.death is not None or c.stands), self._context)
+        last = next((c for c in reversed(self._contexts) if c.ending.death is not None or c.stands), self._contexts[-1])
         return last.death
 
     def flush(self) -> None:
@@ -277,10 +330,27 @@ class Scanner:
             found_so = self._unrecognized.failure()
             kept = kept if found_so is None else [*(f for f in kept if f.incident.kind != "engine_dead"), found_so]
             notes += () if kept else self._unrecognized.notes
+        kept = sorted([*kept, *self._errors.deaths(self.found.all, newer_than_s)], key=_line)
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes += () if kept else self._own.note
-        incidents = tuple(concluded_incident(f, given, alone=len(kept) == 1) for f in kept)
-        return Diagnosis(source, incidents, notes, starts)
+        several = len({context.service for context in self._contexts}) > 1
+        incidents = tuple(
+            concluded_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several) for f in kept
+        )
+        return Diagnosis(source, self._with_causes(kept, incidents), notes, starts)
+
+    def _with_causes(self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+        """Return the incidents, each end of an engine with the exception or signal that caused it."""
+        afters = [0, *(found.last_line for found in kept)][: len(kept)]
+        befores: list[int | None] = [*map(_line, kept[1:]), None][: len(kept)]
+        return tuple(
+            self._errors.explained(one, found.context.service, after, before) if one.kind == "engine_dead" else one
+            for one, found, after, before in zip(incidents, kept, afters, befores, strict=True)
+        )
+
+
+def _line(found: ScannedIncident) -> int:
+    return found.incident.location.line or 0
 
 
 def scan(

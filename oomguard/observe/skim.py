@@ -21,6 +21,9 @@ SHORT_BYTES: Final = 1 << 18
 MANY_LINES: Final = 4000
 LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
+# A traceback ends with its exception: if one begins behind an anchor, so many lines may follow.
+TRACEBACK_LINES: Final = 400
+_TRACEBACK: Final = b"Traceback (most recent call last)"
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
 # A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them (``pieces``).
@@ -149,12 +152,13 @@ def _block(
 
     Bytes from ``limit`` on come again at the head of the next block; ``owed`` is what the block before returned.
     """
-    done = lo
-    ends = ends_in(memoryview(block)[lo:hi])
-    around = (
-        (_backward(block, lo, lo + end, LINES_BEFORE), _forward(block, hi, lo + end, LINES_AFTER)) for end in ends
-    )
-    regions = _merged(list(around))
+    done, beyond = lo, 0
+    around = []
+    for end in ends_in(memoryview(block)[lo:hi]):
+        stop, missing = _behind(block, hi, lo + end)
+        around.append((_backward(block, lo, lo + end, LINES_BEFORE), stop))
+        beyond = max(beyond, missing)
+    regions = _merged(around)
     if owed:
         regions = _merged([(lo, _forward(block, hi, lo, owed)), *regions])
     for start, stop in regions:
@@ -172,7 +176,17 @@ def _block(
     left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
     if done < limit:
         _count(block, done, limit, place)
-    return 0 if left is None else block.count(b"\n", limit, left) + 1
+    return 0 if left is None else block.count(b"\n", limit, left) + 1 + beyond
+
+
+def _behind(block: bytearray, hi: int, end: int) -> tuple[int, int]:
+    """Return where the wanted lines behind an anchor stop, behind a traceback that begins there, and how many lie in the next block."""
+    lines = LINES_AFTER
+    stop = _forward(block, hi, end, lines)
+    if block.find(_TRACEBACK, end, stop) >= 0:
+        lines = TRACEBACK_LINES
+        stop = _forward(block, hi, end, lines)
+    return stop, lines - block.count(b"\n", end, hi) if stop == hi else 0
 
 
 def _merged(regions: list[tuple[int, int]]) -> list[tuple[int, int]]:

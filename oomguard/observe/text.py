@@ -1,7 +1,7 @@
 """Peel one raw line: wrappers of log collectors, terminal escapes and logger prefixes go, the words stay.
 
 A log may come through Docker, kubectl, journald, SLURM or a launcher; each puts something before the engine's words.
-The name of a process is kept, the rest is dropped. Evidence always quotes the raw line.
+The names of the process and of its service or pod are kept, the rest is dropped. Evidence always quotes the raw line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.escapes import strip_escapes
@@ -17,7 +17,7 @@ from oomguard.escapes import strip_escapes
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"
 
-# What may stand before the words of a line. A group ``name`` is the process that wrote it.
+# What may stand before the words of a line. A group ``name`` is the process that wrote it, ``service`` its container.
 _PREFIXES: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -41,8 +41,8 @@ _PREFIXES: Final = tuple(
         rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+(?: \[[^\]\n]{{1,60}}\])?)\s+[|-](?=\s)){{1,3}}\s?",
         rf"\s*{_STAMP}\s+(?:{_LEVEL}\s+(?!\d\d-\d\d ))?",  # a level and a short date are vLLM's own
         # kubectl --prefix, docker compose and swarm, honcho, pm2
-        r"\s*\[pod/[\w./-]+\]\s?",
-        r"(?:\d\d:\d\d:\d\d |\d{1,3}\|)?[\w.@-]{1,60}\s{1,30}\|\s?(?=\S)",
+        r"\s*\[(?P<service>pod/[\w./-]+)\]\s?",
+        r"(?:\d\d:\d\d:\d\d |\d{1,3}\|)?(?P<service>[\w.@-]{1,60})\s{1,30}\|\s?(?=\S)",
         r"\s*\|\s+(?=\[?\d{4}-)",
         # journald and syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: ",
@@ -107,36 +107,44 @@ _CHAT_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlainLine:
-    """The words of one line without prefixes, and the process that its prefix names (None: no process)."""
+    """The words of one line without prefixes, and the process that its prefix names (None: no process).
+
+    ``service`` is what a first column names that may be a container's (``vllm-1 |``, ``[pod/llm-0]``); ``is_record`` says that a
+    process, a logger or a clock stands before the words, besides it.
+    """
 
     text: str
     process: str | None
+    service: str | None = field(default=None, compare=False)
+    is_record: bool = field(default=False, compare=False)
 
 
 def peel(line: str) -> PlainLine:
     """Peel a collector's wrapping and escapes, then process, rank and logger prefixes in any order until no more match."""
     # A collector's object may hold several lines, each with a prefix of its own.
     peeled = [_peel_one(part) for part in unwrap(line).split("\n")]
-    process = next((process for _, process in peeled if process), None)
-    return PlainLine(without_escaped_breaks("\n".join(text for text, _ in peeled)), process)
+    process = next((one.process for one in peeled if one.process), None)
+    text = without_escaped_breaks("\n".join(one.text for one in peeled))
+    return PlainLine(text, process, peeled[0].service, peeled[0].is_record)
 
 
-def _peel_one(line: str) -> tuple[str, str | None]:
-    text, process = strip_escapes(line), None
+def _peel_one(line: str) -> PlainLine:
+    text, process, service, is_record = strip_escapes(line), None, None, False
     if "[" in text and _WRITTEN_ESCAPE.search(text):
         text = _WRITTEN_ESCAPE.sub("", text)
     for _ in range(_MAX_PREFIXES):
         for pattern in _PREFIXES:
             match = pattern.match(text)
             if match and match.end():
-                text = text[match.end() :]
-                process = process or (match.groupdict().get("name") or "").strip() or None
+                text, named = text[match.end() :], match.groupdict()
+                process = process or (named.get("name") or "").strip() or None
+                service, is_record = service or named.get("service"), is_record or "service" not in named
                 break
         else:
             break
     if text.endswith("  ") or ".py:" in text[-_MARGIN_CHARS:]:
         text = _MARGIN.sub("", text)
-    return text, process
+    return PlainLine(text, process, service, is_record)
 
 
 def unwrap(line: str) -> str:

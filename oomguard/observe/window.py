@@ -110,8 +110,8 @@ class Window:
     texts: list[str]
     limit: int = WINDOW_LINES
     complete: bool = False
-    # The lines before the anchor, whoever wrote them: the introduction of a quotation names no process.
-    context: tuple[tuple[int, str], ...] = ()
+    # The lines before the anchor, whoever wrote them, peeled and as printed: the introduction of a quotation names no process.
+    context: tuple[tuple[int, str, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -124,9 +124,11 @@ class Window:
         start = sum(map(len, self.texts[: self.anchor]))
         return start, start + len(self.texts[self.anchor])
 
-    def above(self, index: int) -> str:
-        """Return the lines before one of this window's, whichever process wrote them."""
-        return "\n".join(text for order, text in self.context if order < self.orders[index])
+    def above(self, index: int, *, raw: bool = False) -> str:
+        """Return the lines before one of this window's, whichever process wrote them; ``raw``: as they were printed."""
+        return "\n".join(
+            printed if raw else text for order, text, printed in self.context if order < self.orders[index]
+        )
 
     def index(self, position: int) -> int:
         """Return the index of the line that holds a position of the joined text."""
@@ -194,7 +196,7 @@ def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candi
     for (_, _, before), (_, line, behind) in itertools.pairwise(same):
         texts.append(_joint(before.text, line, behind.text) + behind.text)
     window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
-    window.context = tuple((order, text.text) for order, _, text in lines)
+    window.context = tuple((order, text.text, line.text) for order, line, text in lines)
     # A frame or a figure takes its line or the next; only a failure and a list of settings go on for long.
     if all(signature.kind is None and wording.anchor != ECHO_ANCHOR for signature, wording in candidates):
         window.limit = CONTEXT_LINES

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Final
 
-from oomguard.supervise.last_words import is_of_another_rank
+from oomguard.observe.engine_errors import is_of_another_rank
 from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("secondary.toml")

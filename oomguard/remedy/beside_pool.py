@@ -11,8 +11,10 @@ from oomguard.memory.ceilings import others_margin_ratio
 from oomguard.remedy.own_share import own_share_ratio
 from oomguard.remedy.printed import rounded
 from oomguard.remedy.solution import Solution
+from oomguard.surfaces import default_value
 
 # After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32, topk_topp_sampler.py apply_top_k_top_p_pytorch.
+_LEAST_DEFAULT_UTILIZATION: Final = 0.9  # of all versions of vLLM
 _LATER_IN_SAMPLER_RATIO: Final = 0.5
 # With more of the device in other hands its size does not tell the engine's own share of what was free.
 _OTHERS_RATIO: Final = 0.1
@@ -47,6 +49,10 @@ def utilization_for_tried(incident: Incident) -> Solution:
     """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free + margin) / total."""
     lacking, missing = lacking_beside(incident, "gpu_memory_utilization_ratio", "gpu_memory_utilization")
     ratio, total = incident.number("gpu_memory_utilization_ratio"), incident.number("device_total_bytes")
+    assumed = ""
+    if missing == ("gpu_memory_utilization: not printed",) and incident.framework == "vllm":
+        ratio, missing = _default_utilization(incident), ()
+        assumed = f", if it is at its default of {ratio:g}"
     if missing or ratio is None or not total:
         why = f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})"
         return Solution(None, why, unknown=missing)
@@ -54,7 +60,14 @@ def utilization_for_tried(incident: Incident) -> Solution:
     if value <= 0:
         tried = format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{tried} beside the KV pool does not fit in {format_gib(total)}")
-    return Solution(value, f"{format_gib(lacking)} more is left beside the KV pool", round((ratio - value) * total))
+    reason = f"{format_gib(lacking)} more is left beside the KV pool{assumed}"
+    return Solution(value, reason, round((ratio - value) * total))
+
+
+def _default_utilization(incident: Incident) -> float:
+    """Return the version's default share, the least one of all versions if the version is not printed."""
+    own = default_value("gpu_memory_utilization", "vllm", incident.framework_version)
+    return float(own) if isinstance(own, (int, float)) else _LEAST_DEFAULT_UTILIZATION
 
 
 def kv_bytes_for_tried(incident: Incident) -> Solution:

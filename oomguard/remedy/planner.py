@@ -24,7 +24,7 @@ from oomguard.settings import effect_of, setting
 from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
 
 # A cause that is so much less sure than the first one is not acted on before it.
-_MUCH_SURER: Final = 0.3
+MUCH_SURER: Final = 0.3
 
 Tried = Collection[tuple[str, FactValue]]
 
@@ -97,7 +97,7 @@ def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, 
     """Return the patches in the order of the plan: those of sure causes first, of those what may be applied, then by its cost."""
     shown = (replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches)
     ranks = {cause.rule: rank for rank, cause in enumerate(causes)}
-    weak = {cause.rule for cause in causes if cause.confidence < causes[0].confidence - _MUCH_SURER}
+    weak = {cause.rule for cause in causes if cause.confidence < causes[0].confidence - MUCH_SURER}
 
     def key(patch: Patch) -> tuple[bool, bool, bool, int, Effect]:
         # Of what is not solved the surest cause's comes first: none of it costs anything yet.

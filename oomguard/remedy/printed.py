@@ -23,6 +23,8 @@ RAISE_MARGIN_CPU_RATIO: Final = 0.02
 RAISE_MARGIN_BYTES: Final = 32 * MIB
 # Where the KV need of one request is not known: up to this share of the device, as far as it is free.
 UNKNOWN_KV_RATIO: Final = 0.10
+# Of the sequences of a warm-up that ran out of memory, so many times fewer are tried.
+WARMUP_DIVISOR: Final = 4
 # Whole blocks of the largest default size: where it is not known how many tokens a block holds.
 LARGEST_BLOCK_TOKENS: Final = 128
 
@@ -247,6 +249,21 @@ def rows_that_fit(incident: Incident) -> Solution:
     return Solution(None, why, unknown=tuple(f"{n}: not measured" for n in missing))
 
 
+def sequences_for_warmup(incident: Incident) -> Solution:
+    """Lower ``max_num_seqs`` to a quarter: the warm-up's buffers grow in proportion to it.
+
+    No log prints how much is missing. A quarter frees three quarters of the warm-up's memory.
+    """
+    sequences = incident.number("max_num_seqs")
+    if sequences is None:
+        return Solution(None, "the text does not show max_num_seqs", unknown=("max_num_seqs: not printed",))
+    value = int(sequences) // WARMUP_DIVISOR
+    if value < 1:
+        return Solution(None, f"{int(sequences)} sequences are too few to lower")
+    reason = f"the warm-up with {int(sequences)} sequences needs memory in proportion to them; a quarter frees three quarters of it"
+    return Solution(value, reason)
+
+
 PRINTED: Final[dict[str, Solver]] = {
     "printed_estimate": printed_estimate,
     "blocks_for_max_len": blocks_for_max_len,
@@ -256,4 +273,5 @@ PRINTED: Final[dict[str, Solver]] = {
     "utilization_within_free": utilization_within_free,
     "kv_bytes_within_free": kv_bytes_within_free,
     "rows_that_fit": rows_that_fit,
+    "sequences_for_warmup": sequences_for_warmup,
 }

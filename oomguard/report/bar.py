@@ -49,7 +49,7 @@ class Segment:
 def segments(budget: Budget) -> tuple[Segment, ...]:
     """Return the parts with their shares of the device, and the rest that no part names; empty if no part is known.
 
-    If the total is unknown, or the parts add up to more (rounding, overlap), the shares are of the parts' sum.
+    If the total is unknown, or a caller's parts add up to more, the shares are of the parts' sum.
     """
     parts = [part for part in budget.parts if part.bytes > 0]
     known = sum(part.bytes for part in parts)
@@ -64,6 +64,13 @@ def segments(budget: Budget) -> tuple[Segment, ...]:
     if total - known > _SMALLEST_REST_RATIO * total:
         rows.append(Segment(REST, total - known, (total - known) / total, "", COLORS[REST]))
     return tuple(rows)
+
+
+def contradiction(budget: Budget) -> str:
+    """Return the line that says which printed numbers cannot be true together, "" if they can."""
+    if budget.conflict is None:
+        return ""
+    return f"The printed numbers contradict each other: {budget.conflict}. No part is shown for them."
 
 
 def cells(shares: Sequence[Segment], width: int) -> list[int]:

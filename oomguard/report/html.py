@@ -12,16 +12,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from oomguard.facts import Fact, format_gib
-from oomguard.incident import Alternative, Budget, Cause, Diagnosis, EngineStart, Incident, Patch, SettingInForce
-from oomguard.report.bar import percent, segments
+from oomguard.incident import (
+    EMPTY,
+    Action,
+    Alternative,
+    Budget,
+    Cause,
+    Diagnosis,
+    EngineStart,
+    Incident,
+    SettingInForce,
+)
+from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
     Shown,
+    action_why,
     amount,
-    blocked,
     capacity,
-    change,
     confidence,
     echoes,
     instead,
@@ -31,7 +40,6 @@ from oomguard.report.wording import (
     shown_once,
     start_title,
     tradeoff,
-    why,
 )
 from oomguard.snapshots.records import DeviceMemory
 
@@ -184,12 +192,12 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
     """
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
     if not sections:
-        found = _element(f"h{level}", "no memory failure found", "headline")
+        found = _element(f"h{level}", diagnosis.without_failure, "headline")
         sections = [f'<section class="quiet">\n{found}</section>\n']
         sections += [_start(start, level) for start in diagnosis.starts]
     if diagnosis.snapshot is not None:
         sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
-    return sections + [_element("p", f"note: {note}", "dim") for note in diagnosis.notes]
+    return sections + [_element("p", f"note: {note}", "dim") for note in diagnosis.notes if note != EMPTY]
 
 
 def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:
@@ -210,12 +218,12 @@ def _incident(shown: Shown, level: int) -> str:
     parts.append(f'<p class="dim"><code>{_escaped(incident.kind)}</code> {_escaped(place(incident))}</p>\n')
     if text := echoes(shown):
         parts.append(_element("p", text, "dim"))
-    parts.append(_bar(incident.budget))
+    if incident.actions:
+        items = "".join(_action(action) for action in incident.actions)
+        parts.append(f"{_element(title, 'What to do', 'title')}<ol>\n{items}</ol>\n")
     for number, cause in enumerate(incident.causes):
         parts.append(_cause(cause, title, first=number == 0))
-    if incident.plan:
-        items = "".join(_patch(patch) for patch in incident.plan)
-        parts.append(f"{_element(title, 'What to change', 'title')}<ol>\n{items}</ol>\n")
+    parts.append(_bar(incident.budget))
     if incident.alternatives:
         items = "".join(_alternative(alternative) for alternative in incident.alternatives)
         parts.append(f"{_element(title, 'Instead', 'title')}<ul>\n{items}</ul>\n")
@@ -267,8 +275,9 @@ def _number_table(headings: Sequence[str], rows: Sequence[Sequence[str]], number
 def _bar(budget: Budget) -> str:
     """Return the bar with its legend as a table; without the device's total only the table, without shares."""
     parts, total = segments(budget), budget.device_total_bytes
+    conflict = _element("p", contradiction(budget)) if budget.conflict else ""
     if not parts:
-        return ""
+        return conflict
     drawing = ""
     if total:
         words = ", ".join(f"{part.name} {percent(part.ratio)}" for part in parts)
@@ -287,7 +296,7 @@ def _bar(budget: Budget) -> str:
         for part in parts
     )
     whole = f"of {format_gib(total)}" if total else "of a device whose size is not known"
-    return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}"
+    return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}{conflict}"
 
 
 def _cause(cause: Cause, title: str, *, first: bool) -> str:
@@ -302,15 +311,17 @@ def _cause(cause: Cause, title: str, *, first: bool) -> str:
     return "".join(parts)
 
 
-def _patch(patch: Patch) -> str:
-    name = f"<strong>{_escaped(patch.setting)}: {_arrows(change(patch))}</strong>"
-    tag = f'<span class="tag">{_escaped(patch.effect)}</span>'
-    parts = [f"<li>{name} {tag}\n", _element("p", why(patch))]
-    if patch.tradeoff:
-        parts.append(_element("p", f"Cost: {patch.tradeoff}", "dim"))
-    if text := blocked(patch):
-        parts.append(_element("p", f"Not done by itself: {text}", "dim"))
-    return f"{''.join(parts)}{_pastes(patch)}</li>\n"
+def _action(action: Action) -> str:
+    tag = "" if action.effect is None else f' <span class="tag">{_escaped(action.effect)}</span>'
+    parts = [f"<li><strong>{_escaped(action.title)}</strong>{tag}\n"]
+    parts += [_element("p", text) for text in [action_why(action)] if text]
+    if action.cost:
+        parts.append(_element("p", f"Cost: {action.cost}", "dim"))
+    if action.blocked_by:
+        parts.append(_element("p", f"Not automatic: {action.blocked_by}", "dim"))
+    if action.command:
+        parts.append(f'<div class="paste"><code>{_escaped(action.command)}</code></div>\n')
+    return f"{''.join(parts)}</li>\n"
 
 
 def _alternative(alternative: Alternative) -> str:
@@ -323,7 +334,7 @@ def _alternative(alternative: Alternative) -> str:
     return f"{''.join(parts)}</li>\n"
 
 
-def _pastes(item: Patch | Alternative) -> str:
+def _pastes(item: Alternative) -> str:
     return "".join(f'<div class="paste"><code>{_escaped(text)}</code></div>\n' for text in pastes(item))
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oomguard.incident import Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
+from oomguard.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
 from oomguard.report.presentable import masked, well_formed
 from oomguard.report.snapshot import snapshot_dict
 
@@ -108,9 +108,11 @@ def _incident(incident: Incident) -> dict[str, Any]:
                 "evidence": _evidence(cause.evidence),
                 "explanation": cause.explanation,
                 "title": cause.title,
+                "confirm": cause.confirm,
             }
             for cause in incident.causes
         ],
+        "actions": [_action(action) for action in incident.actions],
         "plan": [_patch(patch) for patch in incident.plan],
         "budget": _budget(incident.budget),
         "alternatives": [
@@ -141,6 +143,25 @@ def _start(start: EngineStart) -> dict[str, Any]:
     return {key: plain_value(value) for key, value in row.items()}
 
 
+def _action(action: Action) -> dict[str, Any]:
+    row = {
+        "id": action.id,
+        "direction": action.direction,
+        "from": action.old,
+        "to": action.new,
+        "effect": None if action.effect is None else str(action.effect),
+        "applicability": action.applicability,
+        "title": action.title,
+        "command": action.command,
+        "why": action.why,
+        "frees_bytes": action.frees_bytes,
+        "rule": action.rule,
+        "cost": action.cost,
+        "blocked_by": action.blocked_by,
+    }
+    return {key: plain_value(value) for key, value in row.items()}
+
+
 def _patch(patch: Patch) -> dict[str, Any]:
     row = {
         "setting": patch.setting,
@@ -164,7 +185,7 @@ def _patch(patch: Patch) -> dict[str, Any]:
 
 def _budget(budget: Budget) -> dict[str, Any]:
     parts = [{"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts]
-    return {"device_total_bytes": budget.device_total_bytes, "parts": parts}
+    return {"device_total_bytes": budget.device_total_bytes, "parts": parts, "conflict": budget.conflict}
 
 
 def _evidence(evidence: tuple[Evidence, ...]) -> list[str]:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from oomguard.facts import format_gib
-from oomguard.incident import Budget, Diagnosis, EngineStart, Incident, Patch
-from oomguard.report.bar import percent, segments
+from oomguard.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
+from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
 from oomguard.report.wording import (
     Shown,
-    blocked,
+    action_why,
     capacity,
-    change,
     echoes,
     instead,
     pastes,
@@ -24,7 +23,6 @@ from oomguard.report.wording import (
     shown_once,
     start_title,
     tradeoff,
-    why,
 )
 
 if TYPE_CHECKING:
@@ -43,11 +41,11 @@ def to_markdown(diagnosis: Diagnosis) -> str:
     if shown.incidents:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
     else:
-        text = f"**{inline(shown.source or 'text')}**: no memory failure found\n"
+        text = f"**{inline(shown.source or 'text')}**: {shown.without_failure}\n"
         text += "".join(f"\n{_start(start)}" for start in shown.starts)
     for device in shown.snapshot.devices if shown.snapshot else ():
         text += f"\n{_device(device)}"
-    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes)
+    return text + "".join(f"\n- note: {inline(note)}\n" for note in shown.notes if note != EMPTY)
 
 
 def inline(text: object) -> str:
@@ -84,14 +82,13 @@ def _incident(shown: Shown, source: str) -> str:
     lines = [f"### {inline(incident.headline)}", "", f"{code(incident.kind)} {inline(place(incident, source))}"]
     if text := echoes(shown):
         lines += ["", inline(text)]
+    if incident.actions:
+        lines += ["", "**What to do**", ""]
+        lines += [f"{number}. {_action(action)}" for number, action in enumerate(incident.actions, 1)]
     lines += ["", *_budget(incident.budget)]
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
         lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
-    if incident.plan:
-        lines += ["| setting | change | effect | why | cost | paste |", "|---|---|---|---|---|---|"]
-        lines += [_plan_row(patch) for patch in incident.plan]
-        lines.append("")
     for other in incident.alternatives:
         paste = " or ".join(code(text) for text in pastes(other))
         cost = f" Cost: {inline(tradeoff(other))}" if tradeoff(other) else ""
@@ -104,21 +101,24 @@ def _incident(shown: Shown, source: str) -> str:
     return "\n".join([*lines, *_evidence(incident)]) + "\n"
 
 
-def _plan_row(patch: Patch) -> str:
-    reason = why(patch) + (f" (not done by itself: {blocked(patch)})" if blocked(patch) else "")
-    paste = "<br>".join(code(text) for text in pastes(patch))
-    texts = [code(patch.setting), cell(change(patch)), str(patch.effect), cell(reason), cell(patch.tradeoff), paste]
-    return f"| {' | '.join(texts)} |"
+def _action(action: Action) -> str:
+    effect = "" if action.effect is None else f" ({action.effect})"
+    texts = [f"**{inline(action.title)}**{effect}", inline(action_why(action))]
+    texts += [code(action.command)] if action.command else []
+    texts += [f"Cost: {inline(action.cost)}"] if action.cost else []
+    texts += [f"Not automatic: {inline(action.blocked_by)}"] if action.blocked_by else []
+    return "<br>".join(text for text in texts if text)
 
 
 def _budget(budget: Budget) -> list[str]:
     parts, total = segments(budget), budget.device_total_bytes
+    conflict = [inline(contradiction(budget)), ""] if budget.conflict else []
     if not parts:
-        return []
+        return conflict
     whole = f"share of {format_gib(total)}" if total else "share"
     rows = [f"| where the bytes went | size | {whole} |", "|---|---:|---:|"]
     rows += [f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |" for p in parts]
-    return [*rows, ""]
+    return [*rows, "", *conflict]
 
 
 def _evidence(incident: Incident) -> list[str]:

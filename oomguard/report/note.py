@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oomguard.incident import Attempt, Incident
+from oomguard.incident import Action, Attempt, Incident
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import blocked
+from oomguard.report.wording import action_why
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
@@ -20,16 +20,26 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
         cause = incident.causes[0]
         lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")
     lines += tried(attempts)
-    for patch in incident.plan:
-        spelled = patch.as_flag if of_command else patch.as_kwarg or patch.as_flag
-        to = "not solved" if patch.new is None else spelled or f"{patch.setting}={patch.new}"
-        why = f" [not done by itself: {blocked(patch)}]" if blocked(patch) else ""
-        lines.append(f"  change: {patch.setting}: {to} ({patch.effect}): {patch.reason}{why}")
+    for number, action in enumerate(incident.actions):
+        start = "do first" if number == 0 else "then"
+        command = _command(action, incident, of_command=of_command)
+        blocked = f" [not automatic: {action.blocked_by}]" if action.blocked_by else ""
+        lines.append(
+            f"  {start}: {action.title}{f': {command}' if command else ''}. {action_why(action)}{blocked}".rstrip()
+        )
     if incident.unknown:
         lines.append(f"  unknown: {' '.join(incident.unknown)}")
     if incident.missing:
         lines.append(f"  to decide: {incident.missing.what}: {incident.missing.command}")
     return "\n".join(lines)
+
+
+def _command(action: Action, incident: Incident, *, of_command: bool) -> str | None:
+    """Return what to paste: the flag for a command, the keyword argument for a call."""
+    patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
+    if of_command or patch is None:
+        return action.command
+    return patch.as_kwarg or action.command
 
 
 def tried(attempts: Sequence[Attempt]) -> list[str]:

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from oomguard.incident import Alternative, Cause, Diagnosis, EngineStart, Patch
+from oomguard.incident import EMPTY, Action, Alternative, Cause, Diagnosis, EngineStart
+from oomguard.report.bar import contradiction
 from oomguard.report.mask import homes_kept, mask
 from oomguard.report.presentable import drawn, plain
 from oomguard.report.snapshot import snapshot_panel
 from oomguard.report.terminal_bar import BudgetBar
 from oomguard.report.wording import (
     Shown,
-    blocked,
+    action_why,
     capacity,
-    change,
     confidence,
+    decide_by,
     echoes,
     instead,
     pastes,
     place,
     settings_of_note,
+    shown_causes,
     shown_once,
     start_title,
     tradeoff,
-    why,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-SHOWN_CAUSES: Final = 2
-SHOWN_EVIDENCE: Final = 2
-EVIDENCE_CHARS: Final = 240
+SHOWN_EVIDENCE: Final = 1
+EVIDENCE_CHARS: Final = 160
 MAX_COLUMNS: Final = 100
 
 Commands = Mapping[str, str]
@@ -67,14 +67,15 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
             console.print(command, style="green", markup=False, soft_wrap=True)
     if not diagnosis.incidents:
-        line = f"{diagnosis.source or 'text'}: no memory failure found"
+        line = f"{diagnosis.source or 'text'}: {diagnosis.without_failure}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         for start in diagnosis.starts:
             console.print(start_panel(start, ascii_only=ascii_only), width=width)
     for device in diagnosis.snapshot.devices if diagnosis.snapshot else ():
         console.print(snapshot_panel(device, ascii_only=ascii_only), width=width)
     for note in diagnosis.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        if note != EMPTY:
+            console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
@@ -94,13 +95,19 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
     incident = shown.incident
     parts: list[RenderableType] = [Text(incident.headline, style="bold")]
     parts += [Text(text, style="dim") for text in (place(incident, source), echoes(shown)) if text]
+    if incident.actions:
+        parts += [Text(), _action("Do first: ", incident.actions[0])]
+    for number, cause in enumerate(shown_causes(incident)):
+        parts += _cause(cause, first=number == 0)
+    if how := decide_by(incident):
+        parts.append(Text("Decide by: ", style="bold").append(how, style="not bold"))
     if incident.budget.parts:
         parts += [Text(), BudgetBar(incident.budget, ascii_only=ascii_only)]
-    for number, cause in enumerate(incident.causes[:SHOWN_CAUSES]):
-        parts += _cause(cause, first=number == 0)
-    if incident.plan:
-        parts.append(Text("\nWhat to change", style="bold"))
-        parts += [_patch(number, patch) for number, patch in enumerate(incident.plan, 1)]
+    if text := contradiction(incident.budget):
+        parts.append(Text(text, style="yellow"))
+    if len(incident.actions) > 1:
+        parts.append(Text("\nIf that is not enough", style="bold"))
+        parts += [_action(f"{number}. ", action) for number, action in enumerate(incident.actions[1:], 2)]
     if incident.alternatives:
         parts.append(Text("\nInstead", style="bold"))
         parts += [_alternative(alternative) for alternative in incident.alternatives]
@@ -124,6 +131,8 @@ def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableTy
         parts.append(line)
     if start.budget.parts:
         parts += [*([Text()] if parts else []), BudgetBar(start.budget, ascii_only=ascii_only, table=True)]
+    if text := contradiction(start.budget):
+        parts.append(Text(text, style="yellow"))
     if text := capacity(start):
         parts += [*([Text()] if parts else []), Text(text, style="bold")]
     if not parts:
@@ -155,21 +164,23 @@ def _short(text: str) -> str:
     return text if len(text) <= EVIDENCE_CHARS else f"{text[: EVIDENCE_CHARS - 3].rstrip()}..."
 
 
-def _patch(number: int, patch: Patch) -> RenderableType:
+def _action(start: str, action: Action) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
-    first = Text(f"{number}. {patch.setting}: {change(patch)}", style="bold" if patch.applicable else "")
-    first.append(f"  [{patch.effect}]", style="not bold dim")
-    lines: list[RenderableType] = [_indented(why(patch), 3)]
-    if patch.tradeoff:
-        lines.append(_indented(f"Cost: {patch.tradeoff}", 3, "dim"))
-    if text := blocked(patch):
-        lines.append(_indented(f"Not done by itself: {text}", 3, "yellow"))
-    if paste := pastes(patch):
-        lines.append(_indented(" or ".join(paste), 3, "green"))
-    return Padding(Group(first, *lines), (0, 0, 0, 2))
+    is_first = not start[0].isdigit()
+    first = Text(start, style="bold").append(action.title, style="bold" if is_first else "not bold")
+    if action.effect is not None:
+        first.append(f"  [{action.effect}]", style="not bold dim")
+    lines: list[RenderableType] = [_indented(text, 3) for text in [action_why(action)] if text]
+    if action.command:
+        lines.append(_indented(action.command, 3, "green"))
+    if action.cost:
+        lines.append(_indented(f"Cost: {action.cost}", 3, "dim"))
+    if action.blocked_by:
+        lines.append(_indented(f"Not automatic: {action.blocked_by}", 3, "yellow"))
+    return Padding(Group(first, *lines), (0, 0, 0, 0 if is_first else 2))
 
 
 def _alternative(alternative: Alternative) -> RenderableType:

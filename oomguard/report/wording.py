@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
-from oomguard.incident import Alternative, Diagnosis, EngineStart, Incident, Patch
+from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart, Incident, Patch
 from oomguard.settings import SETTING_FACTS
 
 _SHOWN_NAMES: Final = 6
+# Two causes whose confidences differ by less are shown as one decision.
+CLOSE_CONFIDENCE: Final = 0.1
+LIKELY_CONFIDENCE: Final = 0.4
 # Facts of a start that say which model ran how; the settings in force come after them.
 _NOTED_FACTS: Final = ("model", "dtype", "tensor_parallel_size", "gpu_memory_utilization_ratio", "max_model_len_tokens")
 
@@ -48,7 +51,7 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
         incident.headline,
         tuple(sorted((name, str(fact.value)) for name, fact in incident.facts.items())),
         tuple((cause.id, cause.rule, cause.confidence, cause.explanation) for cause in incident.causes),
-        tuple((p.setting, str(p.old), str(p.new), p.reason, p.blocked_by) for p in incident.plan),
+        tuple((a.id, str(a.old), str(a.new), a.title, a.why, a.blocked_by) for a in incident.actions),
         incident.alternatives,
         incident.budget,
         incident.unknown,
@@ -120,6 +123,25 @@ def why(patch: Patch) -> str:
     """Return the reason of a patch and the bytes that it is predicted to free."""
     freed = patch.predicted_freed_bytes or 0
     return patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else "")
+
+
+def action_why(action: Action) -> str:
+    """Return why an action helps, and the bytes that it is predicted to free."""
+    freed = action.frees_bytes or 0
+    return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
+
+
+def shown_causes(incident: Incident) -> tuple[Cause, ...]:
+    """Return the likeliest cause, and the next one if it is likely too; that nothing is known is no second cause."""
+    second = [c for c in incident.causes[1:2] if c.id != "unknown" and c.confidence >= LIKELY_CONFIDENCE]
+    return (*incident.causes[:1], *second)
+
+
+def decide_by(incident: Incident) -> str:
+    """Return how to decide between the two likeliest causes, "" if one of them is clearly likelier."""
+    causes = shown_causes(incident)
+    is_close = len(causes) > 1 and causes[0].confidence - causes[1].confidence < CLOSE_CONFIDENCE
+    return causes[0].confirm if is_close and causes[0].id != causes[1].id else ""
 
 
 def pastes(item: Patch | Alternative) -> list[str]:

@@ -30,6 +30,7 @@ SOLVERS: Final = (
     "requests_in_pool",
     "requests_in_table",
     "rows_that_fit",
+    "sequences_for_warmup",
     "static_share_for_pool",
     "static_share_for_tried",
     "step_tokens_for_tried",

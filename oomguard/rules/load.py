@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from oomguard.errors import RuleError
+from oomguard.rules.actions import ActionTable, read_actions
 from oomguard.rules.expressions import compile_expression, trusted_expression
 from oomguard.rules.lazy import LazyPattern
 from oomguard.rules.missing import MissingRow, read_missing
@@ -23,6 +24,13 @@ UNRECOGNIZED: Final = (
     "out of memory", "out-of-memory", "Out of memory", "Out of Memory", "Out Of Memory", "OUT OF MEMORY", "OutOfMemory", "MemoryError",
     "out of GPU memory", "out of CUDA memory", "out of device memory", "out of host memory", "out of system memory",
 )  # fmt: skip
+# What an engine prints above the exception that ended one of its processes: observe/engine_errors.py reads what follows.
+ENGINE_ENDS: Final = (
+    "EngineCore failed to start", "EngineCore encountered a fatal error", "EngineCore hit an exception", "Process EngineCore",
+    "WorkerProc failed to start", "WorkerProc hit an exception", "Error executing method", "Exception in worker",
+    "Engine background task failed", "Scheduler hit an exception", "Failed to initialize executor on rank",
+    "Executor worker initialization error", "Shard complete standard error output",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,13 @@ class RuleSet:
     rules: tuple[Rule, ...]
     quotations: tuple[Quotation, ...] = ()
     missing: tuple[MissingRow, ...] = ()
+    actions: ActionTable = field(default_factory=ActionTable)
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures and the words of other out-of-memory messages, each once, sorted."""
+        """The anchors of all signatures, the words of other out-of-memory messages and of an engine's end, each once, sorted."""
         own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
-        return tuple(sorted(own.union(UNRECOGNIZED)))
+        return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
 
     def rule(self, code: str) -> Rule:
         """Return the rule with this code; raises KeyError for an unknown one."""
@@ -68,6 +77,7 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     rules: dict[str, Rule] = {}
     quotations: list[Quotation] = []
     missing: list[MissingRow] = []
+    actions = ActionTable()
     shipped = shipped_root()
     for root in (shipped, *extra):
         lazy = root == shipped and not check
@@ -89,10 +99,12 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
                 quotations += read_quotations(table, path, pattern)
             elif "missing" in table:
                 missing += read_missing(table, path)
+            elif "situation" in table:  # a user's rows come before the shipped ones
+                actions = read_actions(table, path, expression) + actions
             else:
                 signatures.append(read_signature(table, path, pattern))
     in_order = tuple(rules[code] for code in sorted(rules))
-    return RuleSet(tuple(signatures), in_order, tuple(quotations), tuple(missing))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), tuple(missing), actions)
 
 
 def _is_folder(path: Path) -> bool:

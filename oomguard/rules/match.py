@@ -14,6 +14,8 @@ from oomguard.rules.rule import Rule
 from oomguard.templates import render
 
 MOST_CONFIDENT: Final = 0.99
+# The most for a cause of a failure in a wording that no signature has.
+MOST_CONFIDENT_UNRECOGNIZED: Final = 0.7
 
 
 def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
@@ -39,15 +41,17 @@ def matches(rule: Rule, incident: Incident) -> bool:
 def explain(incident: Incident, rules: RuleSet) -> Incident:
     """Return the incident with its causes, the likeliest first; ties keep the order of the codes.
 
-    Where the wording is new, no cause is surer than that the message tells a failure at all.
+    If no signature has the wording, a cause is stated with 0.7 at most.
     """
     causes = []
     for rule in rules.rules:
         if not matches(rule, incident):
             continue
         text = render(f"{rule.summary} {rule.why}", incident.facts) or f"{rule.title}."
-        sure = round(confidence(rule, incident.facts) * (incident.certainty_ratio or 1.0), 3)
-        causes.append(Cause(rule.cause, rule.code, sure, _evidence(rule, incident), text, rule.title))
+        sure = confidence(rule, incident.facts)
+        if incident.certainty_ratio is not None:
+            sure = round(min(MOST_CONFIDENT_UNRECOGNIZED, sure * incident.certainty_ratio), 3)
+        causes.append(Cause(rule.cause, rule.code, sure, _evidence(rule, incident), text, rule.title, rule.confirm))
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
         causes = [

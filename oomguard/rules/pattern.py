@@ -74,13 +74,13 @@ def group_fact(group: str) -> str | None:
     """Return the fact that a named group fills, None if it names none.
 
     The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with its unit),
-    ``tried_gib`` (a bare figure in GiB) and ``tried_decimal_gb`` (one in 10^9 bytes). A trailing ``__2`` fills the same fact
-    from a second place of the pattern.
+    ``tried_gib`` (a bare figure in GiB), ``tried_kib`` (one in KiB) and ``tried_decimal_gb`` (one in 10^9 bytes). A
+    trailing ``__2`` fills the same fact from a second place of the pattern.
     """
     group = re.sub(r"__\d+\Z", "", group)
     if group in REGISTRY:
         return group
-    name = f"{group.removesuffix('_gib').removesuffix(_DECIMAL)}_bytes"
+    name = f"{group.removesuffix('_gib').removesuffix('_kib').removesuffix(_DECIMAL)}_bytes"
     return name if name in REGISTRY else None
 
 
@@ -92,10 +92,20 @@ def group_value(group: str, text: str) -> Fact:
     # numpy's "306. GiB", Kubernetes' "41Gi"
     text = re.sub(r"(\d[KMGT]i)\Z", r"\1B", re.sub(r"(?<=\d)\.(?=\s)", "", text))
     unit = re.sub(r"__\d+\Z", "", group)
+    if name != unit and name.endswith("_bytes") and not unit.endswith(("_gib", _DECIMAL)) and _is_cut(text):
+        raise SettingError(f"{text} has no unit")
     if unit.endswith(_DECIMAL):
         fact = coerce(name, f"{text} GiB")
         return replace(fact, value=round(float(text) * 10**9), slack=fact.slack * 10**9 / GIB)
-    return coerce(name, f"{text} GiB" if unit.endswith("_gib") else text)
+    for suffix, words in (("_gib", "GiB"), ("_kib", "KiB")):
+        if unit.endswith(suffix):
+            text = f"{text} {words}"
+    return coerce(name, text)
+
+
+def _is_cut(size: str) -> bool:
+    """Return whether a size has lost its unit: bytes are whole numbers, and nobody prints so few of them."""
+    return re.fullmatch(r"-?\d+\.\d*|-?\d{1,3}", size) is not None
 
 
 def _column(written: str, position: int) -> int:

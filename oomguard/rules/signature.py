@@ -19,7 +19,7 @@ from oomguard.rules.table import Table
 
 # How a line may say that an engine ended; what each means: observe/ending.py.
 ENDS: Final = ("died", "failing", "gone", "stopping", "told")
-_QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "below")
+_QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "below", "page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class Quotation:
 
     ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
     message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
-    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it, ``below`` those after it. A message with
+    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it, ``below`` those after it, ``page`` all of
+    these as they were printed, with a null character before and behind the line. A message with
     ``below_facts`` figures or more is a report whatever stands around it.
     """
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.escapes import strip_escapes
+from oomguard.observe.engine_errors import passes_on
 from oomguard.observe.text import peel
 from oomguard.user_files import read_tables
 
@@ -35,8 +36,7 @@ class LastWords:
     @property
     def passes_on(self) -> bool:
         """Whether the exception only says that another process failed."""
-        name = self.exception.partition(":")[0].rpartition(".")[2].partition("(")[0]
-        return name in _data().passing_on or is_of_another_rank(self.exception)
+        return passes_on(self.exception)
 
     @property
     def is_of_a_test(self) -> bool:
@@ -44,18 +44,11 @@ class LastWords:
         return self.exception.startswith(("AssertionError: '", 'AssertionError: "'))
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    passing_on: frozenset[str]
-    of_other_ranks: tuple[str, ...]
-    not_the_end: tuple[str, ...]
-
-
 def last_words(tail: bytes) -> LastWords | None:
     """Return the traceback that ends the output, None where it does not end with one."""
     texts = _Peeled(tail)
     heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
-    head = next((i for i in heads if not _above(texts, i).startswith(_data().not_the_end)), None)
+    head = next((i for i in heads if not _above(texts, i).startswith(_not_the_end())), None)
     if head is None:
         return None
     end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
@@ -68,11 +61,6 @@ def last_words(tail: bytes) -> LastWords | None:
     while (before := _direct_cause(texts, first)) is not None:
         first = before
     return LastWords(texts[end].strip(), tuple(texts[i] for i in range(first, len(texts))))
-
-
-def is_of_another_rank(text: str) -> bool:
-    """Return whether a text holds what an exception says that ended one rank since another one is gone."""
-    return any(said in text.lower() for said in _data().of_other_ranks)
 
 
 class _Peeled:
@@ -113,7 +101,6 @@ def _above(texts: _Peeled, at: int) -> str:
 
 
 @functools.cache
-def _data() -> _Data:
+def _not_the_end() -> tuple[str, ...]:
     table = next(iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values()))
-    ranks = tuple(text.lower() for text in table["of_other_ranks"])
-    return _Data(frozenset(table["exceptions"]), ranks, tuple(table["not_the_end"]))
+    return tuple(table["not_the_end"])

@@ -229,12 +229,31 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
 
 
 def test_a_folder_means_its_regular_files_only(tmp_path):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "inner.log").write_text(LOG)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     (tmp_path / "a.log").write_text("fine\n")
     assert one(str(tmp_path))["source"] == str(tmp_path / "a.log")
+
+
+def test_a_folder_means_the_logs_of_its_sub_folders_too_and_what_is_left_out_is_said(tmp_path):
+    (tmp_path / "runs" / "7").mkdir(parents=True)
+    (tmp_path / "runs" / "7" / "serve.log").write_text(LOG)
+    (tmp_path / "runs" / "weights.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    (tmp_path / "runs" / "serve.py").write_text("import vllm\n")
+    ran = diagnose("--format", "json", str(tmp_path))
+    (line,) = ran.stdout.splitlines()
+    assert json.loads(line)["source"] == str(tmp_path / "runs" / "7" / "serve.log")
+    assert json.loads(line)["verdict"] == "oom"
+    assert b"left out 2 files of sub-folders: binary or source code" in ran.stderr
+    assert diagnose("-q", str(tmp_path)).stderr == b""
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_an_empty_file_is_said_to_be_empty(tmp_path, form):
+    (tmp_path / "error.log").write_bytes(b"")
+    said = diagnose("--format", form, str(tmp_path / "error.log")).stdout.decode()
+    assert "empty" in said
+    assert "no memory failure" not in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -19,24 +20,27 @@ def found(*paths: str) -> list[str]:
     return [one.path for one in find_inputs(paths).found]
 
 
-def test_a_folder_means_its_files_and_not_those_of_any_folder_below(tmp_path: Path):
-    make(tmp_path, "b.log", "a.log", "sub/c.log", "logs/d.log")
-    assert found(str(tmp_path)) == [str(tmp_path / "a.log"), str(tmp_path / "b.log")]
+def test_a_folder_means_its_files_then_those_of_the_folders_below(tmp_path: Path):
+    make(tmp_path, "b.log", "a.log", "z/c.log", "logs/old/d.log", "logs/e.log", f"pods/prod_a_{UID}/engine/0.log")
+    below = ("logs/e.log", "logs/old/d.log", f"pods/prod_a_{UID}/engine/0.log", "z/c.log")
+    assert found(str(tmp_path)) == [str(tmp_path / name) for name in ("a.log", "b.log", *below)]
 
 
-def test_a_nodes_folder_of_pods_means_the_logs_of_all_its_containers(tmp_path: Path):
-    logs = [
-        f"pods/prod_a_{UID}/engine/0.log",
-        f"pods/prod_a_{UID}/engine/1.log.20261120-101112.gz",
-        f"pods/prod_b_{UID}/web/0.log",
-    ]
-    make(tmp_path, *logs, f"pods/prod_b_{UID}/web/notes.txt", "pods/other/x.log")
-    assert found(str(tmp_path / "pods")) == [str(tmp_path / log) for log in logs]
+def test_what_is_hidden_binary_or_source_code_is_left_out_of_folders_below(tmp_path: Path):
+    make(tmp_path, "serve.py", ".hidden.log", ".git/log.txt", "run/serve.py", "run/.x.log", "run/out.log")
+    (tmp_path / "run/model.bin").write_bytes(b"PK\x03\x04\0\0")
+    (tmp_path / "run/old.log.gz").write_bytes(gzip.compress(b"a line\n"))
+    (tmp_path / "run/wide.log").write_bytes("a line\n".encode("utf-16"))
+    (tmp_path / "run/memory.pickle").write_bytes(b"\x80\x04\x95\0\0")
+    inputs = find_inputs([str(tmp_path)])
+    read = ("run/memory.pickle", "run/old.log.gz", "run/out.log", "run/wide.log")
+    assert [one.path for one in inputs.found] == [str(tmp_path / name) for name in (".hidden.log", "serve.py", *read)]
+    assert inputs.no_logs == 3
 
 
-def test_rays_folder_means_the_logs_of_its_sessions_each_once(tmp_path: Path):
+def test_a_link_to_a_folder_is_not_followed(tmp_path: Path):
     session = "ray/session_2026-11-20_10-00-00_123456_77"
-    make(tmp_path, f"{session}/logs/raylet.out", f"{session}/logs/events/x.log", f"{session}/node.json")
+    make(tmp_path, f"{session}/logs/raylet.out")
     (tmp_path / "ray/session_latest").symlink_to(tmp_path / session)
     assert found(str(tmp_path / "ray")) == [str(tmp_path / f"{session}/logs/raylet.out")]
 
@@ -84,7 +88,7 @@ def test_links_that_lead_nowhere_are_no_inputs_and_known(tmp_path: Path):
     make(tmp_path, "a.log", f"pods/prod_a_{UID}/engine/0.log")
     (tmp_path / "gone.log").symlink_to("nowhere")
     (tmp_path / f"pods/prod_a_{UID}/engine/1.log").symlink_to("nowhere")
-    for paths in ([tmp_path, tmp_path / "pods"], [tmp_path / "**/*.log"]):
+    for paths in ([tmp_path], [tmp_path / "**/*.log"]):
         inputs = find_inputs(map(str, paths))
         assert len(inputs.found) == 2
         assert [Path(path).name for path in inputs.dangling] == ["gone.log", "1.log"]

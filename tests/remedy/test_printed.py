@@ -57,6 +57,7 @@ MISSING = {
     "utilization_for_tried": "device total",
     "ranks_for_weights": "the size of the weights",
     "rows_that_fit": "row_bytes",
+    "sequences_for_warmup": "max_num_seqs",
     "graphs_that_were_captured": "how many of them were captured",
     "host_cache_within_free": "what the host has free",
     "host_ratio_within_free": "what the host has free",

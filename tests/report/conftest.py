@@ -19,6 +19,8 @@ from oomguard.incident import (
     Patch,
     SettingInForce,
 )
+from oomguard.remedy.actions import with_actions
+from oomguard.rules.actions import ActionTable
 
 
 def gib(size: float) -> int:
@@ -28,7 +30,7 @@ def gib(size: float) -> int:
 @pytest.fixture
 def incident() -> Incident:
     line = Evidence("(Worker_TP0 pid=7) ValueError: 5.00 GiB KV cache is needed (3.25 GiB)", 61)
-    return Incident(
+    planned = Incident(
         "kv_cache_too_small_for_max_len",
         "5.00 GiB KV cache is needed",
         "vllm",
@@ -73,6 +75,7 @@ def incident() -> Incident:
         also_in=("Worker_TP1", "Worker_TP2"),
         wrappers=(Evidence("See root cause above", 120),),
     )
+    return with_actions(planned, ActionTable())
 
 
 @pytest.fixture

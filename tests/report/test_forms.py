@@ -14,6 +14,7 @@ from rich.console import Console
 
 from oomguard.facts import Fact
 from oomguard.incident import (
+    Action,
     Alternative,
     Attempt,
     Cause,
@@ -73,6 +74,9 @@ def laden(text: str) -> Diagnosis:
     """A diagnosis that carries a text in every field that can hold one."""
     line = Evidence(text, 1)
     patch = Patch("dtype", text, text, Effect.CHANGES_OUTPUTS, text, text, text, text, text, None, {}, text, text)
+    action = Action(
+        "dtype", text, "on", text, text, Effect.CHANGES_OUTPUTS, "manual", text, text, None, text, text, text
+    )
     facts = {"model": Fact("model", text)}
     in_force = {"model": SettingInForce("model", text, True, text)}
     incident = Incident(
@@ -89,6 +93,7 @@ def laden(text: str) -> Diagnosis:
         (line,),
         (Cause("unknown", text, 0.5, (line,), text, text),),
         (patch,),
+        (action,),
         (Alternative("dtype", text, text, text, text),),
         unknown=(text,),
         start=2,
@@ -212,7 +217,7 @@ def test_every_part_of_an_incident_is_there(diagnosis_of_all):
             "line 61: ",
             "--max-model-len 26624",
             "Longer requests are refused.",
-            "not solved",
+            "Turn on kv_cache_dtype",
             "--kv-cache-memory-bytes 5368709120",
             "a byte count you set",
             "model configuration: not printed",

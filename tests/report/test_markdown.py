@@ -9,7 +9,7 @@ from dataclasses import replace
 from markdown_it import MarkdownIt
 
 from oomguard.diagnosing import diagnose_lines
-from oomguard.incident import Alternative, Diagnosis, Effect, Evidence, Patch
+from oomguard.incident import Action, Alternative, Diagnosis, Effect, Evidence
 from oomguard.observe.source import Line
 from oomguard.report.markdown import to_markdown
 
@@ -22,17 +22,11 @@ def diagnosis(*log: str, source: str = "error.log") -> Diagnosis:
     return diagnose_lines([Line(number, 0, text) for number, text in enumerate(log, 1)], source)
 
 
-def with_patch(**changes) -> str:
-    patch = replace(Patch("dtype", "a", "b", Effect.CHANGES_OUTPUTS, "it fits", as_flag="--dtype b"), **changes)
-    return to_markdown(Diagnosis("", (replace(diagnosis(NONE_LEFT).incidents[0], plan=(patch,)),)))
-
-
-def rows(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("|")]
-
-
-def cells(row: str) -> list[str]:
-    return [cell.strip() for cell in row.replace("\\|", "\0").strip("|").split("|")]
+def with_action(**changes) -> str:
+    action = replace(
+        Action("dtype", "Use float16", effect=Effect.CHANGES_OUTPUTS, command="--dtype half", why="it fits"), **changes
+    )
+    return to_markdown(Diagnosis("", (replace(diagnosis(NONE_LEFT).incidents[0], actions=(action,)),)))
 
 
 def test_an_incident_has_a_headline_its_cause_and_its_evidence():
@@ -43,29 +37,14 @@ def test_an_incident_has_a_headline_its_cause_and_its_evidence():
     assert f"```text\nline 1: {NONE_LEFT}\n```" in text
 
 
-def test_a_plan_is_a_table_of_six_columns():
-    table = rows(to_markdown(diagnosis(NONE_LEFT)))
+def test_actions_are_a_numbered_list_above_the_cause():
+    text = to_markdown(diagnosis(NONE_LEFT))
 
-    assert len(table) > 2
-    assert {len(cells(row)) for row in table} == {6}
-
-
-def test_a_bar_in_a_cell_is_escaped():
-    for field in ["old", "new", "reason", "tradeoff"]:
-        (*_, row) = rows(with_patch(**{field: "x | y"}))
-
-        assert "x \\| y" in row, field
-        assert len(cells(row)) == 6, field
+    assert text.index("**What to do**") < text.index("1. **") < text.index("2. **") < text.index("confidence")
 
 
-def test_a_line_break_in_a_cell_does_not_end_the_row():
-    assert len(rows(with_patch(reason="one\ntwo"))) == 3
-
-
-def test_a_backslash_before_a_bar_is_escaped_too():
-    (*_, row) = rows(with_patch(reason="x \\| y"))
-
-    assert "x \\\\\\| y" in row
+def test_a_line_break_in_an_action_does_not_end_its_item():
+    assert "one two" in with_action(why="one\ntwo")
 
 
 def test_a_fence_in_the_evidence_does_not_close_the_block():
@@ -76,12 +55,8 @@ def test_a_fence_in_the_evidence_does_not_close_the_block():
     assert fences == ["````text", "````"]
 
 
-def test_a_patch_that_is_not_solved_says_so():
-    assert "| a -> not solved |" in with_patch(new=None)
-
-
-def test_a_blocked_patch_says_why():
-    assert "(not done by itself: you set it)" in with_patch(blocked_by="you set it")
+def test_a_blocked_action_says_why():
+    assert "Not automatic: you set it" in with_action(blocked_by="you set it")
 
 
 def test_alternatives_and_the_unknown_are_listed():
@@ -107,11 +82,11 @@ def test_a_secret_in_the_evidence_is_hidden():
 
 def test_nobody_is_mentioned_and_nothing_is_referred_to():
     for text in ["@user", "#123", "org/repo#123", "GH-123", "@org/team"]:
-        written = with_patch(reason=f"see {text}", tradeoff=text)
+        written = with_action(why=f"see {text}", cost=text)
         prose = html.unescape(re.sub(r"`[^`]*`", "", written))
 
         assert not re.search(r"@\w|#\d|GH-\d", prose), text
-        assert text in with_patch(reason=text).replace("&#8203;", ""), text
+        assert text in with_action(why=text).replace("&#8203;", ""), text
 
 
 HOSTILE = (
@@ -135,16 +110,17 @@ HOSTILE = (
 
 
 def test_text_of_the_log_is_shown_as_it_is():
-    for field in ["old", "new", "reason", "tradeoff", "as_flag", "as_kwarg"]:
+    for field in ["title", "why", "cost", "blocked_by", "command"]:
         for text in HOSTILE:
-            written = with_patch(**{field: text})
+            written = with_action(**{field: text})
             page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(written)
             shown = html.unescape(re.sub(r"<[^>]*>", "", page))
 
             assert "<script" not in page, (field, text)
             assert page.count("</details>") == 1, (field, text)
-            assert len(re.findall("<td", page)) == 6, (field, text)
-            assert not re.search(r"<(?:em|strong|a|img|s|del|blockquote|h1)\b", page.split("<table>")[1]), (field, text)
+            item = page.split("<ol>")[1].split("</ol>")[0]
+            assert not re.search(r"<(?:em|a|img|s|del|blockquote|h1)\b", item), (field, text)
+            assert item.count("<strong>") == 1, (field, text)
             assert text in shown, (field, text)
 
 

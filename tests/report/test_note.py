@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from oomguard.incident import Attempt, Cause, Effect, Incident, Patch
+from oomguard.remedy.actions import with_actions
 from oomguard.report.note import note
+from oomguard.rules.actions import ActionTable
 
 
 def test_a_note_says_what_happened_why_what_was_tried_and_what_to_change():
     patch = Patch("batch_size", 16, 8, Effect.OUTPUT_PRESERVING, "8 rows fit", as_kwarg="batch_size=8")
-    failed = Incident(
+    planned = Incident(
         "cuda_oom",
         "boom",
         causes=(Cause("batch_too_large", "OG301", 0.85, (), "Too many rows.", "The rows need more"),),
         plan=(patch,),
         unknown=("device total: not printed",),
     )
+    failed = with_actions(planned, ActionTable())
 
     text = note(failed, [Attempt(1, {}), Attempt(2, {"batch_size": 8}, (patch,), failed, error="OutOfMemoryError")])
 
     assert text.splitlines()[0].startswith("oomguard: ")
     assert "why: The rows need more (batch_too_large, confidence 0.85). Too many rows." in text
     assert "tried: batch_size 16 -> 8: OutOfMemoryError" in text
-    assert "change: batch_size: batch_size=8 (output-preserving): 8 rows fit" in text
+    assert "do first: Lower batch_size from 16 to 8: batch_size=8. 8 rows fit" in text
     assert "unknown: device total: not printed" in text
 
 

@@ -12,7 +12,9 @@ from oomguard.diagnosing import diagnose_lines
 from oomguard.facts import GIB
 from oomguard.incident import Alternative, Budget, BudgetPart, Diagnosis, Effect, Patch
 from oomguard.observe.source import Line
+from oomguard.remedy.actions import with_actions
 from oomguard.report.terminal import print_diagnosis
+from oomguard.rules.actions import ActionTable
 
 CUDA = (
     "(EngineCore_DP0 pid=771) ERROR 03-04 10:00:07 [core.py:708] torch.OutOfMemoryError: CUDA out of memory. Tried to "
@@ -62,7 +64,8 @@ def with_plan(**changes) -> Diagnosis:
         ),
         **changes,
     )
-    return Diagnosis("error.log", (replace(diagnosis(CUDA).incidents[0], plan=(patch,)),))
+    planned = replace(diagnosis(CUDA).incidents[0], plan=(patch,))
+    return Diagnosis("error.log", (with_actions(planned, ActionTable()),))
 
 
 def test_no_line_is_wider_than_the_console():
@@ -164,21 +167,21 @@ def test_a_repeated_failure_says_how_often():
 def test_a_patch_shows_its_change_its_cost_and_what_to_paste():
     text = words(shown(with_plan()))
 
-    assert "1. max_model_len: 40960 -> 26624 [reduces-capacity]" in text
+    assert "Do first: Lower max_model_len from 40960 to 26624 [reduces-capacity]" in text
     assert "Cost: Shorter." in text
     assert "--max-model-len 26624" in text
-    assert "Not done by itself" not in text
+    assert "Not automatic" not in text
 
 
 def test_a_blocked_patch_says_why():
-    assert "Not done by itself: you set it" in words(shown(with_plan(blocked_by="you set it")))
+    assert "Not automatic: you set it" in words(shown(with_plan(blocked_by="you set it")))
 
 
 def test_a_patch_that_is_not_solved_has_nothing_to_paste():
     text = words(shown(with_plan(new=None, as_flag=None, blocked_by="you set it")))
 
-    assert "not solved" in text
-    assert "Not done by itself" not in text
+    assert "Do first: Lower max_model_len (--max-model-len), now 40960" in text
+    assert "Not automatic" not in text
 
 
 def test_the_full_command_is_pasted_where_it_is_known():

@@ -1,0 +1,210 @@
+"""What to do about a failure, in an expert's order: the changes of the plan, and what has to be done outside.
+
+The table of actions (rules/actions.toml) gives the order and the words, the plan gives the values. An action that the
+table says would make the failure worse is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from oomguard.facts import Fact, FactValue, format_gib
+from oomguard.incident import Action, Effect, Incident, Patch
+from oomguard.remedy.policy import is_out_of_question
+from oomguard.rules.actions import OUTSIDE, ActionTable, Situation
+from oomguard.settings import SETTINGS
+from oomguard.surfaces import as_env, as_flag, as_kwarg, engines, is_foreign, surface
+from oomguard.templates import PLACEHOLDER, render
+
+# A plan that moves the program to another device is an action outside: the user has to have that device.
+_AS_ACTION: Final = {"device": "use_another_device"}
+# Without a value somebody has to find a checkpoint.
+_UNSOLVED_AS_ACTION: Final = {"quantization": "smaller_checkpoint"}
+# What a program in Python can be changed in where no engine is known.
+_WITHOUT_ENGINE: Final = "transformers"
+_NO_VALUE: Final = "The text does not show which value is enough."
+_VERBS: Final = {"up": "Raise", "down": "Lower", "on": "Turn on", "off": "Turn off", None: "Set"}
+
+
+def with_actions(incident: Incident, table: ActionTable) -> Incident:
+    """Return the incident with its actions: those of its situation first, then what else its plan has.
+
+    Args:
+        incident: a failure with its causes and its plan.
+        table: the order and the words of the actions.
+    """
+    actions: list[Action] = []
+    for situation in table.fitting(incident):
+        actions = _ordered(situation, incident, table)
+        if actions:
+            break
+    named = {action.id for action in actions}
+    for patch in incident.plan:
+        name = _name(patch)
+        if name not in named and not is_out_of_question(patch):
+            actions.append(_action(name, _direction(patch), patch, incident, table))
+    kept = (one for one in actions if not table.is_harmful(one.id, one.direction, incident))
+    plan = (p for p in incident.plan if not table.is_harmful(p.setting, _direction(p), incident))
+    return replace(incident, actions=tuple(kept), plan=tuple(plan))
+
+
+def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
+    """Return the actions of a situation that this failure can have, with the plan's values."""
+    patches = {_name(p): p for p in incident.plan if not is_out_of_question(p)}
+    found: dict[str, Action] = {}
+    for name, wanted in situation.first:
+        patch = patches.get(name)
+        direction = wanted if patch is None else _direction(patch) or wanted
+        is_other_way = direction != (wanted or direction)  # it stands where the plan has it
+        if name in found or is_other_way or (patch is None and _is_foreign(name, direction, incident, table)):
+            continue
+        if not table.is_harmful(name, direction, incident):
+            found[name] = _action(name, direction, patch, incident, table)
+    return _solved_first(list(found.values()))
+
+
+def _solved_first(actions: list[Action]) -> list[Action]:
+    """Put settings whose value is known before those whose value is not; actions outside keep their places."""
+    settings = sorted((one for one in actions if one.id in SETTINGS), key=lambda one: one.new is None)
+    in_order = iter(settings)
+    return [next(in_order) if one.id in SETTINGS else one for one in actions]
+
+
+def _name(patch: Patch) -> str:
+    """Return the action that a patch is."""
+    unsolved = _UNSOLVED_AS_ACTION if patch.new is None else {}
+    return _AS_ACTION.get(patch.setting) or unsolved.get(patch.setting) or patch.setting
+
+
+def _action(name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable) -> Action:
+    """Return one action, worded by the table's row for it; ``patch`` is the plan's own change, None if it has none."""
+    if name not in SETTINGS:
+        direction = None
+    elif direction is None and (patch is None or patch.new is None):
+        direction = _usual_direction(name)
+    old = patch.old if patch else None
+    new = patch.new if patch else True if direction == "on" and _is_switch(name) else None
+    wording = table.wording(name, direction, incident)
+    values = {"from": old, "to": new}
+    facts = {**incident.facts, **{key: Fact(key, _text(name, v)) for key, v in values.items() if v is not None}}
+    titles, whys, commands = (wording.titles, wording.whys, wording.commands) if wording else ((), (), ())
+    why = first_known(whys, facts)
+    if patch is not None and (new is not None or not why):
+        why = patch.reason
+    if not why and name in SETTINGS:
+        why = _NO_VALUE
+    action = Action(
+        id=name,
+        title=first_known(titles, facts) or _title(name, direction, old, new, incident),
+        direction=direction,
+        old=old,
+        new=new,
+        effect=_effect(name, direction, patch),
+        applicability=_applicability(name, new, patch),
+        command=_command(name, new, patch, incident) or first_known(commands, facts) or None,
+        why=why,
+        frees_bytes=patch.predicted_freed_bytes if patch else None,
+        rule=patch.rule if patch else "",
+        cost=patch.tradeoff if patch else "",
+        blocked_by=patch.blocked_by if patch and new is not None else None,
+    )
+    return replace(action, applicability="manual") if name in OUTSIDE and new is None else action
+
+
+def _is_foreign(name: str, direction: str | None, incident: Incident, table: ActionTable) -> bool:
+    """Return whether the engine lacks a setting, and the table has no words of its own for it there."""
+    if name not in SETTINGS:
+        return False
+    engine = incident.framework if incident.framework in engines() else _WITHOUT_ENGINE
+    if not is_foreign(name, engine):
+        return False
+    wording = table.wording(name, direction, incident)
+    return wording is None or incident.framework not in wording.where.frameworks
+
+
+def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
+    """Return the first template whose facts are all known, filled in; "" if there is none."""
+    for template in templates:
+        if all(set(names.split("|")) & set(facts) for names, _ in PLACEHOLDER.findall(template)):
+            return render(template, facts)
+    return ""
+
+
+def _direction(patch: Patch) -> str | None:
+    """Return which way a patch goes, None if neither its values nor its effect show it."""
+    old, new = patch.old, patch.new
+    if isinstance(new, bool):
+        return "on" if new else "off"
+    knob = SETTINGS[patch.setting]
+    if knob.type == "str":
+        return "on"
+    if not isinstance(new, str | None):
+        return None if isinstance(old, str | None) or old == new else "up" if new > old else "down"
+    if knob.raised != knob.lowered:
+        return "up" if patch.effect == knob.raised else "down"
+    return _usual_direction(patch.setting)
+
+
+# Numbers that more memory means more of; every other number is lowered when memory runs short.
+_RAISED: Final = frozenset(
+    {"tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "cpu_offload_bytes"}
+)
+_SWITCHED_OFF: Final = frozenset({"enable_prefix_caching", "enable_lora", "prompt_logprobs", "speculative_config"})
+
+
+def _usual_direction(name: str) -> str | None:
+    """Return which way a setting is changed when memory runs short."""
+    if name in _SWITCHED_OFF:
+        return "off"
+    if SETTINGS[name].type in {"bool", "str"}:
+        return "on"
+    return "up" if name in _RAISED else "down"
+
+
+def _is_switch(name: str) -> bool:
+    return name in SETTINGS and SETTINGS[name].type == "bool"
+
+
+def _text(name: str, value: FactValue) -> str:
+    return format_gib(value) if name.endswith("_bytes") and not isinstance(value, str) else str(value)
+
+
+def _title(name: str, direction: str | None, old: FactValue | None, new: FactValue | None, incident: Incident) -> str:
+    verb = _VERBS[direction]
+    if direction in {"on", "off"} and _is_switch(name):
+        return f"{verb} {name}"
+    if new is not None:
+        start = "" if old is None else f" from {_text(name, old)}"
+        return f"{'Set' if direction == 'on' else verb} {name}{start} to {_text(name, new)}"
+    flags = surface(name, incident.framework, incident.framework_version).flags if name in SETTINGS else ()
+    spelled = f" ({flags[0]})" if flags else ""
+    return f"{verb} {name}{spelled}{'' if old is None else f', now {_text(name, old)}'}"
+
+
+def _effect(name: str, direction: str | None, patch: Patch | None) -> Effect | None:
+    if patch is not None:
+        return patch.effect
+    if name not in SETTINGS:
+        return None
+    knob = SETTINGS[name]
+    return knob.lowered if direction in {"down", "off"} else knob.raised
+
+
+def _applicability(name: str, new: FactValue | None, patch: Patch | None) -> str:
+    if name in SETTINGS and new is None:
+        return "needs-value"
+    if patch is not None and patch.applicable:
+        return "automatic"
+    return "needs-permission" if name in SETTINGS or patch is not None else "manual"
+
+
+def _command(name: str, new: FactValue | None, patch: Patch | None, incident: Incident) -> str | None:
+    """Return what to paste for a setting: its flag, else its keyword argument or environment variable."""
+    if new is None or name not in SETTINGS:
+        return None
+    if patch is not None:
+        return patch.as_flag or patch.as_kwarg or patch.as_env
+    engine, version = incident.framework, incident.framework_version
+    return as_flag(name, new, engine, version) or as_kwarg(name, new, engine, version) or as_env(name, new)
