@@ -93,6 +93,11 @@ def _specs() -> dict[str, FactSpec]:
         ("step_tokens", "int", "tokens of all requests in the step that failed"),
         ("on_cpu", "bool", "the engine runs on its CPU backend"),
         ("prompt_logprobs", "bool", "log-probabilities of prompt tokens were asked for"),
+        (
+            "scores_prompts",
+            "bool",
+            "the text says that prompts are scored: their log-probabilities or their perplexity",
+        ),
         ("prefix_caching", "bool", "prefix caching is on"),
         ("whole_prompts", "bool", "a step holds whole prompts: chunked prefill is off"),
         ("multimodal", "bool", "the model takes images, audio or video"),
