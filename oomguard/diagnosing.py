@@ -43,9 +43,7 @@ from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
 from oomguard.snapshots.pickled import is_pickle
 
-_UNRECOGNIZED = (
-    "its wording: no signature has it, so nothing is changed because of it (to add a signature: --rules DIR)"
-)
+_UNRECOGNIZED = "No signature has its wording, so nothing is changed because of it. To add a signature: --rules DIR."
 _PATH_CHARS = 1024
 # Words without white space that have a separator of folders, or the suffix of a log or of a snapshot.
 _IS_PATH = re.compile(

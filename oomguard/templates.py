@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from oomguard.facts import Fact, format_rounded
+from oomguard.facts import GIB, MIB, Fact, format_rounded
 
 PLACEHOLDER: Final = re.compile(r"\{(\w+(?:\|\w+)*)(?::(\w+))?\}")
-# A clause that is dropped unless all its facts are known.
-OPTIONAL: Final = re.compile(r"\[([^\[\]{}]*\{[^\[\]]*)\]")
 # By their numbers on Linux, where the engines run; the log may be read elsewhere.
 _SIGNALS: Final = {
     1: "SIGHUP",
@@ -29,33 +27,80 @@ _SIGNALS: Final = {
 }
 
 
+# What may be dropped of a sentence: a part in brackets, the innermost first.
+_OPTIONAL: Final = re.compile(r"\[(?![^{}]*\})([^\[\]]*)\]")
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
+# Sizes that are compared have one unit: MiB, if one of them is too small for GiB, unless another is larger than this.
+_SMALL_BYTES: Final = 0.1 * GIB
+_LARGE_BYTES: Final = 10 * GIB
+
+
 def render(template: str, facts: Mapping[str, Fact]) -> str:
-    """Fill a template's placeholders with the values of facts; an unknown fact reads "unknown".
+    """Fill a template's placeholders with the values of facts; what needs an unknown fact is left out.
+
+    A part in brackets is left out, or a clause behind a semicolon, or else the whole sentence. Brackets may be nested.
 
     Args:
         template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` bytes as a size, ``{fact:percent}`` a share,
-            ``{fact:signal}`` the signal of that number, ``{first|second}`` the first of the facts that is known. A clause in
-            square brackets with a placeholder is left out if one of its facts is unknown.
+            ``{fact:signal}`` the signal of that number, ``{first|second}`` the first of the facts that is known.
         facts: the known facts, by name.
     """
+    sentences = (_filled(sentence, facts) for sentence in _SENTENCE_END.split(template))
+    return " ".join(sentence for sentence in sentences if sentence)
 
-    def fill(match: re.Match[str]) -> str:
-        fact = next((facts[name] for name in match.group(1).split("|") if name in facts), None)
-        if fact is None:
-            return "unknown"
-        value = fact.value
-        if isinstance(value, (str, bool)):
-            return str(value)
-        if match.group(2) == "GiB":
-            return format_rounded(value, fact.slack)
-        if match.group(2) == "percent":
-            return f"{100 * value:.1f} %"
-        if match.group(2) == "signal":
-            return _SIGNALS.get(int(value), f"signal {value:.0f}")
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    def clause(match: re.Match[str]) -> str:
-        named = (names.split("|") for names, _ in PLACEHOLDER.findall(match.group(1)))
-        return match.group(1) if all(set(names) & set(facts) for names in named) else ""
+def without_brackets(template: str) -> str:
+    """Return a template as a sentence that needs all of its facts."""
+    return template.replace("[", "").replace("]", "")
 
-    return " ".join(PLACEHOLDER.sub(fill, OPTIONAL.sub(clause, template)).split())
+
+def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
+    """Return one sentence with its values, without what needs an unknown fact; empty if nothing is left."""
+    while (
+        kept := _OPTIONAL.sub(lambda part: part.group(1) if _is_known(part.group(1), facts) else "", sentence)
+    ) != sentence:
+        sentence = kept
+    first, *more = (clause.strip() for clause in sentence.rstrip().removesuffix(".").split("; "))
+    if not first or not _is_known(first, facts):
+        return ""
+    known = "; ".join([first, *(clause for clause in more if _is_known(clause, facts))])
+    end = "." if sentence.rstrip().endswith(".") else ""
+    in_mib = _is_in_mib(known, facts)
+    return " ".join(PLACEHOLDER.sub(lambda found: _value(found, facts, in_mib=in_mib), known).split()) + end
+
+
+def _fact(placeholder: re.Match[str], facts: Mapping[str, Fact]) -> Fact | None:
+    return next((facts[name] for name in placeholder.group(1).split("|") if name in facts), None)
+
+
+def _is_known(text: str, facts: Mapping[str, Fact]) -> bool:
+    return all(_fact(found, facts) is not None for found in PLACEHOLDER.finditer(text))
+
+
+def _is_in_mib(text: str, facts: Mapping[str, Fact]) -> bool:
+    """Return whether the sizes of a sentence that are not large are written in MiB: one of several is too small for GiB."""
+    found = (_fact(found, facts) for found in PLACEHOLDER.finditer(text) if found.group(2) == "GiB")
+    sizes = [abs(fact.value) for fact in found if fact is not None and not isinstance(fact.value, str) and fact.value]
+    return len(sizes) > 1 and min(sizes) < _SMALL_BYTES
+
+
+def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: bool) -> str:
+    fact = _fact(placeholder, facts)
+    if fact is None:
+        return ""
+    value, form = fact.value, placeholder.group(2)
+    if isinstance(value, (str, bool)):
+        return str(value)
+    if form == "GiB":
+        return _size(value, fact.slack, in_mib=in_mib)
+    if form == "percent":
+        return f"{100 * value:.1f} %"
+    if form == "signal":
+        return _SIGNALS.get(int(value), f"signal {value:.0f}")
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _size(value: float, slack: float, *, in_mib: bool) -> str:
+    if in_mib and _SMALL_BYTES <= abs(value) < _LARGE_BYTES and slack <= 0.1 * abs(value):
+        return f"{value / MIB:.{0 if slack >= MIB / 2 else 2}f} MiB"
+    return format_rounded(value, slack)

@@ -65,6 +65,8 @@ _SIGNAL: Final = re.compile(
     r"|(?:Caught|exited on|shutdown with) signal (?P<number>\d{1,2})\b|\bSignal: [\w ]+ \((?P<number1>\d{1,2})\)"
     r"|^(?P<name3>Segmentation fault|Illegal instruction|Bus error|Aborted) \(core dumped\)"
 )
+# What ends an engine that was asked to stop.
+_STOPS: Final = frozenset({"KeyboardInterrupt", "SystemExit"})
 # Of these a process dies at once: no exception that is printed later ended it.
 _CRASHES: Final = frozenset({4, 5, 7, 8, 11})
 _OF_MEMORY: Final = re.compile(
@@ -77,6 +79,7 @@ _FATAL: Final = {
     "EngineCore failed to start": "vllm",
     "EngineCore encountered a fatal error": "vllm",
     "EngineCore hit an exception": "vllm",
+    "Process EngineCore": "vllm",
     "WorkerProc failed to start": "vllm",
     "Engine background task failed": "vllm",
     "Scheduler hit an exception": "sglang",
@@ -105,8 +108,13 @@ class EngineError:
         name = _name(self.text)
         if name in data.exceptions or any(said in self.text for said in data.parents_messages):
             return 2
-        follows = name in data.consequences or any(said in self.text for said in data.quoting)
-        return int(follows or is_of_another_rank(self.text))
+        return int(self.follows or any(said in self.text for said in data.quoting) or is_of_another_rank(self.text))
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only follows from another process's end."""
+        data = _data()
+        return _name(self.text) in data.consequences or self.text.startswith(data.consequence_messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +267,9 @@ class EngineErrors:
         reading = self._readings.pop(source, None)
         if reading is not None and reading.links:
             self._errors.append(_root(reading.links))
-            if reading.death is not None:  # without its exception it was cut: the next log of a rotation has the rest
+            if (
+                reading.death is not None and _name(self._errors[-1].text) not in _STOPS
+            ):  # without its exception it was cut: the next log of a rotation has the rest
                 self._deaths.append(reading.death)
 
     def deaths(self, found: Iterable[ScannedIncident], newer_than_s: float | None) -> list[ScannedIncident]:
@@ -304,6 +314,8 @@ class EngineErrors:
             signal = next(reversed([one for one in signals if one.line <= death] or signals[:1]), None)
         if error is not None and signal is not None and signal.number in _CRASHES:
             error = error if error.is_headed and error.line < signal.line else None
+        if error is not None and signal is not None and error.follows:
+            error = None
         facts, evidence = dict(incident.facts), list(incident.evidence)
         if error is not None:
             facts |= _facts(error)
@@ -378,7 +390,8 @@ def _facts(error: EngineError) -> dict[str, Fact]:
         "engine_error": error.text,
         "engine_error_line": error.line,
         "engine_error_of_memory": _OF_MEMORY.search(error.text) is not None,
-        "engine_error_is_its_end": error.is_headed,
+        "engine_error_follows": error.follows,
+        "engine_error_is_its_end": error.is_headed and not is_of_another_rank(error.text),
     }
     return {name: Fact(name, value, line=error.line) for name, value in values.items()}
 
@@ -403,6 +416,7 @@ def _name(exception: str) -> str:
 class _Data:
     exceptions: frozenset[str]
     consequences: frozenset[str]
+    consequence_messages: tuple[str, ...]
     of_other_ranks: tuple[str, ...]
     parents_messages: tuple[str, ...]
     quoting: tuple[str, ...]
@@ -414,6 +428,7 @@ def _data() -> _Data:
     return _Data(
         frozenset(table["exceptions"]),
         frozenset(table["consequences"]),
+        tuple(table["consequence_messages"]),
         tuple(text.lower() for text in table["of_other_ranks"]),
         tuple(table["parents_messages"]),
         tuple(table["quoting"]),

@@ -1,4 +1,4 @@
-"""Which service or pod each line of a log of several containers is of: ``docker compose logs``, ``kubectl logs --prefix``.
+"""Which service or pod each line of a log of several containers is of: ``docker compose logs``, ``kubectl logs --prefix``, collectors.
 
 In containers all engines have the same process numbers, so what one prints must not be taken for another's.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from oomguard.observe.text import PlainLine
 
-_POD = "pod/"
+# A collector's own word, not a column that may be a table's.
+_NAMED = ("pod/", "container/")
 # A logger's column, not a container's.
 _LEVELS = frozenset({"TRACE", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "SUCCESS"})
 
@@ -28,7 +29,7 @@ class Services:
         """Return the service of the next line, None before any was named."""
         name = line.service
         if name is not None and name.upper() not in _LEVELS and not name.isdigit():
-            if name.startswith(_POD) or line.is_record or name == self._before:
+            if name.startswith(_NAMED) or line.is_record or name == self._before:
                 self._known.add(name)
             if name in self._known:
                 self._current = name

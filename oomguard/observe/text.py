@@ -122,10 +122,11 @@ class PlainLine:
 def peel(line: str) -> PlainLine:
     """Peel a collector's wrapping and escapes, then process, rank and logger prefixes in any order until no more match."""
     # A collector's object may hold several lines, each with a prefix of its own.
-    peeled = [_peel_one(part) for part in unwrap(line).split("\n")]
+    inner, container = unwrap(line)
+    peeled = [_peel_one(part) for part in inner.split("\n")]
     process = next((one.process for one in peeled if one.process), None)
     text = without_escaped_breaks("\n".join(one.text for one in peeled))
-    return PlainLine(text, process, peeled[0].service, peeled[0].is_record)
+    return PlainLine(text, process, container or peeled[0].service, peeled[0].is_record)
 
 
 def _peel_one(line: str) -> PlainLine:
@@ -147,18 +148,31 @@ def _peel_one(line: str) -> PlainLine:
     return PlainLine(text, process, service, is_record)
 
 
-def unwrap(line: str) -> str:
-    """Return the line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger); any other line unchanged."""
+def unwrap(line: str) -> tuple[str, str | None]:
+    """Return the line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger) and the pod or container it names.
+
+    Any other line comes back unchanged.
+    """
     if not line.lstrip().startswith("{") or '"' not in line:
-        return line
+        return line, None
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return line
+        return line, None
     if not isinstance(record, dict) or _CHAT_FIELDS & record.keys() or not _RECORD_FIELDS & record.keys():
-        return line
+        return line, None
     told = _told(record)
-    return "\n".join(part.rstrip("\n") for part in told) if told else line
+    return "\n".join(part.rstrip("\n") for part in told) if told else line, _service_of(record)
+
+
+def _service_of(record: Mapping[str, Any]) -> str | None:
+    """Return the pod or the container that a collector names beside the line."""
+    about = record.get("kubernetes")
+    pod = about.get("pod_name") if isinstance(about, dict) else None
+    container = record.get("container_name") or record.get("CONTAINER_NAME")
+    if isinstance(pod, str) and pod:
+        return f"pod/{pod}"
+    return f"container/{container.strip('/')}" if isinstance(container, str) and container else None
 
 
 def _told(record: Mapping[str, Any], depth: int = 2) -> list[str]:

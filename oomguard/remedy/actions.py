@@ -46,7 +46,7 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
         if name not in named and not is_out_of_question(patch):
             actions.append(_action(name, _direction(patch), patch, incident, table))
     kept = (one for one in actions if not table.is_harmful(one.id, one.direction, incident))
-    plan = (p for p in incident.plan if not table.is_harmful(p.setting, _direction(p), incident))
+    plan = (p for p in incident.plan if p.new is None or not table.is_harmful(p.setting, _direction(p), incident))
     return replace(incident, actions=tuple(kept), plan=tuple(plan))
 
 

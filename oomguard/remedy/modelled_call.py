@@ -14,6 +14,7 @@ from oomguard.memory.generate.rows import CallTrace, largest_rows, most_rows
 from oomguard.remedy.cache_elsewhere import CACHE, both
 from oomguard.remedy.call_variants import VARIED, solved
 from oomguard.remedy.device_room import HALF_DECIMAL, device_room_bytes
+from oomguard.remedy.missing_facts import in_words
 from oomguard.remedy.permitted import grouped, present_value
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.prompt_chunks import CHUNK
@@ -236,8 +237,12 @@ def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:
         }
         missing = [name for name, value in known.items() if not value]
         if call.attempts_left and call.rows > 1:
-            return _fewer(call.rows, call.attempts_left, f"not known: {', '.join(missing)}")
-        return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
+            return _fewer(call.rows, call.attempts_left, f"not known: {', '.join(map(in_words, missing))}")
+        return Solution(
+            None,
+            f"not known: {', '.join(map(in_words, missing))}",
+            unknown=tuple(f"{n}: not measured" for n in missing),
+        )
     if not call.row_bytes:
         return _measuring(call, call.seen_row_bytes or 0, room)
     row_bytes, seen = call.row_bytes, call.seen_row_bytes

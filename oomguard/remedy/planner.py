@@ -10,6 +10,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Cause, Effect, Incident, Patch
 from oomguard.remedy.allocator_options import allocator_variable
+from oomguard.remedy.missing_facts import as_sentence, in_words, not_shown
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
@@ -63,7 +64,7 @@ def plan(
             solution = _solve(fix, incident, missing, model)
             patch = _patch(fix, rule, solution, incident, policy)
             if missing and patch.new is not None and patch.blocked_by is None:
-                patch = replace(patch, blocked_by=f"not known: {', '.join(missing)}")
+                patch = replace(patch, blocked_by=f"not known: {', '.join(map(in_words, missing))}")
             unknown.update(dict.fromkeys(solution.unknown))
             refused = _contradicted(patch, incident, model)
             if refused is not None:
@@ -88,7 +89,7 @@ def plan(
         incident,
         plan=_ordered(patches.values(), incident.causes),
         alternatives=tuple(alternatives.values()),
-        unknown=tuple(unknown),
+        unknown=tuple(dict.fromkeys(as_sentence(entry) for entry in unknown)),
     )
 
 
@@ -183,14 +184,12 @@ def _solve(fix: Fix, incident: Incident, missing: list[str], model: FailureModel
     """Solve the fix's value, also where nobody knows what the user set; any other missing fact leaves it unsolved."""
     needed = [name for name in missing if not name.endswith("_set")]
     if needed:
-        return Solution(
-            None, f"not applicable: {', '.join(needed)} unknown", unknown=tuple(f"{n}: not known" for n in needed)
-        )
+        return Solution(None, not_shown(needed), unknown=tuple(f"{n}: not known" for n in needed))
     if fix.value is not None:
         value = _typed(fix.setting, fix.value.evaluate(incident.facts))
         if value is None:
-            names = ", ".join(fix.value.missing(incident.facts))
-            return Solution(None, f"not applicable: {names} unknown" if names else f"not a value of {fix.setting}")
+            names = fix.value.missing(incident.facts)
+            return Solution(None, not_shown(names) if names else f"not a value of {fix.setting}")
         return Solution(value, "")
     modelled = model.solve(fix.setting, incident) if model and (fix.lever or fix.solve in MODELLED) else None
     if modelled is not None:

@@ -13,6 +13,7 @@ from typing import Final
 from oomguard.facts import MIB, format_gib
 from oomguard.incident import Incident
 from oomguard.memory.ceilings import most_free_ratio, others_margin_ratio, pool_margin_bytes
+from oomguard.remedy.missing_facts import not_shown
 from oomguard.remedy.solution import Solution
 
 # Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
@@ -244,7 +245,8 @@ def rows_that_fit(incident: Incident) -> Solution:
     """
     needed = ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes")
     missing = [name for name in needed if name not in incident.facts]
-    return Solution(None, f"not known: {', '.join(missing)}", unknown=tuple(f"{n}: not measured" for n in missing))
+    why = not_shown(missing) if missing else "what a row takes is not known"
+    return Solution(None, why, unknown=tuple(f"{n}: not measured" for n in missing))
 
 
 def sequences_for_warmup(incident: Incident) -> Solution:

@@ -95,7 +95,7 @@ def _incident(shown: Shown, source: str) -> str:
         what = paste or inline(instead(other))
         lines.append(f"- instead: {what} ({inline(other.why_not)}){cost}")
     if incident.unknown:
-        lines.append(f"- unknown: {'; '.join(inline(text) for text in incident.unknown)}")
+        lines.append(f"- unknown: {' '.join(inline(text) for text in incident.unknown)}")
     if incident.missing:
         lines.append(f"- to decide: {inline(incident.missing.what)}: {code(incident.missing.command)}")
     return "\n".join([*lines, *_evidence(incident)]) + "\n"

@@ -28,7 +28,7 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
             f"  {start}: {action.title}{f': {command}' if command else ''}. {action_why(action)}{blocked}".rstrip()
         )
     if incident.unknown:
-        lines.append(f"  unknown: {'; '.join(incident.unknown)}")
+        lines.append(f"  unknown: {' '.join(incident.unknown)}")
     if incident.missing:
         lines.append(f"  to decide: {incident.missing.what}: {incident.missing.command}")
     return "\n".join(lines)

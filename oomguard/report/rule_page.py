@@ -15,7 +15,7 @@ from oomguard.facts import REGISTRY, format_gib
 from oomguard.incident import Alternative, Cause, Incident, Patch
 from oomguard.rules.rule import Confidence, Rule
 from oomguard.rules.signature import Signature
-from oomguard.templates import OPTIONAL, PLACEHOLDER, render
+from oomguard.templates import PLACEHOLDER, render, without_brackets
 
 MARK: Final = "<!-- made by `oomguard rules pages`: change the rule file, not this page -->"
 _EFFECTS: Final = {
@@ -156,7 +156,7 @@ def _example(example: Example, cause: Cause) -> list[str]:
         ["", *(_alternative(row) for row in example.incident.alternatives)] if example.incident.alternatives else []
     )
     if example.incident.unknown:
-        shown += ["", f"unknown: {'; '.join(example.incident.unknown)}"]
+        shown += ["", f"unknown: {' '.join(example.incident.unknown)}"]
     return [*lines, *_fenced(shown)]
 
 
@@ -195,8 +195,7 @@ def _reference(row: Mapping[str, Any]) -> str:
 
 def _named(template: str) -> str:
     """Return a template with its placeholders as names of facts, for a text without values."""
-    whole = OPTIONAL.sub(r"\1", template)
-    return PLACEHOLDER.sub(lambda match: f"`{match.group(1).split('|')[0]}`", whole)
+    return PLACEHOLDER.sub(lambda match: f"`{match.group(1).split('|')[0]}`", without_brackets(template))
 
 
 def _text(text: str) -> str:

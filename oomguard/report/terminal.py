@@ -112,7 +112,7 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
         parts.append(Text("\nInstead", style="bold"))
         parts += [_alternative(alternative) for alternative in incident.alternatives]
     if incident.unknown:
-        parts.append(Text("\nUnknown: ", style="bold").append("; ".join(incident.unknown), style="not bold dim"))
+        parts.append(Text("\nUnknown: ", style="bold").append(" ".join(incident.unknown), style="not bold dim"))
     if incident.missing:
         parts.append(Text("\nTo decide: ", style="bold").append(incident.missing.what, style="not bold"))
         parts.append(Text(f"  {incident.missing.command}", style="cyan"))

@@ -47,13 +47,11 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
     for rule in rules.rules:
         if not matches(rule, incident):
             continue
-        held = tuple(Evidence(_condition_text(c.source, incident.facts)) for c in rule.when if c.source != "True")
-        text = render(f"{rule.summary} {rule.why}", incident.facts)
-        printed = _evidence(rule, incident)
+        text = render(f"{rule.summary} {rule.why}", incident.facts) or f"{rule.title}."
         sure = confidence(rule, incident.facts)
         if incident.certainty_ratio is not None:
             sure = round(min(MOST_CONFIDENT_UNRECOGNIZED, sure * incident.certainty_ratio), 3)
-        causes.append(Cause(rule.cause, rule.code, sure, printed + held, text, rule.title, rule.confirm))
+        causes.append(Cause(rule.cause, rule.code, sure, _evidence(rule, incident), text, rule.title, rule.confirm))
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
         causes = [
@@ -67,11 +65,3 @@ def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
     named = set(re.findall(r"\w+", " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)])))
     lines = {incident.location.line, *(fact.line for name, fact in incident.facts.items() if name in named)}
     return tuple(evidence for evidence in incident.evidence if evidence.line in lines)
-
-
-def _condition_text(source: str, facts: Mapping[str, Fact]) -> str:
-    """Return a condition with the values it was judged on: ``a_bytes > b_bytes (a_bytes 6.40 GiB, b_bytes 1.10 GiB)``."""
-    names = [name for name in dict.fromkeys(re.findall(r"\b[a-z]\w*\b", source)) if name in facts]
-    forms = {name: ":GiB" if name.endswith("_bytes") else "" for name in names}
-    values = ", ".join(f"{name} {render('{' + name + form + '}', facts)}" for name, form in forms.items())
-    return f"{source} ({values})" if values else source

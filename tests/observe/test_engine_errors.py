@@ -66,7 +66,7 @@ def test_a_kernel_image_that_triton_cannot_load_is_quoted():
 
 
 @pytest.mark.parametrize("text", [ILLEGAL, "AssertionError", "AssertionError: expert count 7 is odd"])
-@pytest.mark.parametrize("head", [HEAD, "EngineCore encountered a fatal error."])
+@pytest.mark.parametrize("head", [HEAD, "EngineCore encountered a fatal error.", "Process EngineCore_DP0:"])
 def test_a_core_that_reports_its_end_needs_no_front_end(head, text):
     incident = one(*block(CORE, head, TRACEBACK, FRAME, text))
     assert (cause(incident), error(incident)) == (("engine_dead", "not_memory"), (text, 4))
@@ -199,6 +199,18 @@ def test_a_crash_is_not_explained_by_what_the_core_raises_because_of_it():
 
 
 @pytest.mark.parametrize(
+    "text", ["RuntimeError: cancelled", "ConnectionResetError: [Errno 104] Connection reset by peer", "EOFError"]
+)
+def test_what_follows_from_another_processs_end_is_quoted_and_is_no_cause(text):
+    died = CORE + "Worker proc VllmWorker-3 died unexpectedly{}, shutting down executor."
+    core = block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME, text)
+    incident = one(died.format(""), *core)
+    assert (cause(incident), error(incident)) == (("engine_dead", "unknown"), (text, 5))
+    killed = one(died.format(" (exit code: -9)"), *core)
+    assert [one.rule for one in killed.causes] == ["OG906"]
+
+
+@pytest.mark.parametrize(
     ("text", "number"),
     [
         ("(EngineCore_DP0 pid=31) Fatal Python error: Segmentation fault", 11),
@@ -243,6 +255,7 @@ def test_each_start_has_its_own_cause():
         [TRACEBACK, '  File "train.py", line 3, in <module>', "ValueError: no rows"],
         ["Process SpawnProcess-1:", TRACEBACK, '  File "train.py", line 3, in <module>', "ValueError: no rows"],
         block("(APIServer pid=30) ERROR 07-09 10:00:00 [serving.py:7] ", TRACEBACK, FRAME, "ValueError: no such model"),
+        block("(EngineCore_DP0 pid=31) ", "Process EngineCore_DP0:", TRACEBACK, FRAME, "KeyboardInterrupt"),
         block(CORE.replace("ERROR", "WARNING"), "no flash attention", TRACEBACK, FRAME, "ImportError: no acme kernels"),
         block(WORKER.format(0, 0), "WorkerProc hit an exception.", TRACEBACK, FRAME, "ValueError: adapter of rank 64"),
         [
@@ -258,7 +271,17 @@ def test_each_start_has_its_own_cause():
             "(APIServer pid=30) INFO 07-09 10:00:00 [core_client.py:1] [shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
         ],
     ],
-    ids=["a script", "its child", "a front end", "a warning", "a request", "a prompt", "source code", "a stop"],
+    ids=[
+        "a script",
+        "its child",
+        "a front end",
+        "Ctrl-C",
+        "a warning",
+        "a request",
+        "a prompt",
+        "source code",
+        "a stop",
+    ],
 )
 def test_what_is_no_death_of_an_engine(log):
     assert diagnose("\n".join(log)).incidents == ()

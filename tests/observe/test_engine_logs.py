@@ -149,6 +149,16 @@ def test_services_with_the_same_process_numbers_are_kept_apart(column):
     assert [set(start.facts) & {"cudagraph_bytes"} for start in diagnosis.starts] == [{"cudagraph_bytes"}, set()]
 
 
+@pytest.mark.parametrize("about", ['"kubernetes": {{"pod_name": "{}"}}', '"container_name": "/{}"'])
+def test_a_collector_s_pods_and_containers_are_kept_apart(about):
+    log = of_services("{}\t", "chat", "embed")
+    rows = [line.partition("\t") for line in log.splitlines()]
+    objects = [f'{{{{"log": {json.dumps(text)}, "stream": "stderr", {about}}}}}'.format(name) for name, _, text in rows]
+    incident = only("\n".join(objects))
+    assert "cudagraph_bytes" not in incident.facts
+    assert "embed" in str(incident.location.process)
+
+
 def test_one_service_alone_is_not_named():
     incident = only("".join(f"vllm-1  | {line}\n" for line in SERVING.replace("PROFILED", PROFILED).splitlines()))
     assert incident.location.process == "EngineCore pid=77"

@@ -216,7 +216,7 @@ def test_a_hyphen_within_the_first_word_does_not_end_a_prefix(line):
     ],
 )
 def test_the_line_in_a_collectors_object_is_unwrapped(record):
-    assert unwrap(json.dumps(record)) == MESSAGE
+    assert unwrap(json.dumps(record))[0] == MESSAGE
 
 
 @pytest.mark.parametrize(
@@ -266,14 +266,14 @@ def test_each_line_in_a_collectors_object_loses_its_prefix():
 def test_a_chat_or_any_other_object_is_left_as_it_is(record):
     line = json.dumps(record)
 
-    assert unwrap(line) == line
+    assert unwrap(line) == (line, None)
 
 
 @pytest.mark.parametrize(
     "line", ["{", "{}", '{"log": "x', "{" * 5000 + '"', '{"log": 1, "stream": "x"}', '{"a": NaN, "time": 1}']
 )
 def test_what_is_no_whole_object_is_left_as_it_is(line):
-    assert unwrap(line) == line
+    assert unwrap(line) == (line, None)
 
 
 def test_line_breaks_that_were_written_out_are_breaks():

@@ -145,7 +145,11 @@ def test_rows_are_fewer_than_failed_and_fit(number, row, base, total, others, se
 
 
 def test_rows_name_the_one_figure_that_is_missing(subtests):
-    for missing in ["row_bytes", "baseline_bytes", "device_total_bytes"]:
+    for missing, words in [
+        ("row_bytes", "how much memory one row takes"),
+        ("baseline_bytes", "how much memory was in use before the call"),
+        ("device_total_bytes", "how large the device is"),
+    ]:
         with subtests.test(missing=missing):
             call = CallModel(
                 8,
@@ -156,7 +160,7 @@ def test_rows_name_the_one_figure_that_is_missing(subtests):
             solution = rows(call, **({} if missing == "device_total_bytes" else {"device_total_bytes": 8 * GIB}))
 
             assert solution.value is None
-            assert solution.reason == f"not known: {missing}"
+            assert solution.reason == f"not known: {words}"
 
 
 # Only what the rows held is known ----------------------------------------------------------------------------------
@@ -270,8 +274,11 @@ def test_a_call_that_cannot_be_split_is_solved_and_not_applied():
 def test_without_a_model_the_plan_names_what_is_not_measured():
     found = assess(incident(batch_size=16, tried_bytes=8 * MIB), default_rules(), Policy())
 
-    assert found.plan[0].reason == "not known: row_bytes, baseline_bytes, device_total_bytes"
-    assert "row_bytes: not measured" in found.unknown
+    assert found.plan[0].reason == (
+        "The log does not show how much memory one row takes, how much memory was in use before the call and how large the "
+        "device is."
+    )
+    assert "The log does not show how much memory one row takes." in found.unknown
 
 
 def test_every_remedy_of_a_call_is_a_setting():

@@ -171,27 +171,30 @@ def test_a_fix_whose_condition_is_unknown_is_listed_and_never_applied():
     (patch,) = result.plan
     assert patch.new is None
     assert not patch.applicable
-    assert patch.reason == "not applicable: cudagraph_bytes unknown"
-    assert "cudagraph_bytes: not known" in result.unknown
+    assert patch.reason == "The log does not show the memory of captured CUDA graphs."
+    assert "The log does not show the memory of captured CUDA graphs." in result.unknown
 
 
 def test_a_value_that_needs_an_unknown_fact_is_not_solved():
     (patch,) = planned(fix("max_model_len", value="0.5 * max_model_len_tokens")).plan
 
     assert patch.new is None
-    assert patch.reason == "not applicable: max_model_len_tokens unknown"
+    assert patch.reason == "The log does not show the value of max_model_len."
 
 
 def test_a_lever_names_what_is_missing():
     result = planned(fix("batch_size", lever="shrinks it", missing="rows: not printed"))
 
     assert result.plan[0].reason == "shrinks it; by how much is not known (rows: not printed)"
-    assert "rows: not printed" in result.unknown
+    assert "The log does not show the rows." in result.unknown
 
 
 def test_an_unknown_total_is_listed():
-    assert "device total: not printed" in planned().unknown
-    assert "device total: not printed" not in planned(base=incident("cuda_oom", device_total_bytes=GIB)).unknown
+    assert "The log does not show how large the device is." in planned().unknown
+    assert (
+        "The log does not show how large the device is."
+        not in planned(base=incident("cuda_oom", device_total_bytes=GIB)).unknown
+    )
 
 
 def test_a_missing_figure_is_listed_once():
@@ -200,7 +203,7 @@ def test_a_missing_figure_is_listed_once():
         fix("max_loras", lever="b", missing="rows: not printed"),
     )
 
-    assert result.unknown.count("rows: not printed") == 1
+    assert result.unknown.count("The log does not show the rows.") == 1
 
 
 def test_the_planner_solves_a_shipped_rule():
@@ -332,7 +335,9 @@ def test_a_value_for_a_setting_of_unknown_origin_is_solved_and_not_applied():
     patch = next(patch for patch in result.plan if patch.setting == "gpu_memory_utilization")
     assert patch.new is not None
     assert not patch.applicable
-    assert patch.blocked_by == "not known: kv_cache_memory_bytes_set, num_gpu_blocks_override_set"
+    assert (
+        patch.blocked_by == "not known: whether you set kv_cache_memory_bytes, whether you set num_gpu_blocks_override"
+    )
 
 
 # Laws -----------------------------------------------------------------------------------------------------------

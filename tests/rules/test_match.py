@@ -130,9 +130,9 @@ def test_what_no_rule_explains_has_the_cause_unknown():
 
 
 def test_an_explanation_is_filled_with_facts():
-    rules = RuleSet((), (rule(summary="{tried_bytes:GiB} asked", why="{device_free_bytes:GiB} free"),))
+    rules = RuleSet((), (rule(summary="{tried_bytes:GiB} asked.", why="{device_free_bytes:GiB} free."),))
 
-    assert explain(incident(tried_bytes=5 * GIB), rules).causes[0].explanation == "5.00 GiB asked unknown free"
+    assert explain(incident(tried_bytes=5 * GIB), rules).causes[0].explanation == "5.00 GiB asked."
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,10 @@ def test_a_coarsely_printed_size_reads_as_about():
     assert explain(incident(kv_cache_available_bytes=coarse), rules).causes[0].explanation == "about 0.1 GiB left"
 
 
-def test_a_condition_that_held_is_evidence_with_its_values():
+def test_a_condition_is_no_evidence():
     (cause,) = explain(incident(tried_bytes=2 * GIB), RuleSet((), (rule(when=["tried_bytes > 1.0"]),))).causes
 
-    assert [str(evidence) for evidence in cause.evidence] == ["tried_bytes > 1.0 (tried_bytes 2.00 GiB)"]
-
-
-def test_the_condition_true_is_no_evidence():
-    assert explain(incident(), RuleSet((), (rule(),))).causes[0].evidence == ()
+    assert cause.evidence == ()
 
 
 def test_the_line_of_the_message_and_of_each_fact_used_is_evidence():
