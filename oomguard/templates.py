@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from oomguard.facts import GIB, MIB, Fact, format_rounded
@@ -27,7 +27,7 @@ _SIGNALS: Final = {
 }
 
 
-# What may be dropped of a sentence: a part in brackets, the innermost first.
+# What may be dropped of a sentence: a part in brackets with a placeholder, the innermost first.
 _OPTIONAL: Final = re.compile(r"\[(?![^{}]*\})([^\[\]]*)\]")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 # Sizes that are compared have one unit: MiB, if one of them is too small for GiB, unless another is larger than this.
@@ -51,15 +51,26 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
 
 def without_brackets(template: str) -> str:
     """Return a template as a sentence that needs all of its facts."""
-    return template.replace("[", "").replace("]", "")
+    return _without_optional(template, lambda _part: True)
+
+
+def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
+    """Return a text without the brackets of its optional parts, and without the parts that are not kept."""
+
+    def part(match: re.Match[str]) -> str:
+        inner = match.group(1)
+        if not PLACEHOLDER.search(inner):
+            return match.group()  # brackets of another meaning: a[0], for example
+        return inner if keeps(inner) else ""
+
+    while (shorter := _OPTIONAL.sub(part, text)) != text:
+        text = shorter
+    return text
 
 
 def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
     """Return one sentence with its values, without what needs an unknown fact; empty if nothing is left."""
-    while (
-        kept := _OPTIONAL.sub(lambda part: part.group(1) if _is_known(part.group(1), facts) else "", sentence)
-    ) != sentence:
-        sentence = kept
+    sentence = _without_optional(sentence, lambda part: _is_known(part, facts))
     first, *more = (clause.strip() for clause in sentence.rstrip().removesuffix(".").split("; "))
     if not first or not _is_known(first, facts):
         return ""
