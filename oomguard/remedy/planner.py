@@ -83,7 +83,7 @@ def plan(
         _add_modelled(incident, model, policy, tried, patches, alternatives)
     elif model is not None and all(patch.effect > Effect.OUTPUT_PRESERVING for patch in applicable):
         _keep_more(incident, model, policy, tried, patches)
-    if "device_total_bytes" not in incident.facts and incident.kind != "engine_dead":  # no figure would help there
+    if "device_total_bytes" not in incident.facts and incident.kind not in {"engine_dead", "host_oom"}:  # no help there
         unknown.setdefault("device total: not printed")
     return replace(
         incident,
