@@ -92,6 +92,8 @@ _RECORD: Final = re.compile(r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/
 _LOGGED: Final = re.compile(
     r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
 )
+# What only an engine that goes on prints.
+_SERVES: Final = re.compile(r'HTTP/\d\.\d" 200\b|Avg prompt throughput')
 # Who printed a line: the service or pod, and the process.
 _Source = tuple[str | None, str | None]
 
@@ -175,6 +177,8 @@ class EngineErrors:
             context: the engine's start that it belongs to.
             seen_s: when it was printed.
         """
+        if self._logged and _SERVES.search(plain.text):
+            self._logged = []
         if role(plain.process) == _FRONT_END:
             return
         source = (context.service, plain.process)
