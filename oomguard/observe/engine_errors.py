@@ -51,6 +51,8 @@ _MARKS: Final = (
     "what():",
     "Failed: Cuda",
 )
+# Most lines begin nothing: what each line that does has in it.
+_MAY_BEGIN: Final = re.compile("|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK))))
 _OTHER_ERROR: Final = re.compile(
     r"(?P<text>Watchdog caught collective operation timeout: .+|Failed: Cuda error .+)|^\s*what\(\):\s+(?P<what>\S.*)"
 )
@@ -179,11 +181,13 @@ class EngineErrors:
         """
         if self._logged and _SERVES.search(plain.text):
             self._logged = []
-        if role(plain.process) == _FRONT_END:
+        if plain.process is not None and plain.process.startswith(_FRONT_END):
             return
         source = (context.service, plain.process)
+        if not heads and source not in self._readings and not _MAY_BEGIN.search(plain.text):
+            return
         for text in _texts(plain.text):
-            if _BARE.match(text) and (logged := _LOGGED.search(line.text)) is not None:
+            if " ERROR " in line.text and _BARE.match(text) and (logged := _LOGGED.search(line.text)) is not None:
                 location = Location(line.number, line.byte, plain.process)
                 death = _Death("vllm", logged.group(), location, _raw(line), context, seen_s)
                 self._logged = [*self._logged[-1:], replace(death, message=_clipped(text))]
