@@ -340,7 +340,7 @@ class EngineErrors:
         facts, evidence = dict(incident.facts), list(incident.evidence)
         if error is not None:
             facts |= _facts(error)
-            evidence.append(Evidence(error.raw, error.line))
+            evidence.insert(0, Evidence(error.raw, error.line))
         if signal is not None and known is None:
             facts["exit_signal"] = Fact("exit_signal", signal.number, line=signal.line)
             evidence.append(Evidence(signal.raw, signal.line))
