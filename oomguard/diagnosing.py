@@ -37,7 +37,7 @@ from oomguard.remedy.actions import with_actions
 from oomguard.remedy.modelled import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
-from oomguard.rules.load import RuleSet, load_rules
+from oomguard.rules.load import ENGINE_ENDS, RuleSet, load_rules
 from oomguard.rules.match import explain
 from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
@@ -206,11 +206,21 @@ def diagnose_stream(
         )
     lines = joined(skim(whole, lambda: finder(rules.anchors)), begun_before(source), lines_behind(source))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
-    diagnosis = _without_told_before(diagnosis, rules)
+    diagnosis = _without_told_before(_without_cut_end(diagnosis), rules)
     if is_named and is_named_pickle(source) and not diagnosis.incidents:
         raise no_failure_in_text(source)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
+
+
+def _without_cut_end(diagnosis: Diagnosis) -> Diagnosis:
+    """Return a diagnosis without an engine's end whose traceback a rotation cut: the log behind has the exception."""
+    cut = [
+        one for one in diagnosis.incidents if one.message.startswith(ENGINE_ENDS) and "engine_error" not in one.facts
+    ]
+    if not cut or next(lines_behind(diagnosis.source), None) is None:
+        return diagnosis
+    return replace(diagnosis, incidents=tuple(one for one in diagnosis.incidents if one not in cut))
 
 
 def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:
