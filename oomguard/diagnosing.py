@@ -111,7 +111,7 @@ def assess(
     if planned.certainty_ratio is not None:
         told = tuple(replace(patch, blocked_by=patch.blocked_by or _NOT_ACTED_ON) for patch in planned.plan)
         planned = replace(planned, plan=told, unknown=(_UNRECOGNIZED, *planned.unknown))
-    return _with_each_cause_once(with_actions(planned, rules.actions))
+    return with_actions(planned, rules.actions)
 
 
 def _with_each_cause_once(incident: Incident) -> Incident:
@@ -135,7 +135,9 @@ def assess_all(
 ) -> Diagnosis:
     """Explain every incident of a scan and plan for it; the arguments are those of ``assess``."""
     incidents = tuple(
-        assess(i, rules, policy, tried, given=given, local_models=local_models, model=model, behind=behind)
+        _with_each_cause_once(
+            assess(i, rules, policy, tried, given=given, local_models=local_models, model=model, behind=behind)
+        )
         for i in diagnosis.incidents
     )
     starts = tuple(replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts)

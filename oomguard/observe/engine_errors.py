@@ -87,6 +87,11 @@ _FATAL: Final = {
     "Executor worker initialization error": "tensorrt-llm",
     "Shard complete standard error output": "tgi",
 }
+# A record of vLLM at level ERROR from a process that runs the model; a paste may have several on one line.
+_RECORD: Final = re.compile(r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\] ?")
+_LOGGED: Final = re.compile(
+    r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
+)
 # Who printed a line: the service or pod, and the process.
 _Source = tuple[str | None, str | None]
 
@@ -158,6 +163,7 @@ class EngineErrors:
         self._signals: deque[_Signal] = deque(maxlen=MAX_ERRORS)
         self._deaths: deque[_Death] = deque(maxlen=MAX_ERRORS)
         self._readings: dict[_Source, _Reading] = {}
+        self._logged: list[_Death] = []  # by an engine's process, without its own words for its end
 
     def see(self, line: Line, plain: PlainLine, heads: Sequence[str], context: Context, seen_s: float) -> None:
         """Take the next line.
@@ -172,7 +178,11 @@ class EngineErrors:
         if role(plain.process) == _FRONT_END:
             return
         source = (context.service, plain.process)
-        for text in plain.text.split("\n") if "\n" in plain.text else (plain.text,):
+        for text in _texts(plain.text):
+            if _BARE.match(text) and (logged := _LOGGED.search(line.text)) is not None:
+                location = Location(line.number, line.byte, plain.process)
+                death = _Death("vllm", logged.group(), location, _raw(line), context, seen_s)
+                self._logged = [*self._logged[-1:], replace(death, message=_clipped(text))]
             head = next((one for one in heads if one in text and _LEAD.fullmatch(text[: text.index(one)])), None)
             if head is not None:
                 self._begin(head, text, line, source, context, seen_s)
@@ -265,12 +275,13 @@ class EngineErrors:
 
     def _finish(self, source: _Source) -> None:
         reading = self._readings.pop(source, None)
-        if reading is not None and reading.links:
+        if reading is None:
+            return
+        if reading.links:
             self._errors.append(_root(reading.links))
-            if (
-                reading.death is not None and _name(self._errors[-1].text) not in _STOPS
-            ):  # without its exception it was cut: the next log of a rotation has the rest
-                self._deaths.append(reading.death)
+        is_stop = bool(reading.links) and _name(self._errors[-1].text) in _STOPS
+        if reading.death is not None and not is_stop:  # without an exception its traceback was cut
+            self._deaths.append(reading.death)
 
     def deaths(self, found: Iterable[ScannedIncident], newer_than_s: float | None) -> list[ScannedIncident]:
         """Return the ends that engines reported themselves and that no incident of theirs reports, one a start.
@@ -281,6 +292,8 @@ class EngineErrors:
         """
         self.leave_out()
         known = list(found)
+        if not known and not self._deaths:
+            self._deaths.extend(self._logged[-1:])
         silent: dict[int, ScannedIncident] = {}
         for death in self._deaths:
             line, context = death.location.line or 0, death.context
@@ -324,6 +337,13 @@ class EngineErrors:
             facts["exit_signal"] = Fact("exit_signal", signal.number, line=signal.line)
             evidence.append(Evidence(signal.raw, signal.line))
         return replace(incident, facts=facts, evidence=tuple(dict.fromkeys(evidence)))
+
+
+def _texts(text: str) -> Sequence[str]:
+    """Return the records of a line: mostly one, several where a paste or a collector joined them."""
+    if "\n" in text:
+        return text.split("\n")
+    return _RECORD.split(text) if " ERROR " in text else (text,)
 
 
 def is_of_another_rank(text: str) -> bool:

@@ -103,6 +103,9 @@ def static_share_for_tried(incident: Incident) -> Solution:
     tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
     if of_graphs is None and tried is not None and free is not None and free > _REFUSED_WITH_ROOM_RATIO * tried:
         return Solution(None, f"{format_gib(free)} was free for {format_gib(tried)}: the share is not what lacks")
+    assumed = ""
+    if missing == ("mem_fraction_static: not printed",) and (own := own_share_ratio(incident)) is not None:
+        share, missing, assumed = own, (), f"; {own:.3f} is what the engine takes if no share is given"
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)
     value = rounded(math.floor, share - lacking / total)
@@ -110,7 +113,7 @@ def static_share_for_tried(incident: Incident) -> Solution:
         what = "the graphs" if of_graphs is not None else format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
-    now = "" if seen is None else f"; {seen[1].format(seen[0])}"
+    now = assumed if seen is None else f"; {seen[1].format(seen[0])}"
     return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool{now}", freed)
 
 

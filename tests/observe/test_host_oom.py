@@ -79,6 +79,11 @@ status:
     name: server
 """
 
+POD_JSON = """\
+{"state":{"waiting":{"reason":"CrashLoopBackOff"}},"lastState":{"terminated":{"exitCode":137,"reason":"OOMKilled"}},\
+"resources":{"limits":{"cpu":"8","memory":"20Gi"},"requests":{"memory":"4Gi"}}}
+"""
+
 INSPECT = """\
         "State": {
             "Status": "exited",
@@ -149,6 +154,7 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
         ),
         (DESCRIBE, "OG408", {"host_scope": "limit", "host_limit_bytes": 24.0, "host_manager": "kubernetes"}),
         (POD_YAML, "OG408", {"host_scope": "limit", "host_limit_bytes": 40.0, "host_manager": "kubernetes"}),
+        (POD_JSON, "OG408", {"host_scope": "limit", "host_limit_bytes": 20.0, "host_manager": "kubernetes"}),
         (INSPECT, "OG408", {"host_scope": "limit", "host_limit_bytes": 12.0, "host_manager": "docker"}),
         (
             RAY,
@@ -175,7 +181,20 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
         (OFFLOAD, "OG410", {"host_offload": True}),
         (MMAP, "OG405", {"host_phase": "load_weights"}),
     ],
-    ids=["kernel", "describe", "yaml", "inspect", "ray", "slurm", "loader", "compile", "shards", "offload", "mmap"],
+    ids=[
+        "kernel",
+        "describe",
+        "yaml",
+        "json",
+        "inspect",
+        "ray",
+        "slurm",
+        "loader",
+        "compile",
+        "shards",
+        "offload",
+        "mmap",
+    ],
 )
 def test_the_situation_is_recognized_with_its_numbers(log, rule, facts):
     incident = _only(log)

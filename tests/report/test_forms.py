@@ -17,6 +17,7 @@ from oomguard.incident import (
     Action,
     Alternative,
     Attempt,
+    Budget,
     Cause,
     Diagnosis,
     Effect,
@@ -247,3 +248,13 @@ def test_an_alternative_that_no_value_of_a_setting_makes_names_the_setting_alone
         told = form(Diagnosis("", (Incident("cuda_oom", "boom", alternatives=(other,)),)))
         assert "one of 24 GiB would do" in told, form
         assert "None" not in told, form
+
+
+def test_a_contradiction_of_the_printed_numbers_is_one_line_of_every_form(incident):
+    text = "11.30 GiB in tensors, but the device has 8.00 GiB"
+    diagnosis = Diagnosis("error.log", (replace(incident, budget=Budget(8 * 2**30, (), text)),))
+
+    line = f"The printed numbers contradict each other: {text}. No part is shown for them."
+    for form in (terminal, to_html, to_markdown):
+        assert line in form(diagnosis)
+    assert json.loads(to_json(diagnosis))["incidents"][0]["budget"]["conflict"] == text
