@@ -101,7 +101,7 @@ def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:
 
 
 def _equal(found: Any, expected: Any) -> bool:
-    if isinstance(expected, float) or isinstance(found, float):
+    if not isinstance(found, str) and (isinstance(expected, float) or isinstance(found, float)):
         return abs(float(found) - float(expected)) <= 1e-6 * max(1.0, abs(float(expected)))
     return bool(found == expected)
 
