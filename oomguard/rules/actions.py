@@ -168,7 +168,7 @@ def _split(label: str, row: Table, checked: bool) -> tuple[str, str | None]:
     """Return (action, direction) of ``gpu_memory_utilization down``; raises RuleError for an unknown one."""
     name, _, direction = label.partition(" ")
     if checked and name not in SETTINGS and name not in OUTSIDE:
-        raise row.error(f"unknown action {name!r}", hint=suggestion(name, [*SETTINGS, *OUTSIDE]))
+        raise row.error(f"unknown action {name!r}", hint=suggestion(name, (*SETTINGS, *OUTSIDE)))
     if checked and direction and direction not in DIRECTIONS:
         raise row.error(f"unknown direction {direction!r}", hint=f"one of {', '.join(DIRECTIONS)}")
     return name, direction or None

@@ -91,7 +91,7 @@ def test_slots_of_adapters_that_do_not_fit_beside_the_weights_are_no_fault_of_th
         'vllm/lora/layers/vocab_parallel_embedding.py", line 30, in create_lora_weights',
     ]
     message = CUDA.replace("125.25 MiB", "3.91 GiB").format(total="1024.00", free="748.00", held="276.00")
-    text = log_of(str(tmp_path), frames, "None", message)
+    text = log_of(str(tmp_path) if reads_model else "/gone/model", frames, "None", message)
     text = text.replace("8192}", "8192, 'enable_lora': True, 'max_loras': 64, 'max_lora_rank': 256}")
     model = str(tmp_path) if reads_model else None
     found = diagnose(text, model=model, policy=make_policy("reduces-capacity")).incidents[0]
