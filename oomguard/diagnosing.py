@@ -18,6 +18,7 @@ from oomguard.memory.derive import derive
 from oomguard.observe.anchors import finder
 from oomguard.observe.exceptions import exception_lines
 from oomguard.observe.failed_step import failed_step
+from oomguard.observe.model_source import named_folder, note_on_model
 from oomguard.observe.no_log import (
     HEAD_BYTES,
     is_foreign,
@@ -37,7 +38,7 @@ from oomguard.remedy.actions import with_actions
 from oomguard.remedy.modelled import FailureModel
 from oomguard.remedy.planner import Tried, plan
 from oomguard.remedy.policy import Policy
-from oomguard.rules.load import RuleSet, load_rules
+from oomguard.rules.load import ENGINE_ENDS, RuleSet, load_rules
 from oomguard.rules.match import explain
 from oomguard.rules.missing import what_is_missing
 from oomguard.settings import parse_value, setting
@@ -80,7 +81,7 @@ def assess(
         given: facts that the user gives; they yield to what was printed, and outrank this machine's GPU.
         local_models: whether it failed on this machine, just now: the memory model may read the folder that the log names,
             and the size of this machine's GPUs counts where the log does not print one.
-        model: a folder or hub name that the user gives for the memory model.
+        model: a folder or hub name that the user gives for the memory model; None: the folder that the log names, if it is here.
         behind: the model behind the failure, if the caller has it.
     """
     own: Mapping[str, Fact] = {}
@@ -90,15 +91,18 @@ def assess(
         own = own_device_total(incident)
     facts = {**own, **(given or {}), **incident.facts}
     derived = derive(replace(incident, facts=facts))
+    if model is None and not local_models:
+        model = named_folder(derived)
     if "tried_bytes" in facts and derived.framework == "vllm":
         from oomguard.memory.vllm.failed_allocation import with_allocation
 
         derived = with_allocation(derived, model, local=local_models)
     if local_models or model is not None:
         from oomguard.memory.vllm.exact_kv import with_exact_need  # loads the whole memory model
+        from oomguard.memory.vllm.failed_start import with_exact_weights
         from oomguard.remedy.behind import models_behind
 
-        derived = with_exact_need(derived, model)
+        derived = with_exact_need(with_exact_weights(derived, model), model)
         behind = behind or models_behind(derived, model)
     planned = plan(explain(derived, rules), rules, policy, tried, behind)
     planned = replace(
@@ -138,6 +142,8 @@ def assess_all(
     )
     starts = tuple(replace(start, budget=budget_of_start(start.facts)) for start in diagnosis.starts)
     steps = dict.fromkeys(step for incident in incidents if (step := failed_step(incident.facts)) is not None)
+    if not local_models:
+        steps |= dict.fromkeys(note for one in incidents if (note := note_on_model(one, model)) is not None)
     notes = (*diagnosis.notes, *(step for step in steps if step not in diagnosis.notes))
     return replace(diagnosis, incidents=incidents, notes=notes, starts=starts)
 
@@ -206,11 +212,21 @@ def diagnose_stream(
         )
     lines = joined(skim(whole, lambda: finder(rules.anchors)), begun_before(source), lines_behind(source))
     diagnosis = diagnose_lines(lines, source, rules=rules, policy=policy, given=given, settings=settings, model=model)
-    diagnosis = _without_told_before(diagnosis, rules)
+    diagnosis = _without_told_before(_without_cut_end(diagnosis), rules)
     if is_named and is_named_pickle(source) and not diagnosis.incidents:
         raise no_failure_in_text(source)
     damage = damage_of(stream)
     return diagnosis if damage is None else replace(diagnosis, notes=(*diagnosis.notes, damage))
+
+
+def _without_cut_end(diagnosis: Diagnosis) -> Diagnosis:
+    """Return a diagnosis without an engine's end whose traceback a rotation cut: the log behind has the exception."""
+    cut = [
+        one for one in diagnosis.incidents if one.message.startswith(ENGINE_ENDS) and "engine_error" not in one.facts
+    ]
+    if not cut or next(lines_behind(diagnosis.source), None) is None:
+        return diagnosis
+    return replace(diagnosis, incidents=tuple(one for one in diagnosis.incidents if one not in cut))
 
 
 def _without_told_before(diagnosis: Diagnosis, rules: RuleSet) -> Diagnosis:

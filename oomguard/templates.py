@@ -112,6 +112,8 @@ def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: boo
 
 
 def _size(value: float, slack: float, *, in_mib: bool) -> str:
+    if not value and not slack:
+        return "0 bytes"
     if in_mib and _SMALL_BYTES <= abs(value) < _LARGE_BYTES and slack <= 0.1 * abs(value):
         return f"{value / MIB:.{0 if slack >= MIB / 2 else 2}f} MiB"
     return format_rounded(value, slack)

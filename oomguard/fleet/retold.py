@@ -18,6 +18,8 @@ from oomguard.fleet.finding import Finding
 _NEAREST: Final = ("job-driver-", "replica_", "python-core-worker", "python-core-driver", "raylet", "gcs_server")
 _KILL: Final = ("host_oom", "ray")
 _DEAD: Final = "engine_dead"
+# The cause of an end whose own exception the log has.
+_EXPLAINED: Final = "not_memory"
 # Ray's and SLURM's NAME.out and NAME.err, torchrun's stdout.log and stderr.log, packed or not.
 _STREAM: Final = re.compile(r"(?:\.(?:out|err)|(?:(?<=/)|^)std(?:out|err)(?:\.log)?)(?:\.gz)?$")
 _PID: Final = re.compile(r"\bpid=(\d+)")
@@ -82,8 +84,8 @@ def _is_raylet(one: Finding) -> bool:
 
 def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:
     """Return which ends of engines, of causes that their logs do not have, are those of failures that another log tells."""
-    dead = [one for one in findings if one.kind == _DEAD]
-    causes = [one for one in findings if one.is_oom] if dead else []
+    dead = [one for one in findings if one.kind == _DEAD and one.cause != _EXPLAINED]
+    causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED] if dead else []
     beside = {_both(one.source): one for one in reversed(causes)}
     workers: dict[tuple[str | None, str | None], Finding] = {
         (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session

@@ -51,6 +51,8 @@ _MARKS: Final = (
     "what():",
     "Failed: Cuda",
 )
+# Most lines begin nothing: what each line that does has in it.
+_MAY_BEGIN: Final = re.compile("|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK))))
 _OTHER_ERROR: Final = re.compile(
     r"(?P<text>Watchdog caught collective operation timeout: .+|Failed: Cuda error .+)|^\s*what\(\):\s+(?P<what>\S.*)"
 )
@@ -92,6 +94,8 @@ _RECORD: Final = re.compile(r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/
 _LOGGED: Final = re.compile(
     r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
 )
+# What only an engine that goes on prints.
+_SERVES: Final = re.compile(r'HTTP/\d\.\d" 200\b|Avg prompt throughput')
 # Who printed a line: the service or pod, and the process.
 _Source = tuple[str | None, str | None]
 
@@ -175,11 +179,15 @@ class EngineErrors:
             context: the engine's start that it belongs to.
             seen_s: when it was printed.
         """
-        if role(plain.process) == _FRONT_END:
+        if self._logged and _SERVES.search(plain.text):
+            self._logged = []
+        if plain.process is not None and plain.process.startswith(_FRONT_END):
             return
         source = (context.service, plain.process)
+        if not heads and source not in self._readings and not _MAY_BEGIN.search(plain.text):
+            return
         for text in _texts(plain.text):
-            if _BARE.match(text) and (logged := _LOGGED.search(line.text)) is not None:
+            if " ERROR " in line.text and _BARE.match(text) and (logged := _LOGGED.search(line.text)) is not None:
                 location = Location(line.number, line.byte, plain.process)
                 death = _Death("vllm", logged.group(), location, _raw(line), context, seen_s)
                 self._logged = [*self._logged[-1:], replace(death, message=_clipped(text))]
@@ -332,7 +340,7 @@ class EngineErrors:
         facts, evidence = dict(incident.facts), list(incident.evidence)
         if error is not None:
             facts |= _facts(error)
-            evidence.append(Evidence(error.raw, error.line))
+            evidence.insert(0, Evidence(error.raw, error.line))
         if signal is not None and known is None:
             facts["exit_signal"] = Fact("exit_signal", signal.number, line=signal.line)
             evidence.append(Evidence(signal.raw, signal.line))

@@ -14,7 +14,7 @@ from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
 
 # What a rule file writes after ``solve`` for a value that only the model behind the failure has.
-MODELLED: Final = frozenset({"rows_that_fit", "sequences_for_warmup"})
+MODELLED: Final = frozenset({"rows_that_fit", "sequences_for_warmup", "step_tokens_for_tried"})
 
 
 class FailureModel(Protocol):

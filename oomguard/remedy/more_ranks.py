@@ -14,6 +14,7 @@ _BESIDE_WEIGHTS_RATIO: Final = 0.05
 # An engine takes this share of a device if nobody says otherwise.
 _SHARE: Final = 0.9
 _MOST_RANKS: Final = 64
+_HOW_MANY: Final = "needs that many such devices, and the log does not show how many there are"
 _LEVER: Final = "shares the weights among more devices"
 _MISSING: Final = "the size of the weights, or of the device: not printed"
 
@@ -36,4 +37,4 @@ def ranks_for_weights(incident: Incident) -> Solution:
             return Solution(None, f"{format_gib(weights)} of weights do not fit on {_MOST_RANKS} devices of this size")
     each = format_gib(weights / more)
     why = f"{format_gib(weights)} of weights over {more} devices are {each} on each, and {format_gib(room)} is usable there"
-    return Solution(more, why, blocked_by=f"needs {more} such devices, and the log does not show how many there are")
+    return Solution(more, why, blocked_by=_HOW_MANY)

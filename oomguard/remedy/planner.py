@@ -145,7 +145,13 @@ def _add_modelled(
                 patches[patch.setting] = patch
     elif not together:
         for other in model.smallest_that_fits(incident):
-            alternatives.setdefault(other.setting, other)
+            planned = patches.get(other.setting)
+            if planned is None or planned.new is None or other.new is None:
+                alternatives.setdefault(other.setting, other)
+            else:  # by the model's files instead of its weights alone
+                patches[other.setting] = replace(
+                    planned, new=other.new, reason=other.why_not, as_flag=other.as_flag, as_kwarg=other.as_kwarg
+                )
 
 
 def _keep_more(

@@ -18,6 +18,9 @@ _MARGIN_RATIO: Final = 0.1
 _MULTIPLE_TOKENS: Final = 256
 # Below so many a step is mostly overhead, and what is too large is something else.
 _LEAST_TOKENS: Final = 512
+# vLLM makes float32 logits of a prompt and then as large a tensor of their log-probabilities: vllm/v1/worker/gpu_model_runner.py
+# _get_prompt_logprobs_dict, 0.33.0. The log does not show which of the two failed.
+_OF_VLLM_LOGPROBS: Final = 2
 _OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
 
 
@@ -38,8 +41,13 @@ def step_tokens_for_tried(incident: Incident) -> Solution:
         return Solution(None, f"{lever}; by how much is not known ({', '.join(missing_names)})", unknown=missing_names)
     if free >= tried:
         return Solution(None, f"{format_gib(free)} was free for {format_gib(tried)}: a step is not what is too large")
-    value = int(tokens * free / tried * (1 - _MARGIN_RATIO)) // _MULTIPLE_TOKENS * _MULTIPLE_TOKENS
+    still_wanted = tried * _OF_VLLM_LOGPROBS if _is_of_vllm_logprobs(incident) else tried
+    value = int(tokens * free / still_wanted * (1 - _MARGIN_RATIO)) // _MULTIPLE_TOKENS * _MULTIPLE_TOKENS
     if value < _LEAST_TOKENS:
         return Solution(None, f"a step of {tokens:g} tokens asked for {format_gib(tried)} with {format_gib(free)} free")
     reason = f"{format_gib(tried)} for {tokens:g} tokens in one step; {format_gib(free)} was free"
     return Solution(value, reason, round(tried * (1 - value / tokens)))
+
+
+def _is_of_vllm_logprobs(incident: Incident) -> bool:
+    return incident.framework == "vllm" and incident.phase == "prompt_logprobs"

@@ -11,6 +11,7 @@ from oomguard.memory.ceilings import others_margin_ratio
 
 # Parameters counted by a model's name, and a data type that nothing prints, are off by this much at most.
 _SURE_OF_ESTIMATE: Final = 0.9
+_FROM_FILES: Final = "config"
 # Failures of a start: what their figures call free was free before the engine took anything.
 _FREE_AT_START: Final = {
     "startup_free_memory_below_utilization": "device_free_bytes",
@@ -48,12 +49,16 @@ def contradiction(name: str, value: FactValue, incident: Incident, *, by_model: 
     return None
 
 
-def rank_weights(incident: Incident, *, printed_only: bool = False) -> float | None:
-    """Return what the weights of one rank take at least: as printed, else by the model's name; None if neither is known."""
+def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
+    """Return what the weights of one rank take at least: as printed, by the model's files, or by its name unless ``is_exact``."""
     printed = incident.number("model_weights_bytes")
-    if printed is not None or printed_only:
+    if printed is not None:
         return printed
     estimated = incident.number("estimated_weights_bytes")
+    if estimated is not None and incident.facts["estimated_weights_bytes"].source == _FROM_FILES:
+        return estimated
+    if is_exact:
+        return None
     ranks = incident.settings.get("pipeline_parallel_size")
     stages = int(ranks.value) if ranks is not None and isinstance(ranks.value, int) else 1
     return None if estimated is None else _SURE_OF_ESTIMATE * estimated / max(1, stages)
@@ -69,7 +74,7 @@ def _against_share(value: float, incident: Incident, *, by_model: bool) -> Contr
     total, free = incident.number("device_total_bytes"), free_at_start(incident)
     if not total or "on_cpu" in incident.facts:
         return None
-    share, weights = value * total, rank_weights(incident, printed_only=by_model)
+    share, weights = value * total, rank_weights(incident, is_exact=by_model)
     if weights is not None and share <= weights:
         return Contradiction(
             f"{value:g} of the device is {format_gib(share)}, less than the weights of one rank ({format_gib(weights)})"

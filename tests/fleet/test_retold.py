@@ -101,8 +101,10 @@ def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_it
         ("stdout", "stderr"),
     ]:
         dead = replace(finding(errors, message="Engine core initialization failed"), kind="engine_dead", is_oom=False)
-        (told,) = told_once([dead, finding(output)])
-        assert (told.source, told.told_again) == (output, ((errors, 7),)), (output, errors)
+        own = replace(finding(output, message="KeyError"), kind="engine_dead", is_oom=False, cause="not_memory")
+        for cause in (finding(output), own):
+            (told,) = told_once([dead, cause])
+            assert (told.source, told.told_again) == (output, ((errors, 7),)), (output, errors)
 
 
 def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays():

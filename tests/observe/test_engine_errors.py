@@ -257,7 +257,12 @@ def test_each_start_has_its_own_cause():
         block("(APIServer pid=30) ERROR 07-09 10:00:00 [serving.py:7] ", TRACEBACK, FRAME, "ValueError: no such model"),
         block("(EngineCore_DP0 pid=31) ", "Process EngineCore_DP0:", TRACEBACK, FRAME, "KeyboardInterrupt"),
         block(CORE.replace("ERROR", "WARNING"), "no flash attention", TRACEBACK, FRAME, "ImportError: no acme kernels"),
-        block(WORKER.format(0, 0), "WorkerProc hit an exception.", TRACEBACK, FRAME, "ValueError: adapter of rank 64"),
+        [
+            *block(
+                WORKER.format(0, 0), "WorkerProc hit an exception.", TRACEBACK, FRAME, "ValueError: adapter of rank 64"
+            ),
+            '(APIServer pid=30) INFO:     10.1.0.4:52776 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+        ],
         [
             "(APIServer pid=30) INFO 07-09 [logger.py:41] Received request cmpl-1: prompt: 'EngineCore failed to start.'",
             TRACEBACK,

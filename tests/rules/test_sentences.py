@@ -86,6 +86,7 @@ def test_sizes_that_are_compared_have_one_unit(subtests):
         (24 * MIB, 0.9 * GIB, "24.00 MiB was asked for, 921.60 MiB of 40.00 GiB was free."),
         (24 * MIB, 30 * GIB, "24.00 MiB was asked for, 30.00 GiB of 40.00 GiB was free."),
         (2 * GIB, 0.9 * GIB, "2.00 GiB was asked for, 0.90 GiB of 40.00 GiB was free."),
+        (24 * MIB, 0, "24.00 MiB was asked for, 0 bytes of 40.00 GiB was free."),
         (2 * GIB, 64 * MIB, "2048.00 MiB was asked for, 64.00 MiB of 40.00 GiB was free."),
     ]:
         with subtests.test(tried=tried, free=free):

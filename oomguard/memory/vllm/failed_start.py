@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from packaging.version import InvalidVersion, Version
@@ -66,6 +67,25 @@ def read_failed_start(
         return FailedStart(read, _corrected(read, settings, incident))
     except OomguardError:
         return None
+
+
+def with_exact_weights(incident: Incident, model: str | None = None) -> Incident:
+    """Return the incident with the weights of one rank as the model's files have them, in place of what its name says.
+
+    It comes back unchanged where the start cannot be read; ``model`` as in ``read_failed_start``.
+    """
+    start = read_failed_start(incident, model)
+    if start is None:
+        return incident
+    try:
+        weights = budget_start(start.model, replace(start.settings, device_free_bytes=None)).weights_bytes
+    except OomguardError:
+        return incident
+    facts = {**incident.facts, "estimated_weights_bytes": Fact("estimated_weights_bytes", weights, "config")}
+    free = incident.number("device_free_bytes")
+    if "weights_above_free" in facts and free is not None:
+        facts["weights_above_free"] = Fact("weights_above_free", weights > free, "solved")
+    return replace(incident, facts=MappingProxyType(facts))
 
 
 def read_draft(incident: Incident, dtype: str) -> Model | None:
