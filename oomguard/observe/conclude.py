@@ -56,7 +56,10 @@ def concluded_incident(
         incident = replace(incident, facts={**incident.facts, seen.name: seen})
     if incident.kind == "host_oom":
         holder = {} if tasks is None else tasks.facts(incident.location.line or 0, scanned.last_line)
-        incident = replace(incident, facts={**incident.facts, **holder})
+        scope = incident.facts.get("host_scope")
+        if scope is not None and scope.value == "limit":
+            holder.pop("host_total_bytes", None)  # the limit was reached: how much the host has does not matter
+        incident = replace(incident, facts={**holder, **incident.facts})
     elif incident.kind != "engine_dead":  # limits and processes of the host say nothing of a device
         near = [n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)]
     settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)

@@ -41,6 +41,15 @@ KERNEL = """\
 [70001.300] oom_reaper: reaped process 955 (python3), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB
 """
 
+# The same on a node without limits, which says what it has.
+NODE = (
+    KERNEL.replace(
+        "[70001.101] memory: usage 50331648kB, limit 50331648kB, failcnt 3312", "[70001.101] 16777216 pages RAM"
+    )
+    .replace("CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/job", "CONSTRAINT_NONE,nodemask=(null),global_oom")
+    .replace("Memory cgroup out of memory", "Out of memory")
+)
+
 DESCRIBE = """\
     State:          Waiting
       Reason:       CrashLoopBackOff
@@ -152,6 +161,18 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
                 "host_victim_bytes": 10.0,
             },
         ),
+        (
+            NODE,
+            "OG409",
+            {
+                "host_scope": "node",
+                "host_total_bytes": 64.0,
+                "host_holder": "data-prep",
+                "host_holder_bytes": 36.0,
+                "host_victim": "python3",
+                "host_victim_bytes": 10.0,
+            },
+        ),
         (DESCRIBE, "OG408", {"host_scope": "limit", "host_limit_bytes": 24.0, "host_manager": "kubernetes"}),
         (POD_YAML, "OG408", {"host_scope": "limit", "host_limit_bytes": 40.0, "host_manager": "kubernetes"}),
         (POD_JSON, "OG408", {"host_scope": "limit", "host_limit_bytes": 20.0, "host_manager": "kubernetes"}),
@@ -183,6 +204,7 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
     ],
     ids=[
         "kernel",
+        "node",
         "describe",
         "yaml",
         "json",
