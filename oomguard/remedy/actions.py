@@ -6,7 +6,7 @@ table says would make the failure worse is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -62,7 +62,22 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
             continue
         if not table.is_harmful(name, direction, incident):
             found[name] = _action(name, direction, patch, incident, table)
-    return _solved_first(list(found.values()))
+    actions = list(found.values())
+    if not any(one.id in SETTINGS and one.new is not None for one in actions):
+        at = next((place for place, one in enumerate(actions) if one.id in SETTINGS), len(actions))
+        sure = [_action(name, _direction(patch), patch, incident, table) for name, patch in _sure(incident, table)]
+        kept = [one for one in actions[at:] if one.id not in {own.id for own in sure}]
+        actions = [*actions[:at], *sure, *kept]
+    return _solved_first(actions)
+
+
+def _sure(incident: Incident, table: ActionTable) -> Iterator[tuple[str, Patch]]:
+    """Yield the likeliest cause's own changes whose value is known: the table does not name each rule's setting."""
+    rule = incident.causes[0].rule if incident.causes else ""
+    for patch in incident.plan:
+        is_own = patch.new is not None and patch.rule == rule and not is_out_of_question(patch)
+        if is_own and not table.is_harmful(patch.setting, _direction(patch), incident):
+            yield _name(patch), patch
 
 
 def _solved_first(actions: list[Action]) -> list[Action]:
