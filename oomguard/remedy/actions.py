@@ -156,7 +156,9 @@ def _direction(patch: Patch) -> str | None:
     if knob.type == "str":
         return "on"
     if not isinstance(new, str | None):
-        return None if isinstance(old, str | None) or old == new else "up" if new > old else "down"
+        if isinstance(old, str | None):  # which way it goes is known only if it goes one way
+            return _usual_direction(patch.setting) if knob.raised == knob.lowered else None
+        return None if old == new else "up" if new > old else "down"
     if knob.raised != knob.lowered:
         return "up" if patch.effect == knob.raised else "down"
     return _usual_direction(patch.setting)
