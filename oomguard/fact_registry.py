@@ -214,7 +214,11 @@ def _specs() -> dict[str, FactSpec]:
         ("host_holder_bytes", "int", "host memory that it had"),
         ("host_scope", "str", "what was full: the limit of a container or job, or the node"),
         ("host_manager", "str", "who enforces or reports it: slurm, kubernetes, docker or ray"),
-        ("host_phase", "str", "what took the host's memory: load_weights, data_loader, compile or swap_space"),
+        (
+            "host_phase",
+            "str",
+            "what took the host's memory: load_weights, data_loader, compile, swap_space or page_file",
+        ),
         ("host_offload", "bool", "weights or the KV cache are offloaded to the host"),
         ("process_data_limit_bytes", "int", "private memory that a process of the engine may have, by ulimit -d"),
         ("host_total_bytes", "int", "memory of the host"),

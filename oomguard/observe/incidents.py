@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from oomguard.facts import Fact, number_of
 from oomguard.incident import Evidence, Incident, Location
-from oomguard.observe.context import NEAR_AFTER_LINES, Context, Near, related, role
+from oomguard.observe.context import NEAR_AFTER_LINES, NO_ENGINE, Context, Near, related, role
 from oomguard.observe.hits import Hit, agree, refines
 
 MAX_INCIDENTS = 1000
@@ -103,7 +103,7 @@ class ScannedIncidents:
         # What a client's or a proxy's container prints of a failure is another's.
         recent = [f for f in reversed(self.all) if f.context is context or context.is_empty]
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
-            self._pass_on(recent[0], evidence)
+            self._pass_on(recent[0], evidence, hit.framework)
             return None
         for known in recent:
             if self._told_again(known, kind, facts, process, line):
@@ -145,7 +145,9 @@ class ScannedIncidents:
         began = (found.began_s for found in self.all if found.incident.is_oom)
         return min((at_s for at_s in began if at_s is not None), default=None)
 
-    def _pass_on(self, known: ScannedIncident, evidence: Evidence) -> None:
+    def _pass_on(self, known: ScannedIncident, evidence: Evidence, framework: str) -> None:
+        if known.incident.framework in {*NO_ENGINE, "transformers"}:  # its parent names the engine
+            known.incident = replace(known.incident, framework=framework)
         if evidence not in known.incident.wrappers and len(known.incident.wrappers) < MAX_WRAPPERS:
             known.incident = replace(known.incident, wrappers=(*known.incident.wrappers, evidence))
         known.seen_s = self._clock()

@@ -44,9 +44,13 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
     for patch in incident.plan:
         name = _name(patch)
         if name not in named and not is_out_of_question(patch):
-            actions.append(_action(name, _direction(patch), patch, incident, table))
+            actions.append(_action(name, _direction(patch, incident.kind), patch, incident, table))
     kept = (one for one in actions if not table.is_harmful(one.id, one.direction, incident))
-    plan = (p for p in incident.plan if p.new is None or not table.is_harmful(p.setting, _direction(p), incident))
+    plan = (
+        p
+        for p in incident.plan
+        if p.new is None or not table.is_harmful(p.setting, _direction(p, incident.kind), incident)
+    )
     return replace(incident, actions=tuple(kept), plan=tuple(plan))
 
 
@@ -56,7 +60,7 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
     found: dict[str, Action] = {}
     for name, wanted in situation.first:
         patch = patches.get(name)
-        direction = wanted if patch is None else _direction(patch) or wanted
+        direction = wanted if patch is None else _direction(patch, incident.kind) or wanted
         is_other_way = direction != (wanted or direction)  # it stands where the plan has it
         if name in found or is_other_way or (patch is None and _is_foreign(name, direction, incident, table)):
             continue
@@ -65,7 +69,10 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
     actions = list(found.values())
     if not any(one.id in SETTINGS and one.new is not None for one in actions):
         at = next((place for place, one in enumerate(actions) if one.id in SETTINGS), len(actions))
-        sure = [_action(name, _direction(patch), patch, incident, table) for name, patch in _sure(incident, table)]
+        sure = [
+            _action(name, _direction(patch, incident.kind), patch, incident, table)
+            for name, patch in _sure(incident, table)
+        ]
         kept = [one for one in actions[at:] if one.id not in {own.id for own in sure}]
         actions = [*actions[:at], *sure, *kept]
     return _solved_first(actions)
@@ -76,7 +83,9 @@ def _sure(incident: Incident, table: ActionTable) -> Iterator[tuple[str, Patch]]
     rule = incident.causes[0].rule if incident.causes else ""
     for patch in incident.plan:
         is_own = patch.new is not None and patch.rule == rule and not is_out_of_question(patch)
-        if is_own and not table.is_harmful(patch.setting, _direction(patch), incident):
+        if not is_own or _is_foreign(patch.setting, None, incident, table):
+            continue
+        if not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident):
             yield _name(patch), patch
 
 
@@ -147,23 +156,33 @@ def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
     return ""
 
 
-def _direction(patch: Patch) -> str | None:
+def _direction(patch: Patch, kind: str) -> str | None:
     """Return which way a patch goes, None if neither its values nor its effect show it."""
-    old, new = patch.old, patch.new
-    if isinstance(new, bool):
-        return "on" if new else "off"
+    if isinstance(patch.new, bool):
+        return "on" if patch.new else "off"
     knob = SETTINGS[patch.setting]
     if knob.type == "str":
         return "on"
-    if not isinstance(new, str | None):
-        if isinstance(old, str | None):  # which way it goes is known only if it goes one way
-            return _usual_direction(patch.setting) if knob.raised == knob.lowered else None
-        return None if old == new else "up" if new > old else "down"
+    if not isinstance(patch.new, str | None):
+        return _way(patch, patch.new, kind)
     if knob.raised != knob.lowered:
         return "up" if patch.effect == knob.raised else "down"
     return _usual_direction(patch.setting)
 
 
+def _way(patch: Patch, new: float, kind: str) -> str | None:
+    """Return which way a number moves; from an unknown value by what such a failure lacks, if the setting goes both ways."""
+    if not isinstance(patch.old, str | None):
+        return None if patch.old == new else "up" if new > patch.old else "down"
+    knob = SETTINGS[patch.setting]
+    if knob.raised == knob.lowered:
+        return _usual_direction(patch.setting)
+    return None if kind in _EITHER_WAY else "up" if kind in _LACKS_CACHE else "down"
+
+
+# A share of unknown size is raised for a KV cache that lacks memory, and lowered for everything else.
+_LACKS_CACHE: Final = frozenset({"kv_cache_none_left", "kv_cache_too_small_for_max_len", "kv_slots_exhausted"})
+_EITHER_WAY: Final = frozenset({"cpu_node_memory"})
 # Numbers that more memory means more of; every other number is lowered when memory runs short.
 _RAISED: Final = frozenset(
     {"tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "cpu_offload_bytes"}
