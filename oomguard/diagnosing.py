@@ -12,7 +12,7 @@ from typing import IO
 
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import Fact, FactValue, parse_size
-from oomguard.incident import EMPTY, Cause, Diagnosis, Incident, SettingInForce
+from oomguard.incident import EMPTY, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.memory.budget import budget_of_start
 from oomguard.memory.derive import derive
 from oomguard.observe.anchors import finder
@@ -120,6 +120,11 @@ def _with_each_cause_once(incident: Incident) -> Incident:
     for cause in incident.causes:
         surest.setdefault(cause.id, cause)
     return replace(incident, causes=tuple(surest.values()))
+
+
+def replanned(incident: Incident, plan: tuple[Patch, ...]) -> Incident:
+    """Return an incident with another plan, and the actions that follow from it."""
+    return with_actions(replace(incident, plan=plan), default_rules().actions)
 
 
 def assess_all(

@@ -9,9 +9,21 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from oomguard.facts import REGISTRY, Fact, FactValue
-from oomguard.incident import Alternative, Budget, BudgetPart, Cause, Effect, Evidence, Incident, Location, Patch
+from oomguard.incident import (
+    Action,
+    Alternative,
+    Budget,
+    BudgetPart,
+    Cause,
+    Effect,
+    Evidence,
+    Incident,
+    Location,
+    Patch,
+)
 from oomguard.missing import Missing
 
+_EFFECTS: Final = {str(effect): effect for effect in Effect}
 # How a line of evidence is written: the line's number first, where it has one.
 _LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 
@@ -60,6 +72,7 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
         facts=MappingProxyType(facts),
         causes=tuple(_causes(row)),
         plan=tuple(patch_of(each) for each in _objects(row, "plan")),
+        actions=tuple(_actions(row)),
         alternatives=tuple(_alternatives(row)),
         budget=_budget(_object(row.get("budget"))),
         unknown=_texts(row.get("unknown")),
@@ -102,8 +115,28 @@ def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
     for each in _objects(row, "causes"):
         evidence = _lines(each.get("evidence"))
         names = _text(each.get("id")) or "unknown", _text(each.get("rule"))
-        said = _text(each.get("explanation")), _text(each.get("title"))
+        said = _text(each.get("explanation")), _text(each.get("title")), _text(each.get("confirm"))
         yield Cause(*names, numbers_of(each).get("confidence", 0.0), evidence, *said)
+
+
+def _actions(row: Mapping[str, Any]) -> Iterator[Action]:
+    for each in _objects(row, "actions"):
+        effect, frees = each.get("effect"), each.get("frees_bytes")
+        yield Action(
+            id=_text(each.get("id")),
+            title=_text(each.get("title")),
+            direction=_text(each.get("direction")) or None,
+            old=_value(each.get("from")),
+            new=_value(each.get("to")),
+            effect=_EFFECTS.get(_text(effect)),
+            applicability=_text(each.get("applicability")) or "manual",
+            command=_text(each.get("command")) or None,
+            why=_text(each.get("why")),
+            frees_bytes=frees if isinstance(frees, int) else None,
+            rule=_text(each.get("rule")),
+            cost=_text(each.get("cost")),
+            blocked_by=_text(each.get("blocked_by")) or None,
+        )
 
 
 def _alternatives(row: Mapping[str, Any]) -> Iterator[Alternative]:

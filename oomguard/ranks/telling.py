@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from oomguard.diagnosing import replanned
 from oomguard.incident import Diagnosis, Incident, Patch
 from oomguard.journal.codec import incident_of, patch_of
 from oomguard.ranks.decision import absent_in_words, ranks_in_words
@@ -44,7 +45,7 @@ def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: 
     others = [
         f"rank {other}" for other, how in decision.hows.items() if how == "memory" and other != str(decision.first)
     ]
-    planned = replace(incident, plan=plan_of_all(incident.plan, decision))
+    planned = replanned(incident, plan_of_all(incident.plan, decision))
     return replace(own, incidents=(_of_rank(planned, decision.first, others),), notes=notes)
 
 

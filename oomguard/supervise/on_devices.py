@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
+from oomguard.diagnosing import replanned
 from oomguard.engines.command import Launch
 from oomguard.engines.known import launcher_of
 from oomguard.engines.placement import started_words
@@ -148,7 +149,7 @@ class OnDevices:
     def _with_device(self, incident: Incident, taken: Taken, reason: str) -> Incident:
         old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
         patch = Patch(DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new))
-        return replace(incident, plan=(patch, *(other for other in incident.plan if other.setting != DEVICE)))
+        return replanned(incident, (patch, *(other for other in incident.plan if other.setting != DEVICE)))
 
     def _need(self, launch: Launch) -> Need:
         if launch.argv not in self._needs:

@@ -33,7 +33,7 @@ def test_of_two_ranks_that_ran_out_the_fuller_one_decides_for_all(job):
     assert [status for status, _, _ in ended] == [0, 0, 0]
     assert job.lengths() == [[32768, 1792]] * 3
     told = ended[0][2]
-    assert "max_model_len: 32768 -> 1792" in told
+    assert "Lower max_model_len from 32768 to 1792" in told
     assert "OOMGUARD_VLLM_OVERRIDES='{\"max_model_len\": 1792}'" in told
     assert "4096}" not in told
 
