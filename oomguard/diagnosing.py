@@ -12,7 +12,7 @@ from typing import IO
 
 from oomguard.errors import SettingError, UsageError
 from oomguard.facts import Fact, FactValue, parse_size
-from oomguard.incident import EMPTY, Diagnosis, Incident, Patch, SettingInForce
+from oomguard.incident import EMPTY, Cause, Diagnosis, Incident, Patch, SettingInForce
 from oomguard.memory.budget import budget_of_start
 from oomguard.memory.derive import derive
 from oomguard.observe.anchors import finder
