@@ -188,7 +188,7 @@ def test_any_text_is_a_fact_or_is_refused(name, text):
         ("{max_num_seqs:signal}", "signal 256"),
         ("{prefix_caching}", "True"),
         ("{model}", "org/name"),
-        ("{device_total_bytes:GiB}", "unknown"),
+        ("{device_total_bytes:GiB}", ""),
         ("a  {tried_bytes:GiB}\n b", "a 2.00 GiB b"),
         ("no placeholder", "no placeholder"),
     ],

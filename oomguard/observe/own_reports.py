@@ -34,7 +34,7 @@ _START: Final = re.compile(r"start \d+\b")
 _LEAST_CUT_CHARS: Final = 6
 # A box is no longer than that; where its end is lost, or nobody looked at it, it ends there.
 _MOST_LINES: Final = 200
-_NOTED: Final = re.compile(r"  (?:why|where|budget|tried|change|do first|then|unknown|to decide|note): ")
+_NOTED: Final = re.compile(r"  (?:why|where|budget|tried|change|do first|then|not changed|unknown|to decide|note): ")
 _QUOTED: Final = re.compile(r"line \d+: ")
 _KIND: Final = re.compile(rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})\b")
 

@@ -28,7 +28,8 @@ _CELL: Final = re.compile(
 )
 _ARROW: Final = re.compile(r"^\s*-{2,}> ?(?P<line>\d+) (?P<source>.*)")
 _LIBRARY: Final = re.compile(
-    r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|^<(?!ipython)|[/\\](?:torch|transformers|accelerate|vllm|sglang|peft)[/\\]"
+    r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|^<(?!ipython)"
+    r"|[/\\](?:torch|transformers|accelerate|vllm|sglang|peft|oomguard[/\\](?:testing|guarding|engines|mapping))[/\\]"
 )
 _MARKERS: Final = re.compile(r"^[\s~^|]*$")
 _MESSAGE: Final = re.compile(

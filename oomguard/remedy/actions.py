@@ -24,6 +24,8 @@ _AS_ACTION: Final = {"device": "use_another_device"}
 _UNSOLVED_AS_ACTION: Final = {"quantization": "smaller_checkpoint"}
 # What a program in Python can be changed in where no engine is known.
 _WITHOUT_ENGINE: Final = "transformers"
+# Facts of a call that was measured here: its own reasons say more than the table's.
+_MEASURED: Final = frozenset({"baseline_bytes", "prompt_tokens"})
 _NO_VALUE: Final = "The text does not show which value is enough."
 _VERBS: Final = {"up": "Raise", "down": "Lower", "on": "Turn on", "off": "Turn off", None: "Set"}
 
@@ -57,8 +59,11 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
 def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
     """Return the actions of a situation that this failure can have, with the plan's values."""
     patches = {_name(p): p for p in incident.plan if not is_out_of_question(p)}
+    ruled_out = {_name(p) for p in incident.plan} - patches.keys()
     found: dict[str, Action] = {}
     for name, wanted in situation.first:
+        if name in ruled_out:
+            continue
         patch = patches.get(name)
         direction = wanted if patch is None else _direction(patch, incident.kind) or wanted
         is_other_way = direction != (wanted or direction)  # it stands where the plan has it
@@ -115,7 +120,7 @@ def _action(name: str, direction: str | None, patch: Patch | None, incident: Inc
     facts = {**incident.facts, **{key: Fact(key, _text(name, v)) for key, v in values.items() if v is not None}}
     titles, whys, commands = (wording.titles, wording.whys, wording.commands) if wording else ((), (), ())
     why = first_known(whys, facts)
-    if patch is not None and (new is not None or not why):
+    if patch is not None and (new is not None or not why or _MEASURED & incident.facts.keys()):
         why = patch.reason
     if not why and name in SETTINGS:
         why = _NO_VALUE

@@ -104,7 +104,8 @@ def static_share_for_tried(incident: Incident) -> Solution:
     if of_graphs is None and tried is not None and free is not None and free > _REFUSED_WITH_ROOM_RATIO * tried:
         return Solution(None, f"{format_gib(free)} was free for {format_gib(tried)}: the share is not what lacks")
     assumed = ""
-    if missing == ("mem_fraction_static: not printed",) and (own := own_share_ratio(incident)) is not None:
+    is_default = missing == ("mem_fraction_static: not printed",) and incident.framework == "sglang"
+    if is_default and (own := own_share_ratio(incident)) is not None:
         share, missing, assumed = own, (), f"; {own:.3f} is what the engine takes if no share is given"
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)

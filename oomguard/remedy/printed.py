@@ -252,8 +252,12 @@ def rows_that_fit(incident: Incident) -> Solution:
 def sequences_for_warmup(incident: Incident) -> Solution:
     """Lower ``max_num_seqs`` to a quarter: the warm-up's buffers grow in proportion to it.
 
-    No log prints how much is missing. A quarter frees three quarters of the warm-up's memory.
+    A quarter frees three quarters of the warm-up's memory. If the log prints how much was missing, the share of the device
+    is solved instead.
     """
+    figures = ("tried_bytes", "device_free_bytes", "device_total_bytes", "gpu_memory_utilization_ratio")
+    if all(name in incident.facts for name in figures):
+        return Solution(None, "shrinks the buffers of the warm-up")
     sequences = incident.number("max_num_seqs")
     if sequences is None:
         return Solution(None, "the text does not show max_num_seqs", unknown=("max_num_seqs: not printed",))

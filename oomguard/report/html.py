@@ -34,6 +34,7 @@ from oomguard.report.wording import (
     confidence,
     echoes,
     instead,
+    left_alone,
     pastes,
     place,
     settings_of_note,
@@ -224,6 +225,9 @@ def _incident(shown: Shown, level: int) -> str:
     for number, cause in enumerate(incident.causes):
         parts.append(_cause(cause, title, first=number == 0))
     parts.append(_bar(incident.budget))
+    if ruled_out := left_alone(incident):
+        items = "".join(_element("li", text) for text in ruled_out)
+        parts.append(f"{_element(title, 'Not changed', 'title')}<ul>\n{items}</ul>\n")
     if incident.alternatives:
         items = "".join(_alternative(alternative) for alternative in incident.alternatives)
         parts.append(f"{_element(title, 'Instead', 'title')}<ul>\n{items}</ul>\n")

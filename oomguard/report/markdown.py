@@ -17,6 +17,7 @@ from oomguard.report.wording import (
     capacity,
     echoes,
     instead,
+    left_alone,
     pastes,
     place,
     settings_of_note,
@@ -89,6 +90,7 @@ def _incident(shown: Shown, source: str) -> str:
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
         lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
+    lines += [f"- not changed: {inline(text)}" for text in left_alone(incident)]
     for other in incident.alternatives:
         paste = " or ".join(code(text) for text in pastes(other))
         cost = f" Cost: {inline(tradeoff(other))}" if tradeoff(other) else ""

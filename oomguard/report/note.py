@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oomguard.incident import Action, Attempt, Incident
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import action_why
+from oomguard.report.wording import action_why, left_alone
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
@@ -24,9 +24,10 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
         start = "do first" if number == 0 else "then"
         command = _command(action, incident, of_command=of_command)
         blocked = f" [not automatic: {action.blocked_by}]" if action.blocked_by else ""
-        lines.append(
-            f"  {start}: {action.title}{f': {command}' if command else ''}. {action_why(action)}{blocked}".rstrip()
-        )
+        effect = "" if action.effect is None else f" ({action.effect})"
+        pasted = f": {command}" if command else ""
+        lines.append(f"  {start}: {action.title}{effect}{pasted}. {action_why(action)}{blocked}".rstrip())
+    lines += [f"  not changed: {text}" for text in left_alone(incident)]
     if incident.unknown:
         lines.append(f"  unknown: {' '.join(incident.unknown)}")
     if incident.missing:

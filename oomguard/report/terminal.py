@@ -19,6 +19,7 @@ from oomguard.report.wording import (
     decide_by,
     echoes,
     instead,
+    left_alone,
     pastes,
     place,
     settings_of_note,
@@ -108,6 +109,8 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
     if len(incident.actions) > 1:
         parts.append(Text("\nIf that is not enough", style="bold"))
         parts += [_action(f"{number}. ", action) for number, action in enumerate(incident.actions[1:], 2)]
+    if ruled_out := left_alone(incident):
+        parts.append(Text("\nNot changed: ", style="bold").append("; ".join(ruled_out), style="not bold"))
     if incident.alternatives:
         parts.append(Text("\nInstead", style="bold"))
         parts += [_alternative(alternative) for alternative in incident.alternatives]

@@ -8,6 +8,7 @@ from typing import Final
 
 from oomguard.facts import MIB, FactValue, format_gib
 from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart, Incident, Patch
+from oomguard.remedy.policy import is_out_of_question
 from oomguard.settings import SETTING_FACTS
 
 _SHOWN_NAMES: Final = 6
@@ -129,6 +130,16 @@ def action_why(action: Action) -> str:
     """Return why an action helps, and the bytes that it is predicted to free."""
     freed = action.frees_bytes or 0
     return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
+
+
+def left_alone(incident: Incident) -> list[str]:
+    """Return the changes that would help and that the user ruled out, each with the reason."""
+    offered = {action.id for action in incident.actions}
+    return [
+        f"{patch.setting}{'' if patch.new is None else f' {amount(patch.setting, patch.new)}'}: {patch.blocked_by}"
+        for patch in incident.plan
+        if patch.blocked_by and patch.setting not in offered and is_out_of_question(patch)
+    ]
 
 
 def shown_causes(incident: Incident) -> tuple[Cause, ...]:

@@ -35,7 +35,7 @@ def test_the_policy_rules_the_plan_of_the_failed_start(vllm):
 
 
 def test_a_path_that_is_nowhere_is_told_from_a_text(vllm):
-    with pytest.raises(oomguard.InputError, match=r"nowhere\.log: no such file, and not the text of a log"):
+    with pytest.raises(oomguard.InputError, match=r"nowhere\.log: No such file or directory"):
         oomguard.diff(vllm(), "nowhere.log")
 
 

@@ -82,7 +82,11 @@ def test_a_quantized_cache_needs_permission():
         capacity = int(device.peak_bytes * 1.1)
     with limit_memory(capacity), oomguard.guard() as g, pytest.raises(torch.OutOfMemoryError) as raised:
         call(model, **options)
-    (line,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "change: cache_implem" in line]
+    (line,) = [
+        line
+        for line in "\n".join(raised.value.__notes__).splitlines()
+        if "cache_implementation=" in line and "not automatic" in line
+    ]
     assert "--allow changes-outputs permits it" in line
     assert not changes(g)
 

@@ -90,7 +90,7 @@ OUTSIDE = {
 def test_what_a_call_changes_outside_or_leaves_as_an_array_keeps_it_whole(subtests):
     for name, value in OUTSIDE.items():
         with subtests.test(name=name):
-            assert name in notes_of(value).split("not done by itself")[1]
+            assert name in notes_of(value).split("not automatic")[1]
 
 
 def assert_split(model, **more):

@@ -125,7 +125,7 @@ def test_a_row_of_several_texts_is_not_run_in_chunks(subtests, llama):
 
         with pytest.raises(torch.OutOfMemoryError) as raised:
             whole_and_in_parts(call, 0.6)
-        assert "prefill_chunk_size: not solved" in (notes := "".join(raised.value.__notes__))
+        assert "prefill_chunk_size" in (notes := "".join(raised.value.__notes__))
         assert "position_ids do not rise by one" in notes
 
     for run in ["generate"]:

@@ -60,7 +60,7 @@ def test_a_field_that_is_not_of_rows_keeps_the_call_whole(subtests):
 
         with limit_memory("8 MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
             odd(list(range(16)))
-        assert "not done by itself" in "".join(raised.value.__notes__)
+        assert "not automatic" in "".join(raised.value.__notes__)
 
     for name, make in [
         ("a number", lambda rows: {"mean": float(len(rows))}),

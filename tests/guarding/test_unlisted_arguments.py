@@ -68,7 +68,7 @@ def test_a_call_that_does_more_with_them_is_raised_without_a_line_to_paste(subte
             whole_and_in_parts(without_gradients, pin=["attn_implementation"])
 
         notes = "".join(raised.value.__notes__)
-        assert "not done by itself" in notes
+        assert "not automatic" in notes
         assert "(changes-outputs)" in notes
         assert "above def" not in notes
         assert not hasattr(raised.value, "partial")

@@ -100,7 +100,7 @@ def test_a_device_that_the_program_names_needs_permission(plain):
         loaded(folder, device_map="cpu")
     notes = "\n".join(raised.value.__notes__)
     assert "weights_do_not_fit" in notes
-    assert 'change: weights_on_device_bytes: device_map="sequential", max_memory={0: ' in notes
+    assert ': device_map="sequential", max_memory={0: ' in notes
     assert "you set it: --allow reduces-capacity permits it" in notes
     assert not changes(g)
 
@@ -114,8 +114,10 @@ def test_sixteen_bits_need_permission_and_are_solved(plain):
     pinned = ["weights_on_device_bytes"]
     with limit_memory(int(0.95 * size)), oomguard.guard(pin=pinned), pytest.raises(torch.OutOfMemoryError) as raised:
         loaded(folder)
-    (line,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "change: dtype" in line]
-    assert 'dtype="bfloat16" (changes-outputs)' in line
+    (line,) = [
+        line for line in "\n".join(raised.value.__notes__).splitlines() if "dtype=" in line and "not automatic" in line
+    ]
+    assert '(changes-outputs): dtype="bfloat16"' in line
     assert "--allow changes-outputs permits it" in line
 
     with limit_memory(int(0.95 * size)) as device, oomguard.guard(pin=pinned, allow="changes-outputs") as g:
@@ -137,7 +139,7 @@ def test_no_way_is_tried_that_does_not_fit_by_the_headers(plain):
     notes = "\n".join(raised.value.__notes__)
     assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError"]
     assert "the largest layer alone is" in notes
-    assert "dtype: not solved (changes-outputs): so the weights are" in notes
+    assert "so the weights are" in notes
 
 
 def test_a_pipeline_loads_its_model_under_the_guard(plain, tmp_path):

@@ -24,7 +24,7 @@ def test_a_note_says_what_happened_why_what_was_tried_and_what_to_change():
     assert text.splitlines()[0].startswith("oomguard: ")
     assert "why: The rows need more (batch_too_large, confidence 0.85). Too many rows." in text
     assert "tried: batch_size 16 -> 8: OutOfMemoryError" in text
-    assert "do first: Lower batch_size from 16 to 8: batch_size=8. 8 rows fit" in text
+    assert "do first: Lower batch_size from 16 to 8 (output-preserving): batch_size=8. 8 rows fit" in text
     assert "unknown: device total: not printed" in text
 
 

@@ -26,7 +26,7 @@ def test_a_failed_run_leaves_its_cause_its_numbers_and_what_to_change(tmp_path):
     text = place.read_text()
     assert "One request of 32768 tokens needs about 0.02 GiB" in text
     assert "max_model_len_too_large" in text
-    assert "change: max_model_len: --max-model-len 1792 (reduces-capacity)" in text
+    assert "Lower max_model_len from 32768 to 1792 (reduces-capacity): --max-model-len 1792" in text
     assert text.endswith("exit status 1 after 1 attempt")
 
 

@@ -137,7 +137,7 @@ def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_aga
     assert ran.returncode == 5
     assert (tmp_path / "runs").read_text() == "run\n"
     assert "CUDA out of memory" in ran.stderr
-    assert "no signature has it" in ran.stderr
+    assert "No signature has its wording" in ran.stderr
 
 
 def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
