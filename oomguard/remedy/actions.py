@@ -67,7 +67,7 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
         patch = patches.get(name)
         direction = wanted if patch is None else _direction(patch, incident.kind) or wanted
         is_other_way = direction != (wanted or direction)  # it stands where the plan has it
-        if name in found or is_other_way or (patch is None and _is_foreign(name, direction, incident, table)):
+        if name in found or is_other_way or (patch is None and _does_nothing(name, direction, incident, table)):
             continue
         if not table.is_harmful(name, direction, incident):
             found[name] = _action(name, direction, patch, incident, table)
@@ -88,7 +88,7 @@ def _sure(incident: Incident, table: ActionTable) -> Iterator[tuple[str, Patch]]
     rule = incident.causes[0].rule if incident.causes else ""
     for patch in incident.plan:
         is_own = patch.new is not None and patch.rule == rule and not is_out_of_question(patch)
-        if not is_own or _is_foreign(patch.setting, None, incident, table):
+        if not is_own or _does_nothing(patch.setting, None, incident, table):
             continue
         if not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident):
             yield _name(patch), patch
@@ -142,10 +142,12 @@ def _action(name: str, direction: str | None, patch: Patch | None, incident: Inc
     return replace(action, applicability="manual") if name in OUTSIDE and new is None else action
 
 
-def _is_foreign(name: str, direction: str | None, incident: Incident, table: ActionTable) -> bool:
-    """Return whether the engine lacks a setting, and the table has no words of its own for it there."""
+def _does_nothing(name: str, direction: str | None, incident: Incident, table: ActionTable) -> bool:
+    """Return whether a setting does nothing there: the engine lacks it, or another one decides over it."""
     if name not in SETTINGS:
         return False
+    if SETTINGS[name].is_moot(incident.kind, incident.facts):  # what else is set makes it do nothing
+        return True
     engine = incident.framework if incident.framework in engines() else _WITHOUT_ENGINE
     if not is_foreign(name, engine):
         return False

@@ -115,3 +115,10 @@ def test_without_a_table_the_plan_alone_gives_the_actions():
     assert (action.id, action.direction, action.old, action.new) == ("max_model_len", "down", 4096, 2048)
     assert action.title == "Lower max_model_len from 4096 to 2048"
     assert action.applicability == "automatic"
+
+
+def test_a_setting_that_another_one_overrules_is_not_offered():
+    for fixed, offered in ((False, True), (True, False)):
+        incident = of("kv_cache_too_small_for_max_len", "max_model_len_too_large", "vllm", kv_cache_is_fixed=fixed)
+
+        assert ("gpu_memory_utilization up" in actions(incident)) is offered
