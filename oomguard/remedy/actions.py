@@ -169,7 +169,7 @@ def _direction(patch: Patch, kind: str) -> str | None:
         return "on" if patch.new else "off"
     knob = SETTINGS[patch.setting]
     if knob.type == "str":
-        return "on"
+        return "down" if patch.setting in _LISTS else "on"
     if not isinstance(patch.new, str | None):
         return _way(patch, patch.new, kind)
     if knob.raised != knob.lowered:
@@ -194,6 +194,8 @@ _EITHER_WAY: Final = frozenset({"cpu_node_memory"})
 _RAISED: Final = frozenset(
     {"tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "cpu_offload_bytes"}
 )
+# Texts that list what memory is kept for: less of it is fewer entries.
+_LISTS: Final = frozenset({"cudagraph_capture_sizes", "limit_mm_per_prompt", "mm_processor_kwargs"})
 _SWITCHED_OFF: Final = frozenset({"enable_prefix_caching", "enable_lora", "prompt_logprobs", "speculative_config"})
 
 
@@ -201,6 +203,8 @@ def _usual_direction(name: str) -> str | None:
     """Return which way a setting is changed when memory runs short."""
     if name in _SWITCHED_OFF:
         return "off"
+    if name in _LISTS:
+        return "down"
     if SETTINGS[name].type in {"bool", "str"}:
         return "on"
     return "up" if name in _RAISED else "down"

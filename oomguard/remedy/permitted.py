@@ -40,9 +40,7 @@ def assumed(name: str, incident: Incident) -> str | None:
     if present_value(name, incident) is not None:
         return None
     default = default_value(name, incident.framework, incident.framework_version)
-    return "not known: what it is now" + (
-        "" if default is None else f" (that it is the default, {default}, is assumed)"
-    )
+    return "its present value is not shown" + ("" if default is None else f" ({default}, the default, is assumed)")
 
 
 def grouped(patches: Sequence[Patch], incident: Incident, policy: Policy) -> tuple[Patch, ...]:

@@ -13,7 +13,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Effect, Incident, Patch
 from oomguard.settings import SETTINGS, setting
-from oomguard.surfaces import left_alone
+from oomguard.surfaces import left_alone, surface
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
 DEFAULT_MAX_PER_HOUR: Final = 3
@@ -71,7 +71,7 @@ class Policy:
             return f"changes outputs: --allow {patch.effect} permits it"
         if by_user is False:
             return None
-        told = YOU_SET_IT if by_user else "not known whether you set it: --allow {} permits it"
+        told = YOU_SET_IT if by_user else "whether you set it is not shown; --allow {} permits it"
         return told.format(patch.effect)
 
     def forbids(self, patch: Patch) -> str | None:
@@ -93,10 +93,18 @@ class Policy:
 
 
 def set_by_user(name: str, incident: Incident) -> bool | None:
-    """Return whether the user set a setting of the failed run; None where nothing tells."""
+    """Return whether the user set a setting of the failed run; None if nothing shows it.
+
+    A printed value that is the default of no version was set by somebody.
+    """
     in_force = incident.settings.get(name)
-    left_alone = False if incident.settings_complete else None
-    return in_force.set_by_user if in_force else left_alone
+    by_default = False if incident.settings_complete else None
+    by_user = in_force.set_by_user if in_force else by_default
+    if by_user is not None or SETTINGS[name].hard_limit:
+        return by_user
+    value = incident.number(SETTINGS[name].fact or "")
+    defaults = {row["value"] for row in surface(name, incident.framework).defaults}
+    return True if value is not None and defaults and value not in defaults else None
 
 
 def make_policy(

@@ -110,7 +110,7 @@ def test_what_is_solved_from_an_assumed_share_is_not_applied_by_itself(model):
         found = planned(assumed, make_policy(allow))
         raised = by_setting(found)["gpu_memory_utilization"]
         assert raised.old is None
-        assert raised.new is None or raised.blocked_by.startswith("not known: what it is now")
+        assert raised.new is None or raised.blocked_by.startswith("its present value is not shown")
         assert "gpu_memory_utilization" not in {patch.setting for patch in next_patches(found, lambda _name: True)}
     listed = planned(replace(assumed, settings_complete=True))
     assert {patch.setting for patch in next_patches(listed, lambda _name: True)} == {"gpu_memory_utilization"}

@@ -41,18 +41,18 @@ def plan_of(*log: str, given: dict[str, SettingInForce] | None = None) -> dict[s
 def test_an_assumed_default_is_not_the_present_value_and_nothing_is_changed_by_itself():
     assert present_value(SHARE, incident()) is None
     assert why_blocked(patch(), incident(), Policy()) == (
-        "not known: what it is now (that it is the default, 0.92, is assumed)"
+        "its present value is not shown (0.92, the default, is assumed)"
     )
 
 
 def test_no_permission_of_the_user_makes_an_assumption_a_value():
     assert why_blocked(patch(), incident(), Policy(allow=Effect.CHANGES_OUTPUTS)).startswith(
-        "not known: what it is now"
+        "its present value is not shown"
     )
 
 
 def test_without_a_version_no_default_is_named():
-    assert why_blocked(patch(), incident(version=None), Policy()) == "not known: what it is now"
+    assert why_blocked(patch(), incident(version=None), Policy()) == "its present value is not shown"
 
 
 def test_where_all_settings_are_listed_one_that_is_not_is_its_default_and_known():
@@ -76,7 +76,7 @@ def test_requested_over_total_tells_the_share_and_it_is_raised_from_there():
     assert raised.old == 0.028
     assert 0.028 < raised.new < 0.04
     assert raised.effect == Effect.OUTPUT_PRESERVING
-    assert "what it is now" not in raised.blocked_by  # whether a byte count is set is another question
+    assert "its present value" not in raised.blocked_by  # whether a byte count is set is another question
 
 
 def test_a_scripts_flag_is_known_where_the_log_has_no_share():
@@ -86,5 +86,5 @@ def test_a_scripts_flag_is_known_where_the_log_has_no_share():
 
 
 def test_a_step_size_that_nobody_told_is_not_lowered_by_itself():
-    assert why_blocked(patch("max_num_batched_tokens", 2048), incident(), Policy()) == "not known: what it is now"
+    assert why_blocked(patch("max_num_batched_tokens", 2048), incident(), Policy()) == "its present value is not shown"
     assert why_blocked(patch("max_num_batched_tokens", 2048), incident(complete=True), Policy()) is None
