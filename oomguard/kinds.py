@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oomguard.facts import Fact
-from oomguard.templates import PLACEHOLDER, render
+from oomguard.templates import first_known
 
 # What an allocator prints, most telling first: asked for beside free, beside in use, alone.
 _ALLOCATION: Final = (
@@ -104,7 +104,4 @@ def headline(kind: str, facts: Mapping[str, Fact]) -> str:
         kind: one of ``KINDS``; any other is told by its name.
         facts: what was printed of the failure.
     """
-    for template in _HEADLINES.get(kind, ()):
-        if all(set(names.split("|")) & set(facts) for names, _ in PLACEHOLDER.findall(template)):
-            return render(template, facts)
-    return kind.replace("_", " ")
+    return first_known(_HEADLINES.get(kind, ()), facts) or kind.replace("_", " ")

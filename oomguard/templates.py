@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from oomguard.facts import GIB, MIB, Fact, format_rounded
@@ -47,6 +47,11 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
     """
     sentences = (_filled(sentence, facts) for sentence in _SENTENCE_END.split(template))
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
+    """Return the first template whose facts are all known, filled in; "" if there is none."""
+    return next((render(template, facts) for template in templates if _is_known(template, facts)), "")
 
 
 def without_brackets(template: str) -> str:

@@ -19,14 +19,14 @@ from oomguard.incident import Evidence, Incident, Location
 from oomguard.observe.context import ENGINE_ROLES, Context, role
 from oomguard.observe.incidents import FOLD_LINES, ScannedIncident
 from oomguard.observe.source import Line
-from oomguard.observe.text import PlainLine
+from oomguard.observe.text import TRACEBACK, PlainLine
 from oomguard.user_files import read_tables
 
 MAX_ERRORS: Final = 400
 _MAX_CHARS: Final = 300
 _MAX_RAW_CHARS: Final = 400
 _FRONT_END: Final = "APIServer"
-_TRACEBACK: Final = "Traceback (most recent call last):"
+_TRACEBACK: Final = f"{TRACEBACK}:"
 _DIRECT: Final = "The above exception was the direct cause of the following exception:"
 _DURING: Final = "During handling of the above exception, another exception occurred:"
 # Lines of other processes, or warnings, that may come between a head and its traceback, or between two frames.

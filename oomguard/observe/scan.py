@@ -28,7 +28,7 @@ from oomguard.observe.search_time import SearchTime
 from oomguard.observe.services import Services
 from oomguard.observe.skim import Gap
 from oomguard.observe.source import Line
-from oomguard.observe.text import PlainLine, peel, tells_no_failure, words_of
+from oomguard.observe.text import TRACEBACK, PlainLine, peel, tells_no_failure, words_of
 from oomguard.observe.unrecognized import Unrecognized
 from oomguard.observe.user_frame import UserFrames
 from oomguard.observe.window import Candidate, Window, open_window
@@ -42,7 +42,6 @@ MAX_EVIDENCE_CHARS: Final = 400
 MAX_STARTS: Final = 100
 MAX_OPEN: Final = 200
 _FINDER_AFTER: Final = 4000  # lines: the search for all anchors at once is worth making ready
-_TRACEBACK: Final = "Traceback (most recent call last):"
 _OUT_OF_TIME: Final = "ran out of time and was left out"
 __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 
@@ -65,7 +64,7 @@ class _Stream:
     def attributed(self, plain: PlainLine) -> PlainLine:
         """Return a line with the process of the record that it goes on with: SGLang names a rank once for a whole traceback."""
         if plain.process is not None or plain.is_record:
-            self.raising = plain.process if plain.text.rstrip().endswith(_TRACEBACK) else None
+            self.raising = plain.process if plain.text.rstrip().endswith(f"{TRACEBACK}:") else None
         return plain if self.raising is None else replace(plain, process=self.raising)
 
 

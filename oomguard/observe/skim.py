@@ -14,6 +14,7 @@ from typing import IO, Final, cast
 from oomguard.escapes import strip_escapes
 from oomguard.observe.anchors import Finder
 from oomguard.observe.source import Line, LineSplitter, encoding_of, read_lines
+from oomguard.observe.text import TRACEBACK
 
 BLOCK_BYTES: Final = 4 << 20
 # A shorter input is read line by line, which is faster than making the finder ready, but where it has many lines.
@@ -23,7 +24,7 @@ LINES_BEFORE: Final = 6
 LINES_AFTER: Final = 24
 # A traceback ends with its exception: if one begins behind an anchor, so many lines may follow.
 TRACEBACK_LINES: Final = 400
-_TRACEBACK: Final = b"Traceback (most recent call last)"
+_TRACEBACK: Final = TRACEBACK.encode()
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
 # A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them (``pieces``).

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from oomguard.escapes import strip_escapes
 
+# How Python and IPython begin a traceback; Python puts a colon behind it.
+TRACEBACK: Final = "Traceback (most recent call last)"
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"
 

@@ -13,12 +13,12 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from oomguard.facts import Fact
+from oomguard.observe.text import TRACEBACK
 
 MAX_SOURCE_CHARS: Final = 160
 # A traceback is printed in one piece: its frames stand close above its message.
 MAX_LINES_ABOVE: Final = 400
 MAX_PROCESSES: Final = 64
-_HEAD: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(
     r'^\s*File "?(?P<file>[^"\n]{1,400}?)"?(?:, line |:)(?P<line>\d+)(?:, in (?P<function>[^\s(]+))?'
 )
@@ -26,6 +26,8 @@ _CELL: Final = re.compile(
     r"^\s*(?P<file>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)"
     r"(?:, line (?P<line>\d+)| in (?P<function>[^\s(]+))"
 )
+# Literals of the two patterns above: most lines hold none.
+_FRAME_MARKS: Final = ("File ", "Cell In", "Input In", "<ipython")
 _ARROW: Final = re.compile(r"^\s*-{2,}> ?(?P<line>\d+) (?P<source>.*)")
 _LIBRARY: Final = re.compile(
     r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|^<(?!ipython)"
@@ -62,10 +64,10 @@ class UserFrames:
         waiting = self._waiting.pop(process, None)
         if waiting is not None and not any(other.match(text) for other in (_FRAME, _MARKERS, _MESSAGE)):
             waiting.source = text.strip()[:MAX_SOURCE_CHARS]
-        if _HEAD in text:
+        if TRACEBACK in text:
             self._last.pop(process, None)
             return
-        if "File " in text or "In" in text or "<ipython" in text:
+        if any(mark in text for mark in _FRAME_MARKS):
             self._see_frame(text, process, number)
         elif (
             "->" in text and (arrow := _ARROW.match(text)) and process in self._last and process not in self._in_library

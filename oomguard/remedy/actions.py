@@ -6,7 +6,6 @@ table says would make the failure worse is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +15,7 @@ from oomguard.remedy.policy import is_out_of_question
 from oomguard.rules.actions import OUTSIDE, ActionTable, Situation
 from oomguard.settings import SETTINGS
 from oomguard.surfaces import as_env, as_flag, as_kwarg, engines, is_foreign, surface
-from oomguard.templates import PLACEHOLDER, render
+from oomguard.templates import first_known
 
 # A plan that moves the program to another device is an action outside: the user has to have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}
@@ -43,55 +42,56 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
         if actions:
             break
     named = {action.id for action in actions}
-    for patch in incident.plan:
-        name = _name(patch)
-        if name not in named and not is_out_of_question(patch):
-            actions.append(_action(name, _direction(patch, incident.kind), patch, incident, table))
-    kept = (one for one in actions if not table.is_harmful(one.id, one.direction, incident))
+    rest = (patch for name, patch in _open_patches(incident).items() if name not in named)
+    more = (_offered(_name(patch), _direction(patch, incident.kind), patch, incident, table) for patch in rest)
     plan = (
-        p
-        for p in incident.plan
-        if p.new is None or not table.is_harmful(p.setting, _direction(p, incident.kind), incident)
+        patch
+        for patch in incident.plan
+        if patch.new is None or not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident)
     )
-    return replace(incident, actions=tuple(kept), plan=tuple(plan))
+    return replace(incident, actions=(*actions, *(one for one in more if one is not None)), plan=tuple(plan))
+
+
+def _open_patches(incident: Incident) -> dict[str, Patch]:
+    """Return the patches that the user has not ruled out, by the name of their action."""
+    return {_name(patch): patch for patch in incident.plan if not is_out_of_question(patch)}
 
 
 def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> list[Action]:
     """Return the actions of a situation that this failure can have, with the plan's values."""
-    patches = {_name(p): p for p in incident.plan if not is_out_of_question(p)}
-    ruled_out = {_name(p) for p in incident.plan} - patches.keys()
+    patches = _open_patches(incident)
+    ruled_out = {_name(patch) for patch in incident.plan} - patches.keys()
     found: dict[str, Action] = {}
-    for name, wanted in situation.first:
-        if name in ruled_out:
+    for name, wanted in situation.actions:
+        if name in ruled_out or name in found:
             continue
         patch = patches.get(name)
         direction = wanted if patch is None else _direction(patch, incident.kind) or wanted
-        is_other_way = direction != (wanted or direction)  # it stands where the plan has it
-        if name in found or is_other_way or (patch is None and _does_nothing(name, direction, incident, table)):
+        if wanted is not None and direction != wanted:
+            continue  # the plan changes it the other way: it stands where the plan has it
+        if patch is None and _does_nothing(name, direction, incident, table):
             continue
-        if not table.is_harmful(name, direction, incident):
-            found[name] = _action(name, direction, patch, incident, table)
+        action = _offered(name, direction, patch, incident, table)
+        if action is not None:
+            found[name] = action
     actions = list(found.values())
     if not any(one.id in SETTINGS and one.new is not None for one in actions):
-        at = next((place for place, one in enumerate(actions) if one.id in SETTINGS), len(actions))
-        sure = [
-            _action(name, _direction(patch, incident.kind), patch, incident, table)
-            for name, patch in _sure(incident, table)
-        ]
-        kept = [one for one in actions[at:] if one.id not in {own.id for own in sure}]
-        actions = [*actions[:at], *sure, *kept]
+        actions = _with_sure(actions, incident, table)
     return _solved_first(actions)
 
 
-def _sure(incident: Incident, table: ActionTable) -> Iterator[tuple[str, Patch]]:
-    """Yield the likeliest cause's own changes whose value is known: the table does not name each rule's setting."""
+def _with_sure(actions: list[Action], incident: Incident, table: ActionTable) -> list[Action]:
+    """Put the likeliest cause's own solved changes before the first setting: the table does not name each rule's setting."""
     rule = incident.causes[0].rule if incident.causes else ""
-    for patch in incident.plan:
-        is_own = patch.new is not None and patch.rule == rule and not is_out_of_question(patch)
-        if not is_own or _does_nothing(patch.setting, None, incident, table):
-            continue
-        if not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident):
-            yield _name(patch), patch
+    own = [patch for patch in _open_patches(incident).values() if patch.new is not None and patch.rule == rule]
+    offers = (
+        _offered(_name(patch), _direction(patch, incident.kind), patch, incident, table)
+        for patch in own
+        if not _does_nothing(patch.setting, None, incident, table)
+    )
+    sure = {one.id: one for one in offers if one is not None}
+    at = next((place for place, one in enumerate(actions) if one.id in SETTINGS), len(actions))
+    return [*actions[:at], *sure.values(), *(one for one in actions[at:] if one.id not in sure)]
 
 
 def _solved_first(actions: list[Action]) -> list[Action]:
@@ -105,6 +105,14 @@ def _name(patch: Patch) -> str:
     """Return the action that a patch is."""
     unsolved = _UNSOLVED_AS_ACTION if patch.new is None else {}
     return _AS_ACTION.get(patch.setting) or unsolved.get(patch.setting) or patch.setting
+
+
+def _offered(
+    name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable
+) -> Action | None:
+    """Return one action, None if it would make the failure worse."""
+    action = _action(name, direction, patch, incident, table)
+    return None if table.is_harmful(action.id, action.direction, incident) else action
 
 
 def _action(name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable) -> Action:
@@ -153,14 +161,6 @@ def _does_nothing(name: str, direction: str | None, incident: Incident, table: A
         return False
     wording = table.wording(name, direction, incident)
     return wording is None or incident.framework not in wording.where.frameworks
-
-
-def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
-    """Return the first template whose facts are all known, filled in; "" if there is none."""
-    for template in templates:
-        if all(set(names.split("|")) & set(facts) for names, _ in PLACEHOLDER.findall(template)):
-            return render(template, facts)
-    return ""
 
 
 def _direction(patch: Patch, kind: str) -> str | None:

@@ -78,15 +78,7 @@ class Wording:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What to do first in the failures of ``where``: (action, direction) pairs, in an expert's order."""
-
-    where: Where
-    first: tuple[tuple[str, str | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Never:
-    """Actions that would make the failures of ``where`` worse, whatever else proposes them."""
+    """The (action, direction) pairs of the failures of ``where``: what to do first, in an expert's order, or what never to do."""
 
     where: Where
     actions: tuple[tuple[str, str | None], ...]
@@ -98,7 +90,7 @@ class ActionTable:
 
     situations: tuple[Situation, ...] = ()
     wordings: tuple[Wording, ...] = ()
-    never: tuple[Never, ...] = ()
+    never: tuple[Situation, ...] = ()
 
     def __add__(self, other: ActionTable) -> ActionTable:
         """Return both tables as one; the rows of this one come first."""
@@ -131,24 +123,22 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
     """
     table = Table(raw, path, "", "actions_file")
     checked = make is not trusted_expression  # a test checks the shipped file
-    situations = [
-        Situation(
-            _where(row, path, make, checked=checked), tuple(_split(label, row, checked) for label in row.get("first"))
+    situations, never = (
+        tuple(
+            Situation(
+                _where(row, path, make, checked=checked),
+                tuple(_split(label, row, checked) for label in row.get(key)),
+            )
+            for row in table.tables(name, name)
         )
-        for row in table.tables("situation", "situation")
-    ]
-    never = [
-        Never(
-            _where(row, path, make, checked=checked), tuple(_split(label, row, checked) for label in row.get("actions"))
-        )
-        for row in table.tables("never", "never")
-    ]
+        for name, key in (("situation", "first"), ("never", "actions"))
+    )
     wordings = []
     for row in table.tables("wording", "action wording"):
         name, direction = _split(row.get("action"), row, checked)
         texts = (tuple(row.get(key, ())) for key in ("title", "why", "command"))
         wordings.append(Wording(name, direction, _where(row, path, make, checked=checked), *texts))
-    return ActionTable(tuple(situations), tuple(wordings), tuple(never))
+    return ActionTable(situations, tuple(wordings), never)
 
 
 def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: bool) -> Where:

@@ -17,6 +17,9 @@ class Key(NamedTuple):
     required: bool = False
 
 
+# Which failures a row of the table of actions is for.
+_WHERE: Final = {name: Key(list) for name in ("kinds", "causes", "frameworks", "phases", "when", "unknown")}
+
 KEYS: Final[dict[str, dict[str, Key]]] = {
     "signature": {
         "schema": Key(int, required=True),
@@ -68,31 +71,16 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "never": Key(list),
     },
     "situation": {
-        "kinds": Key(list),
-        "causes": Key(list),
-        "frameworks": Key(list),
-        "phases": Key(list),
-        "when": Key(list),
-        "unknown": Key(list),
+        **_WHERE,
         "first": Key(list, required=True),
     },
     "never": {
-        "kinds": Key(list),
-        "causes": Key(list),
-        "frameworks": Key(list),
-        "phases": Key(list),
-        "when": Key(list),
-        "unknown": Key(list),
+        **_WHERE,
         "actions": Key(list, required=True),
     },
     "action wording": {
         "action": Key(str, required=True),
-        "kinds": Key(list),
-        "causes": Key(list),
-        "frameworks": Key(list),
-        "phases": Key(list),
-        "when": Key(list),
-        "unknown": Key(list),
+        **_WHERE,
         "title": Key(list),
         "why": Key(list),
         "command": Key(list),

@@ -15,11 +15,11 @@ from typing import Final
 
 from oomguard.escapes import strip_escapes
 from oomguard.observe.engine_errors import passes_on
-from oomguard.observe.text import peel
+from oomguard.observe.text import TRACEBACK, peel
 from oomguard.user_files import read_tables
 
 TAIL_BYTES: Final = 1 << 18
-_HEAD: Final = "Traceback (most recent call last):"
+_HEAD: Final = f"{TRACEBACK}:"
 _CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::|\s*$)")
 # Behind its traceback a program prints little: what the interpreter and loggers say while it ends.
