@@ -8,9 +8,9 @@ out, and ``Budget.conflict`` names them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 from oomguard.facts import Fact, format_gib, number_of
 from oomguard.incident import Budget, BudgetPart, Incident
@@ -38,8 +38,7 @@ _OTHERS_RATIO: Final = 0.2
 _WEIGHTS_ROUNDING_RATIO: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
+class _Share(NamedTuple):
     """Who holds what, as one figure: how a sentence names it, its bytes with their rounding, and its parts."""
 
     words: str

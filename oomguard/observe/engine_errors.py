@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from oomguard.escapes import strip_escapes
 from oomguard.facts import Fact, FactValue
@@ -31,14 +31,13 @@ _DIRECT: Final = "The above exception was the direct cause of the following exce
 _DURING: Final = "During handling of the above exception, another exception occurred:"
 # Lines of other processes, or warnings, that may come between a head and its traceback, or between two frames.
 _MOST_BETWEEN: Final = 40
-_EXCEPTION: Final = re.compile(
-    r"(?:(?:[A-Za-z_]\w*\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Warning))(?:\(\w[\w.]*\))?(?::|\s*$)"
-)
+# Patterns as texts are compiled when the first line needs them: most logs have no engine that died.
+_EXCEPTION: Final = r"(?:(?:[A-Za-z_]\w*\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Warning))(?:\(\w[\w.]*\))?(?::|\s*$)"
 _BARE: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): \S")
 # The message of these stands on the lines behind.
-_GOES_ON: Final = re.compile(r":\s*$|\bvalidation errors? for \w+$")
+_GOES_ON: Final = r":\s*$|\bvalidation errors? for \w+$"
 # What stands before a head on its line: names of a logger, and what is in brackets.
-_LEAD: Final = re.compile(r"(?:[\w.-]+: |\[[^\]]*\]\s*)*")
+_LEAD: Final = r"(?:[\w.-]+: |\[[^\]]*\]\s*)*"
 # Literals of the patterns below: most lines hold none.
 _MARKS: Final = (
     "atal",
@@ -53,7 +52,7 @@ _MARKS: Final = (
 )
 # Most lines begin nothing: what each line that does has in it.
 _MAY_BEGIN: Final = re.compile("|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK))))
-_OTHER_ERROR: Final = re.compile(
+_OTHER_ERROR: Final = (
     r"(?P<text>Watchdog caught collective operation timeout: .+|Failed: Cuda error .+)|^\s*what\(\):\s+(?P<what>\S.*)"
 )
 _SIGNALS: Final = {
@@ -61,7 +60,7 @@ _SIGNALS: Final = {
     "Illegal instruction": 4, "Aborted": 6, "Bus error": 7, "Floating-point exception": 8, "Floating point exception": 8,
     "Segmentation fault": 11, "Segfault encountered": 11,
 }  # fmt: skip
-_SIGNAL: Final = re.compile(
+_SIGNAL: Final = (
     r"Fatal Python error: (?P<name>Illegal instruction|Aborted|Bus error|Floating.point exception|Segmentation fault)"
     r"|\*\*\* (?P<name1>SIG[A-Z]+) (?:received|\()|(?P<name2>Segfault encountered)"
     r"|(?:Caught|exited on|shutdown with) signal (?P<number>\d{1,2})\b|\bSignal: [\w ]+ \((?P<number1>\d{1,2})\)"
@@ -71,7 +70,7 @@ _SIGNAL: Final = re.compile(
 _STOPS: Final = frozenset({"KeyboardInterrupt", "SystemExit"})
 # Of these a process dies at once: no exception that is printed later ended it.
 _CRASHES: Final = frozenset({4, 5, 7, 8, 11})
-_OF_MEMORY: Final = re.compile(
+_OF_MEMORY: Final = (
     r"(?i)\bout[ _-]of[ _-](?:\w+[ _-])?memory|OutOfMemory|MemoryError|insufficient memory|not enough memory|no available memory"
     r"|cannot allocate|fail\w* to allocate|alloc\w* failed|\bENOMEM\b"
 )
@@ -90,18 +89,15 @@ _FATAL: Final = {
     "Shard complete standard error output": "tgi",
 }
 # A record of vLLM at level ERROR from a process that runs the model; a paste may have several on one line.
-_RECORD: Final = re.compile(r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\] ?")
-_LOGGED: Final = re.compile(
-    r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
-)
+_RECORD: Final = r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\] ?"
+_LOGGED: Final = r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
 # What only an engine that goes on prints.
 _SERVES: Final = re.compile(r'HTTP/\d\.\d" 200\b|Avg prompt throughput')
 # Who printed a line: the service or pod, and the process.
 _Source = tuple[str | None, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineError:
+class EngineError(NamedTuple):
     """An exception, or a message that stands for one; ``is_headed`` says that the engine itself printed it as its end."""
 
     text: str
@@ -126,16 +122,14 @@ class EngineError:
         return _name(self.text) in data.consequences or self.text.startswith(data.consequence_messages)
 
 
-@dataclass(frozen=True, slots=True)
-class _Signal:
+class _Signal(NamedTuple):
     number: int
     line: int
     raw: str
     source: _Source
 
 
-@dataclass(frozen=True, slots=True)
-class _Death:
+class _Death(NamedTuple):
     """Where an engine said itself that it ended."""
 
     framework: str
@@ -187,11 +181,11 @@ class EngineErrors:
         if not heads and source not in self._readings and not _MAY_BEGIN.search(plain.text):
             return
         for text in _texts(plain.text):
-            if " ERROR " in line.text and _BARE.match(text) and (logged := _LOGGED.search(line.text)) is not None:
+            if " ERROR " in line.text and _BARE.match(text) and (logged := re.search(_LOGGED, line.text)) is not None:
                 location = Location(line.number, line.byte, plain.process)
                 death = _Death("vllm", logged.group(), location, _raw(line), context, seen_s)
-                self._logged = [*self._logged[-1:], replace(death, message=_clipped(text))]
-            head = next((one for one in heads if one in text and _LEAD.fullmatch(text[: text.index(one)])), None)
+                self._logged = [*self._logged[-1:], death._replace(message=_clipped(text))]
+            head = next((one for one in heads if one in text and re.fullmatch(_LEAD, text[: text.index(one)])), None)
             if head is not None:
                 self._begin(head, text, line, source, context, seen_s)
             elif not self._take(text, line, source):
@@ -228,7 +222,7 @@ class EngineErrors:
             return True
         if not text.strip() or (reading.state == "frames" and text.startswith((" ", "\t", 'File "'))):
             return True
-        if reading.state != "joined" and (_EXCEPTION if reading.state == "frames" else _BARE).match(text):
+        if reading.state != "joined" and _is_exception(text, in_frames=reading.state == "frames"):
             self._link(reading, text, line, source)
             return True
         reading.between -= 1
@@ -257,10 +251,10 @@ class EngineErrors:
             self._readings[source] = reading = _Reading("behind")
             self._link(reading, text, line, source)
         elif any(mark in text for mark in _MARKS):
-            if found := _OTHER_ERROR.search(text):
+            if found := re.search(_OTHER_ERROR, text):
                 said = found["text"] or found["what"]
                 self._errors.append(EngineError(_clipped(said), line.number, _raw(line), source, is_headed=False))
-            elif found := _SIGNAL.search(text):
+            elif found := re.search(_SIGNAL, text):
                 groups = found.groupdict()
                 number = groups["number"] or groups["number1"]
                 name = next((groups[key] for key in ("name", "name1", "name2", "name3") if groups[key]), "")
@@ -272,13 +266,13 @@ class EngineErrors:
     def _link(reading: _Reading, text: str, line: Line, source: _Source) -> None:
         error = EngineError(_clipped(text), line.number, _raw(line), source, reading.is_headed)
         reading.links.append((error, reading.joint))
-        reading.state, reading.joint, reading.goes_on = "behind", "", bool(_GOES_ON.search(error.text))
+        reading.state, reading.joint, reading.goes_on = "behind", "", bool(re.search(_GOES_ON, error.text))
 
     @staticmethod
     def _go_on(reading: _Reading, text: str) -> None:
         """Add the line behind an exception to its message; a lone word there names a field, whose message follows."""
         error, joint = reading.links[-1]
-        reading.links[-1] = (replace(error, text=_clipped(f"{error.text} {text.strip()}")), joint)
+        reading.links[-1] = (error._replace(text=_clipped(f"{error.text} {text.strip()}")), joint)
         reading.goes_on = " " not in text.strip()
 
     def _finish(self, source: _Source) -> None:
@@ -347,11 +341,17 @@ class EngineErrors:
         return replace(incident, facts=facts, evidence=tuple(dict.fromkeys(evidence)))
 
 
+def _is_exception(text: str, *, in_frames: bool) -> bool:
+    """Return whether a line is an exception: behind frames one without a message counts too."""
+    found = re.match(_EXCEPTION, text) if in_frames else _BARE.match(text)
+    return found is not None
+
+
 def _texts(text: str) -> Sequence[str]:
     """Return the records of a line: mostly one, several where a paste or a collector joined them."""
     if "\n" in text:
         return text.split("\n")
-    return _RECORD.split(text) if " ERROR " in text else (text,)
+    return re.split(_RECORD, text) if " ERROR " in text else (text,)
 
 
 def is_of_another_rank(text: str) -> bool:
@@ -417,7 +417,7 @@ def _facts(error: EngineError) -> dict[str, Fact]:
     values: dict[str, FactValue] = {
         "engine_error": error.text,
         "engine_error_line": error.line,
-        "engine_error_of_memory": _OF_MEMORY.search(error.text) is not None,
+        "engine_error_of_memory": re.search(_OF_MEMORY, error.text) is not None,
         "engine_error_follows": error.follows,
         "engine_error_is_its_end": error.is_headed and not is_of_another_rank(error.text),
     }
@@ -440,8 +440,7 @@ def _name(exception: str) -> str:
     return exception.partition(":")[0].rpartition(".")[2].partition("(")[0].strip()
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
+class _Data(NamedTuple):
     exceptions: frozenset[str]
     consequences: frozenset[str]
     consequence_messages: tuple[str, ...]

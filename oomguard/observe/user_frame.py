@@ -19,27 +19,22 @@ MAX_SOURCE_CHARS: Final = 160
 # A traceback is printed in one piece: its frames stand close above its message.
 MAX_LINES_ABOVE: Final = 400
 MAX_PROCESSES: Final = 64
-_FRAME: Final = re.compile(
-    r'^\s*File "?(?P<file>[^"\n]{1,400}?)"?(?:, line |:)(?P<line>\d+)(?:, in (?P<function>[^\s(]+))?'
-)
-_CELL: Final = re.compile(
+# Patterns as texts are compiled when the first traceback needs them.
+_FRAME: Final = r'^\s*File "?(?P<file>[^"\n]{1,400}?)"?(?:, line |:)(?P<line>\d+)(?:, in (?P<function>[^\s(]+))?'
+_CELL: Final = (
     r"^\s*(?P<file>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)"
     r"(?:, line (?P<line>\d+)| in (?P<function>[^\s(]+))"
 )
 # Literals of the two patterns above: most lines hold none.
 _FRAME_MARKS: Final = ("File ", "Cell In", "Input In", "<ipython")
-_ARROW: Final = re.compile(r"^\s*-{2,}> ?(?P<line>\d+) (?P<source>.*)")
-_LIBRARY: Final = re.compile(
+_ARROW: Final = r"^\s*-{2,}> ?(?P<line>\d+) (?P<source>.*)"
+_LIBRARY: Final = (
     r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|^<(?!ipython)"
     r"|[/\\](?:torch|transformers|accelerate|vllm|sglang|peft|oomguard[/\\](?:testing|guarding|engines|mapping))[/\\]"
 )
-_MARKERS: Final = re.compile(r"^[\s~^|]*$")
-_MESSAGE: Final = re.compile(
-    r"^\s*(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!\()|[\w. ]{0,20}out of memory)", re.IGNORECASE
-)
-_MODEL_CALL: Final = re.compile(
-    r"\.generate\(|\b(?:\w*model\w*|\w*pipe\w*|generator|llm|classifier|encoder|net)(?:\.\w+)?\("
-)
+_MARKERS: Final = r"^[\s~^|]*$"
+_MESSAGE: Final = r"(?i)^\s*(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!\()|[\w. ]{0,20}out of memory)"
+_MODEL_CALL: Final = r"\.generate\(|\b(?:\w*model\w*|\w*pipe\w*|generator|llm|classifier|encoder|net)(?:\.\w+)?\("
 
 
 @dataclass(slots=True)
@@ -62,7 +57,7 @@ class UserFrames:
     def see(self, text: str, process: str | None, number: int) -> None:
         """Take the next line of a process, without the logger's prefix."""
         waiting = self._waiting.pop(process, None)
-        if waiting is not None and not any(other.match(text) for other in (_FRAME, _MARKERS, _MESSAGE)):
+        if waiting is not None and not any(re.match(other, text) for other in (_FRAME, _MARKERS, _MESSAGE)):
             waiting.source = text.strip()[:MAX_SOURCE_CHARS]
         if TRACEBACK in text:
             self._last.pop(process, None)
@@ -70,16 +65,19 @@ class UserFrames:
         if any(mark in text for mark in _FRAME_MARKS):
             self._see_frame(text, process, number)
         elif (
-            "->" in text and (arrow := _ARROW.match(text)) and process in self._last and process not in self._in_library
+            "->" in text
+            and (arrow := re.match(_ARROW, text))
+            and process in self._last
+            and process not in self._in_library
         ):
             frame = self._last[process]
             frame.line, frame.source = int(arrow["line"]), arrow["source"].strip()[:MAX_SOURCE_CHARS]
 
     def _see_frame(self, text: str, process: str | None, number: int) -> None:
-        found = _FRAME.match(text) or _CELL.match(text)
+        found = re.match(_FRAME, text) or re.match(_CELL, text)
         if found is None:
             return
-        if _LIBRARY.search(found["file"]):
+        if re.search(_LIBRARY, found["file"]):
             self._in_library.add(process)
             return
         self._in_library.discard(process)
@@ -97,7 +95,7 @@ class UserFrames:
         values: dict[str, str | int | bool] = {
             "call_file": PurePosixPath(frame.file.replace("\\", "/")).name,
             "call_source": frame.source,
-            "calls_model": _MODEL_CALL.search(frame.source) is not None,
+            "calls_model": re.search(_MODEL_CALL, frame.source) is not None,
         }
         if frame.line is not None:
             values["call_line"] = frame.line

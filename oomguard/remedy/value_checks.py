@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from oomguard.facts import FactValue, format_gib
 from oomguard.incident import Incident
@@ -21,8 +20,7 @@ _FREE_AT_START: Final = {
 _NO_ROOM_SHOWN: Final = "The log does not show that so much of the device is free."
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
+class Contradiction(NamedTuple):
     """Why a value is not part of the plan; ``is_proved`` says that it cannot work, not only that nothing shows that it does."""
 
     why: str

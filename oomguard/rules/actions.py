@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oomguard.facts import REGISTRY
 from oomguard.incident import CAUSES, PHASES, Incident
@@ -34,8 +34,7 @@ OUTSIDE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(NamedTuple):
     """The failures that a row is for; an empty field fits every failure, no fact of ``unknown`` may be known."""
 
     kinds: frozenset[str]
@@ -61,8 +60,7 @@ class Where:
         return all(condition.evaluate(incident.facts) is True for condition in self.when)
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
+class Wording(NamedTuple):
     """How one action is worded in the failures of ``where``.
 
     ``titles``, ``whys`` and ``commands`` are templates: the first one whose facts are all known is used.
@@ -76,8 +74,7 @@ class Wording:
     commands: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """The (action, direction) pairs of the failures of ``where``: what to do first, in an expert's order, or what never to do."""
 
     where: Where
