@@ -32,7 +32,10 @@ _DURING: Final = "During handling of the above exception, another exception occu
 # Lines of other processes, or warnings, that may come between a head and its traceback, or between two frames.
 _MOST_BETWEEN: Final = 40
 # Patterns as texts are compiled when the first line needs them: most logs have no engine that died.
-_EXCEPTION: Final = r"(?:(?:[A-Za-z_]\w*\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Warning))(?:\(\w[\w.]*\))?(?::|\s*$)"
+_EXCEPTION: Final = (
+    r"(?:(?:[A-Za-z_]\w*\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Warning))"
+    r"(?:\(\w[\w.]*\))?(?::|\s*$)"
+)
 _BARE: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): \S")
 # The message of these stands on the lines behind.
 _GOES_ON: Final = r":\s*$|\bvalidation errors? for \w+$"
