@@ -188,7 +188,7 @@ def test_equal_failures_of_several_starts_are_shown_once(incident):
         text = FORMS[name](Diagnosis("", (incident, again)))
 
         assert text.count("One request needs 5.00 GiB of KV cache, 3.25 GiB is there") == 1, name
-        assert "seen 4 times; starts 2, 3" in text, name
+        assert "printed 4 times; starts 2, 3" in text, name
 
 
 def test_a_healthy_log_shows_its_starts(start):
