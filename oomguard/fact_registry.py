@@ -140,6 +140,7 @@ def _specs() -> dict[str, FactSpec]:
         ("speculative", "bool", "a draft model or other speculation is on"),
         ("lora", "bool", "LoRA adapters are on"),
         ("quantized", "bool", "the weights are quantised"),
+        ("expert_parallel", "bool", "the experts are spread over the ranks"),
         ("engines_built", "int", "engines that the program builds one after the other in one process"),
         # what the lines beside a failure tell, and what follows from all of it
         ("phase", "str", "what the engine was doing"),

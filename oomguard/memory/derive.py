@@ -99,17 +99,22 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
     parameters = parameters_from_name(str(stated.value)) if stated else None
     if parameters is not None:
         facts["stated_weights_bytes"] = Fact("stated_weights_bytes", round(2 * parameters), "solved", 0.2 * parameters)
+    named_bits = bits_from_name(str(model.value)) if model else None
+    if named_bits is not None:
+        facts.setdefault("quantized", Fact("quantized", True, "solved"))
     parameters = parameters_from_name(str(model.value)) if model else None
     if model is None or parameters is None:
         return
+    facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
+    if "expert_parallel" in facts:
+        return  # how many ranks share the experts is not known
     ranks = int(facts["tensor_parallel_size"].value) if "tensor_parallel_size" in facts else 1
     dtype = facts.get("dtype")
     quantized = facts.get("quantized")
-    bits = bits_from_name(str(model.value)) or (4.5 if quantized and quantized.value else None)
+    bits = named_bits or (4.5 if quantized and quantized.value else None)
     if bits is None and dtype is None and facts["framework"].value == "transformers":
         bits = 32.0  # what transformers before 5.0 loads where no type is named
     bits = bits or bits_of_dtype(str(dtype.value) if dtype else None)
-    facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
     for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
         size = round(parameters * width / 8 / max(1, ranks))
         facts[name] = Fact(name, size, "solved", 0.1 * size)

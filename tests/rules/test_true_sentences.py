@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console
+
 import oomguard
 from oomguard.incident import Incident
+from oomguard.report.terminal import print_diagnosis
 
 
 def failed(text: str) -> Incident:
@@ -13,7 +18,9 @@ def failed(text: str) -> Incident:
 
 def panel(text: str) -> str:
     """The panel of a log, on one line."""
-    return " ".join(str(oomguard.diagnose(text)).replace("│", " ").split())
+    console = Console(file=io.StringIO(), width=400, highlight=False)
+    print_diagnosis(console, oomguard.diagnose(text), None)
+    return " ".join(console.file.getvalue().replace("│", " ").split())
 
 
 def test_the_check_of_free_memory_comes_before_the_weights():
@@ -43,3 +50,49 @@ Tried to allocate 3.00 GiB
     )
 
     assert [failed(text).repeated for text in (once, wrapped, whole, whole * 2)] == [1, 1, 1, 2]
+
+
+def test_no_size_is_estimated_for_experts_that_are_spread_over_ranks():
+    moe = """\
+$ vllm serve acme/Moe-90B-A9B-FP8 --data-parallel-size 4 --enable-expert-parallel
+ValueError: To serve at least one request with the models's max seq len (65536), (9.00 GiB KV cache is needed, \
+which is larger than the available KV cache memory (7.50 GiB). Based on the available memory, the estimated maximum \
+model length is 54608.
+"""
+
+    assert "estimated_weights_bytes" not in failed(moe).facts
+
+
+def test_weights_that_left_room_are_no_cause():
+    room = """\
+$ vllm serve acme/Big-70B
+ValueError: To serve at least one request with the models's max seq len (65536), (9.00 GiB KV cache is needed, \
+which is larger than the available KV cache memory (7.50 GiB). Based on the available memory, the estimated maximum \
+model length is 54608.
+"""
+    graphs = """\
+$ serve --model acme/Big-70B
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 23.60 GiB of \
+which 21.56 MiB is free. Of the allocated memory 20.85 GiB is allocated by PyTorch, with 22.00 MiB allocated in private \
+pools (e.g., CUDA Graphs), and 36.30 MiB is reserved by PyTorch but unallocated.
+"""
+
+    assert "weights_do_not_fit" not in panel(room)
+    assert "weights_do_not_fit" not in panel(graphs)
+
+
+def test_a_quantized_model_is_not_told_to_be_quantized():
+    named = """\
+$ serve --model acme/Tiny-7B-NVFP4
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 3.00 GiB of \
+which 21.56 MiB is free.
+"""
+    repacked = """\
+(EngineCore pid=7) ERROR 05-05 07:35:19 [core.py:1136]   File "/opt/vllm/_custom_ops.py", line 9, in awq_marlin_repack
+(EngineCore pid=7) ERROR 05-05 07:35:19 [core.py:1136] RuntimeError: CUDA driver error: out of memory
+"""
+
+    for shown in (panel(named), panel(repacked)):
+        assert "No quantized checkpoint" not in shown
+        assert "Use a quantized" not in shown
+        assert "in 4 bits" not in shown
