@@ -67,6 +67,8 @@ def derive(incident: Incident) -> Incident:
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
     if incident.kind == "host_oom":
         incident = _with_host_phase(incident, facts)
+    if incident.framework in {"llama.cpp", "ollama"}:
+        incident = _of_ggml(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
@@ -80,6 +82,15 @@ def derive(incident: Incident) -> Incident:
     phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
+
+
+def _of_ggml(incident: Incident, facts: dict[str, Fact]) -> Incident:
+    """Name Ollama if it runs llama.cpp, and add half of the context, which is a first try."""
+    context, program = number_of(facts, "max_model_len_tokens"), facts.get("run_by")
+    if context:
+        facts["half_context_tokens"] = Fact("half_context_tokens", int(context) // 2, "solved")
+    is_ollama = program is not None and program.value == "ollama"
+    return replace(incident, framework="ollama") if is_ollama else incident
 
 
 def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:

@@ -96,3 +96,28 @@ which 21.56 MiB is free.
         assert "No quantized checkpoint" not in shown
         assert "Use a quantized" not in shown
         assert "in 4 bits" not in shown
+
+
+def test_ollama_refuses_before_it_loads():
+    text = "Error: model requires more system memory (22.5 GiB) than is available (6.0 GiB)"
+    shown = panel(text)
+
+    assert (failed(text).framework, failed(text).phase) == ("ollama", "unknown")
+    assert "Use a smaller model: this one needs 22.50 GiB, and 6.00 GiB is available" in shown
+    assert "ended while" not in shown
+    assert "-c " not in shown
+
+
+def test_each_program_around_ggml_gets_its_own_options():
+    graph = """\
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9000.00 MiB on device 0: cudaMalloc failed: out of memory
+ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 9437184000
+"""
+    load = 'level=INFO source=runner.go:9 msg=load request="{Operation:alloc Parallel:1 KvSize:65536}"\n'
+    python = "ValueError: Failed to create llama_context\n"
+
+    assert "OLLAMA_CONTEXT_LENGTH=32768 ollama serve" in panel(load + graph)
+    assert "-ngl" not in panel(load + graph)
+    assert "n_gpu_layers=N" in panel(graph + python)
+    assert "-ngl N" in panel(graph)
+    assert failed(graph).causes[0].id == "batch_too_large"
