@@ -170,6 +170,7 @@ def _specs() -> dict[str, FactSpec]:
         ("engine_error", "str", "the exception that ended a process of the engine, as it was printed"),
         ("engine_error_line", "int", "the line on which that exception stands"),
         ("engine_error_of_memory", "bool", "that exception's message speaks of memory that could not be had"),
+        ("engine_error_hides_cause", "bool", "that exception does not say which error of CUDA's it met"),
         ("engine_error_follows", "bool", "that exception only follows from the end of another process"),
         ("engine_error_is_its_end", "bool", "the engine itself printed that exception as what it ended with"),
         ("asleep", "bool", "the engine sleeps: it gave its device memory back"),

@@ -86,7 +86,7 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "engine_dead": (
         "The engine died: {engine_error}",
         "A process of the engine was killed by {exit_signal:signal}",
-        "The engine died, and this text shows no exception and no signal of its processes",
+        "The engine died, and this text does not show why",
     ),
     "other": (),
 }

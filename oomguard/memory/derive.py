@@ -67,8 +67,7 @@ def derive(incident: Incident) -> Incident:
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
     if incident.kind == "host_oom":
         incident = _with_host_phase(incident, facts)
-    if incident.framework in {"llama.cpp", "ollama"}:
-        incident = _of_ggml(incident, facts)
+    incident = _of_ggml(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
@@ -86,6 +85,8 @@ def derive(incident: Incident) -> Incident:
 
 def _of_ggml(incident: Incident, facts: dict[str, Fact]) -> Incident:
     """Name Ollama if it runs llama.cpp, and add half of the context, which is a first try."""
+    if incident.framework not in {"llama.cpp", "ollama"}:
+        return incident
     context, program = number_of(facts, "max_model_len_tokens"), facts.get("run_by")
     if context:
         facts["half_context_tokens"] = Fact("half_context_tokens", int(context) // 2, "solved")

@@ -121,3 +121,32 @@ ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 9437184000
     assert "n_gpu_layers=N" in panel(graph + python)
     assert "-ngl N" in panel(graph)
     assert failed(graph).causes[0].id == "batch_too_large"
+
+
+def test_an_error_that_nccl_does_not_name_may_be_of_memory():
+    text = """\
+ERROR 11-04 18:02:56 [core.py:597] EngineCore failed to start.
+ERROR 11-04 18:02:56 [core.py:597] Traceback (most recent call last):
+ERROR 11-04 18:02:56 [core.py:597]   File "/opt/vllm/pynccl.py", line 162, in all_reduce
+ERROR 11-04 18:02:56 [core.py:597] RuntimeError: NCCL error: unhandled cuda error (run with \
+NCCL_DEBUG=INFO for details) host7:21:21 [0] NCCL INFO cudaDriverVersion 12080
+"""
+    dead = failed(text)
+
+    assert (dead.kind, dead.causes[0].rule) == ("engine_dead", "OG911")
+    assert dead.facts["engine_error"].value.endswith("for details)")
+    assert "Run it again with NCCL_DEBUG=INFO" in dead.actions[0].title
+    assert "not about memory" not in panel(text)
+
+
+def test_an_error_of_ptxas_is_the_engines_own():
+    text = """\
+[rank0]:E0701 14:28:21.083000 42 torch/_inductor/runtime/triton_heuristics.py:539] [0/0] ptxas /tmp/a.ptx, line 9; \
+error   : PTX .version 8.1 does not support .target sm_120a
+[rank0]:E0701 14:28:21.083000 42 torch/_inductor/runtime/triton_heuristics.py:539] [0/0] ptxas fatal   : Ptx assembly \
+aborted due to errors
+ERROR 07-01 14:28:21 [core.py:515] EngineCore failed to start.
+"""
+
+    assert "does not support .target sm_120a" in failed(text).facts["engine_error"].value
+    assert "does not show why" not in panel(text)
