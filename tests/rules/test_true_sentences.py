@@ -150,3 +150,31 @@ ERROR 07-01 14:28:21 [core.py:515] EngineCore failed to start.
 
     assert "does not support .target sm_120a" in failed(text).facts["engine_error"].value
     assert "does not show why" not in panel(text)
+
+
+def test_a_program_whose_call_cannot_be_changed_gets_its_own_flag():
+    message = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 320.00 MiB. GPU 0 has a total capacity of 8.00 GiB"
+        " of which 64.00 MiB is free.\n"
+    )
+    comfy = '  File "/srv/ComfyUI/execution.py", line 7, in execute\n' + message
+    web = '  File "/srv/stable-diffusion-webui/modules/txt2img.py", line 7, in txt2img\n' + message
+
+    assert [failed(text).actions[0].command for text in (comfy, web)] == [
+        "python main.py --lowvram",
+        "export COMMANDLINE_ARGS=--medvram; ./webui.sh",
+    ]
+    assert "wrap_in_guard" not in {action.id for text in (comfy, web) for action in failed(text).actions}
+    assert "import oomguard first" in failed(message).actions[0].command
+
+
+def test_an_engines_own_flag_names_its_setting_and_a_half_has_its_value():
+    text = """\
+server_args=ServerArgs(model_path='acme/Tiny-7B', max_running_requests=48, chunked_prefill_size=4096)
+RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.60 GiB of which 1.00 GiB \
+is free.
+  File "/opt/sglang/srt/managers/scheduler.py", line 9, in run_batch
+"""
+
+    assert "Lower --max-running-requests, now 48: try 24" in panel(text)
+    assert "max_num_seqs" not in panel(text)
