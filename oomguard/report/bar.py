@@ -70,7 +70,7 @@ def contradiction(budget: Budget) -> str:
     """Return the line that says which printed numbers cannot be true together, "" if they can."""
     if budget.conflict is None:
         return ""
-    return f"The printed numbers contradict each other: {budget.conflict}. No part is shown for them."
+    return f"The printed numbers contradict each other: {budget.conflict}."
 
 
 def cells(shares: Sequence[Segment], width: int) -> list[int]:

@@ -254,7 +254,7 @@ def test_a_contradiction_of_the_printed_numbers_is_one_line_of_every_form(incide
     text = "11.30 GiB in tensors, but the device has 8.00 GiB"
     diagnosis = Diagnosis("error.log", (replace(incident, budget=Budget(8 * 2**30, (), text)),))
 
-    line = f"The printed numbers contradict each other: {text}. No part is shown for them."
+    line = f"The printed numbers contradict each other: {text}."
     for form in (terminal, to_html, to_markdown):
         assert line in form(diagnosis)
     assert json.loads(to_json(diagnosis))["incidents"][0]["budget"]["conflict"] == text

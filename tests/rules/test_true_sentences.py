@@ -178,3 +178,32 @@ is free.
 
     assert "Lower --max-running-requests, now 48: try 24" in panel(text)
     assert "max_num_seqs" not in panel(text)
+
+
+def test_who_holds_the_memory_is_what_the_message_shows():
+    old = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 24.00 MiB (GPU 0; 10.00 GiB total capacity; 700.00 MiB already"
+        " allocated; 16.00 MiB free; 800.00 MiB reserved in total by PyTorch)"
+    )
+    listed = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of"
+        " which 1.10 GiB is free. Process 11 has 7.71 GiB memory in use. Including non-PyTorch memory, this process has 6.86"
+        " GiB memory in use. Of the allocated memory 6.30 GiB is allocated by PyTorch, and 0.40 GiB is reserved by PyTorch but"
+        " unallocated."
+    )
+    no_reserve = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of"
+        " which 1.10 GiB is free. Including non-PyTorch memory, this process has 14.00 GiB memory in use. Of the allocated"
+        " memory 13.00 GiB is allocated by PyTorch."
+    )
+    mps = (
+        "RuntimeError: MPS backend out of memory (MPS allocated: 9.50 GiB, other allocations: 4.00 MiB, max allowed: 10.00"
+        " GiB). Tried to allocate 800.00 MiB on private pool."
+    )
+
+    assert "not shown as this process's" in panel(old)
+    assert "other processes" not in panel(old)
+    assert "7.71 GiB is neither free nor" in panel(listed)
+    assert "non-torch" not in panel(no_reserve)
+    assert "tensors" not in panel(mps)
+    assert "Nothing but" not in panel(mps)
