@@ -71,7 +71,10 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
         "Too few Mamba cache blocks",
     ),
     "encoder_budget": ("One item needs more encoder tokens than the budget allows",),
-    "kv_slots_exhausted": ("No KV cache slot is left for a request",),
+    "kv_slots_exhausted": (
+        "Too few places in the table of requests: {request_slots_needed} asked for, {request_slots_free} free",
+        "No KV cache slot is left for a request",
+    ),
     "llamacpp_oom": (*_allocator("{framework} ran out of memory"), "llama.cpp ran out of memory"),
     "host_oom": (
         "Host memory ran out: {host_used_bytes:GiB} of {host_total_bytes:GiB} in use",

@@ -32,7 +32,7 @@ _IN_WORDS: Final = {
 }
 # What no log shows: naming it says nothing of this one.
 _OUTSIDE: Final = "a quantised checkpoint of this model: not known"
-_AS_IT_IS: Final = ("the ", "what ", "how ", "whether ", "which ", "a ", "an ")
+_AS_IT_IS: Final = ("the ", "what ", "how ", "who ", "whether ", "which ", "a ", "an ")
 _SETTINGS: Final = {fact: name for name, fact in SETTING_FACTS.items()}
 
 

@@ -22,6 +22,7 @@ COLORS: Final[dict[str, tuple[str, str, str]]] = {
     "CUDA graphs": ("magenta", "#a64ac9", "#c98be6"),
     "non-torch": ("cyan", "#1c93a8", "#4fc3d6"),
     "reserved by torch, unused": ("bright_yellow", "#c9772b", "#e8a365"),
+    "not shown as this process's": ("red", "#cc4136", "#f0796f"),
     "other processes": ("red", "#cc4136", "#f0796f"),
     "in use before the KV cache": ("blue", "#3b6fd4", "#6f9bff"),
     "in use before the engine started": ("red", "#cc4136", "#f0796f"),

@@ -207,3 +207,43 @@ def test_who_holds_the_memory_is_what_the_message_shows():
     assert "non-torch" not in panel(no_reserve)
     assert "tensors" not in panel(mps)
     assert "Nothing but" not in panel(mps)
+
+
+def test_a_front_end_prints_what_another_process_says():
+    text = "(APIServer pid=4) (DPEngineCoreActor pid=9) ERROR 01-01 00:00:00 [core.py:1525] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.25 GiB."
+
+    assert failed(text).location.process == "DPEngineCoreActor pid=9"
+
+
+def test_a_pool_of_sglang_is_no_batch_and_a_table_of_requests_no_cache():
+    pool = """\
+  File "/opt/sglang/srt/hardware_backend/npu/memory_pool_npu.py", line 12, in _create_buffers
+    self.kv_buffer = torch.zeros(
+RuntimeError: NPU out of memory. Tried to allocate 70.00 GiB (NPU 0; 60.96 GiB total capacity; 20.00 GiB already \
+allocated; 20.00 GiB current active; 40.00 GiB free; 20.10 GiB reserved in total by PyTorch)
+"""
+    table = (
+        "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`. "
+        "self.req_to_token_pool.available_size()=3, num_reqs=5, "
+    )
+
+    assert (failed(pool).phase, failed(pool).causes[0].id) == ("kv_cache_init", "kv_cache_budget")
+    assert failed(table).phase == "unknown"
+    assert "Too few places in the table of requests: 5 asked for, 3 free" in panel(table)
+    assert "mem_fraction_static" not in {action.id for action in failed(table).actions}
+
+
+def test_one_sequence_at_a_time_is_the_least():
+    text = """\
+TurbomindEngineConfig(dtype='auto', tp=1, session_len=4096, max_batch_size=1, cache_max_entry_count=0.5)
+[TM][ERROR] CUDA runtime error: out of memory /opt/lmdeploy/src/turbomind/core/allocator.cc:9
+"""
+
+    assert "max-batch-size" not in panel(text)
+
+
+def test_a_margin_is_what_the_value_leaves():
+    text = "ValueError: Free memory on device (3.10/4.0 GiB) on startup is less than desired GPU memory utilization (0.9, 3.6 GiB)."
+
+    action = next(one for one in failed(text).actions if one.id == "gpu_memory_utilization")
+    assert f"margin {3.10 - action.new * 4.0:.2f} GiB" in action.why
