@@ -247,3 +247,15 @@ def test_a_margin_is_what_the_value_leaves():
 
     action = next(one for one in failed(text).actions if one.id == "gpu_memory_utilization")
     assert f"margin {3.10 - action.new * 4.0:.2f} GiB" in action.why
+
+
+def test_how_many_devices_an_unknown_engine_can_use_is_not_known():
+    text = """\
+$ serve --model acme/Big-30B
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 23.60 GiB of \
+which 21.56 MiB is free. Of the allocated memory 21.85 GiB is allocated by PyTorch, with 22.00 MiB allocated in private \
+pools (e.g., CUDA Graphs), and 36.30 MiB is reserved by PyTorch but unallocated.
+"""
+
+    assert "tensor_parallel_size" not in {action.id for action in failed(text).actions}
+    assert "If the engine is vLLM, lower" in panel(text)
