@@ -84,8 +84,8 @@ def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
     if before is None and kind in _FREE_AT_START and total is not None and free is not None and free < total:
         before = total - free
     if before is not None:
-        part = BudgetPart("in use before the engine started", before, "solved")
-        shares.append(_Share("in use before the engine started", before, figures.slack("device_free_bytes"), (part,)))
+        part = BudgetPart("in use at the start", before, "solved")
+        shares.append(_Share("in use at the start", before, figures.slack("device_free_bytes"), (part,)))
     if figures("used_before_start_bytes") is None:  # else nothing of the engine is loaded yet
         shares += _of_process(figures, total, "torch" if kind == "mps_oom" else "tensors")
         shares += _of_others(figures, total)
@@ -222,8 +222,8 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
     own = sum(part.bytes for part in parts)
     shares = [_Share("taken by the engine", own, slack, tuple(parts))] if parts else []
     if total is not None and before is not None and total > before:  # a start prints what was free when it began
-        taken = BudgetPart("in use before the engine started", total - before, "solved")
-        shares.append(_Share("in use before the engine started", taken.bytes, 0.0, (taken,)))
+        taken = BudgetPart("in use at the start", total - before, "solved")
+        shares.append(_Share("in use at the start", taken.bytes, 0.0, (taken,)))
     if after is not None:  # SGLang prints what is left when it is ready
         part = figures.part("free", "current_free_bytes")
         shares.append(_Share("free", after, figures.slack("current_free_bytes"), (part,)))

@@ -25,7 +25,7 @@ COLORS: Final[dict[str, tuple[str, str, str]]] = {
     "not shown as this process's": ("red", "#cc4136", "#f0796f"),
     "other processes": ("red", "#cc4136", "#f0796f"),
     "in use before the KV cache": ("blue", "#3b6fd4", "#6f9bff"),
-    "in use before the engine started": ("red", "#cc4136", "#f0796f"),
+    "in use at the start": ("red", "#cc4136", "#f0796f"),
     FREE: ("dim", "#c9ced6", "#4a5160"),
     REST: ("dim", "#e6e9ee", "#2c313b"),
 }
