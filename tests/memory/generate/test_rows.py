@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from oomguard.memory.generate.rows import RowsThatRan, largest_rows, most_rows
 
 
