@@ -79,7 +79,7 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
     if base_bytes is None or not hasattr(model, "parameters"):
         return None
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    weights = sum(tensor.nbytes for tensor in tensors.values() if torch_memory.counts(tensor))
+    weights: int = sum(tensor.nbytes for tensor in tensors.values() if torch_memory.counts(tensor))
     return max(0, base_bytes - weights)
 
 
