@@ -140,6 +140,9 @@ def _specs() -> dict[str, FactSpec]:
         ("speculative", "bool", "a draft model or other speculation is on"),
         ("lora", "bool", "LoRA adapters are on"),
         ("quantized", "bool", "the weights are quantised"),
+        ("run_by", "str", "the program whose user cannot change the call that failed, or that runs llama.cpp"),
+        ("half_context_tokens", "int", "half of the context's tokens"),
+        ("expert_parallel", "bool", "the experts are spread over the ranks"),
         ("engines_built", "int", "engines that the program builds one after the other in one process"),
         # what the lines beside a failure tell, and what follows from all of it
         ("phase", "str", "what the engine was doing"),
@@ -167,6 +170,7 @@ def _specs() -> dict[str, FactSpec]:
         ("engine_error", "str", "the exception that ended a process of the engine, as it was printed"),
         ("engine_error_line", "int", "the line on which that exception stands"),
         ("engine_error_of_memory", "bool", "that exception's message speaks of memory that could not be had"),
+        ("engine_error_hides_cause", "bool", "that exception does not say which error of CUDA's it met"),
         ("engine_error_follows", "bool", "that exception only follows from the end of another process"),
         ("engine_error_is_its_end", "bool", "the engine itself printed that exception as what it ended with"),
         ("asleep", "bool", "the engine sleeps: it gave its device memory back"),
@@ -217,7 +221,7 @@ def _specs() -> dict[str, FactSpec]:
         (
             "host_phase",
             "str",
-            "what took the host's memory: load_weights, data_loader, compile, swap_space or page_file",
+            "what took the host's memory: load_weights, data_loader, compile, swap_space, page_file or refused",
         ),
         ("host_offload", "bool", "weights or the KV cache are offloaded to the host"),
         ("process_data_limit_bytes", "int", "private memory that a process of the engine may have, by ulimit -d"),

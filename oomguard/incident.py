@@ -64,6 +64,8 @@ PHASES: Final = (
     "training",
     "unknown",
 )
+_STARTING: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
+_START_CHECK: Final = "startup_free_memory_below_utilization"  # before the first of these phases
 
 
 class Effect(enum.IntEnum):
@@ -260,6 +262,11 @@ class Incident(Record):
     def is_oom(self) -> bool:
         """Whether memory ran short and a process or request failed for it."""
         return self.kind not in NOT_OOM_KINDS
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether it failed while an engine started."""
+        return self.phase in _STARTING or self.kind == _START_CHECK or self.kind.endswith("_warmup_oom")
 
     @property
     def headline(self) -> str:

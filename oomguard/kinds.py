@@ -71,13 +71,16 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
         "Too few Mamba cache blocks",
     ),
     "encoder_budget": ("One item needs more encoder tokens than the budget allows",),
-    "kv_slots_exhausted": ("No KV cache slot is left for a request",),
-    "llamacpp_oom": _allocator("llama.cpp ran out of memory"),
+    "kv_slots_exhausted": (
+        "Too few places in the table of requests: {request_slots_needed} asked for, {request_slots_free} free",
+        "No KV cache slot is left for a request",
+    ),
+    "llamacpp_oom": (*_allocator("{framework} ran out of memory"), "llama.cpp ran out of memory"),
     "host_oom": (
         "Host memory ran out: {host_used_bytes:GiB} of {host_total_bytes:GiB} in use",
         "Host memory ran out: {host_victim} had {host_victim_bytes:GiB}, the limit was {host_limit_bytes:GiB}",
         "Host memory ran out: the limit was {host_limit_bytes:GiB}",
-        "Host memory ran out: {tried_bytes:GiB} asked for, {host_available_bytes:GiB} free",
+        "Too little host memory: {tried_bytes:GiB} asked for, {host_available_bytes:GiB} available",
         "Host memory ran out: {tried_bytes:GiB} asked for",
         "Host memory ran out: {host_victim} was ended with {host_victim_bytes:GiB}",
         "Host memory ran out: {host_victim} was ended",
@@ -86,7 +89,7 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "engine_dead": (
         "The engine died: {engine_error}",
         "A process of the engine was killed by {exit_signal:signal}",
-        "The engine died, and this text shows no exception and no signal of its processes",
+        "The engine died, and this text does not show why",
     ),
     "other": (),
 }

@@ -172,7 +172,7 @@ def _suspects(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iter
 
 
 def _others(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
-    row = table.get("in use before the engine started")
+    row = table.get("in use at the start")
     if row is not None and row.changed and row.difference is not None and abs(row.difference) > 4 * SMALL_BYTES:
         was, now = format_gib(row.old.number or 0), format_gib(row.new.number or 0)
         who = "Another process holds more now" if row.difference > 0 else "Other processes hold less now"

@@ -27,7 +27,7 @@ BUDGET: Final = (
     ("non-torch", "non_torch_bytes"),
     ("KV cache", "kv_cache_available_bytes"),
 )
-_SOLVED_PARTS: Final = ("in use before the engine started", "free")
+_SOLVED_PARTS: Final = ("in use at the start", "free")
 _SOLVED_SLACK_BYTES: Final = 0.02 * GIB  # a difference of printed sizes, each rounded to a hundredth of a GiB
 _CAPACITY: Final[tuple[tuple[str, str, Unit], ...]] = (
     ("KV cache tokens", "kv_cache_capacity_tokens", "tokens"),
@@ -145,7 +145,7 @@ def _figure(side: ComparedStart, fact: str, part: str = "") -> ComparedValue:
 
 def _part(side: ComparedStart, name: str) -> ComparedValue:
     before = side.start.facts.get("used_before_start_bytes")
-    if name == "in use before the engine started" and before is not None:
+    if name == "in use at the start" and before is not None:
         return ComparedValue(before.value, "solved", _SOLVED_SLACK_BYTES)
     part = next((part for part in side.start.budget.parts if part.name == name), None)
     return UNKNOWN if part is None else ComparedValue(part.bytes, "solved", _SOLVED_SLACK_BYTES)

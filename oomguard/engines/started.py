@@ -9,9 +9,6 @@ from oomguard.facts import FactValue
 from oomguard.incident import Incident
 from oomguard.settings import value_in_force
 
-# While one of these goes on the engine that fails is the one that was started last.
-_STARTING = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
-
 
 @dataclass(frozen=True, slots=True)
 class StartedEngine:
@@ -60,7 +57,7 @@ def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> Start
     A start that failed is the last one. Of those that serve, only one of its model can be told.
     """
     model = failed_model(incident)
-    if incident.phase in _STARTING:
+    if incident.is_at_start:
         last = started[-1:]
         return last[0] if last and (model is None or last[0].model in {None, model}) else None
     same = [engine for engine in started if model is None or engine.model in {None, model}]

@@ -84,10 +84,10 @@ def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
     if before is None and kind in _FREE_AT_START and total is not None and free is not None and free < total:
         before = total - free
     if before is not None:
-        part = BudgetPart("in use before the engine started", before, "solved")
-        shares.append(_Share("in use before the engine started", before, figures.slack("device_free_bytes"), (part,)))
+        part = BudgetPart("in use at the start", before, "solved")
+        shares.append(_Share("in use at the start", before, figures.slack("device_free_bytes"), (part,)))
     if figures("used_before_start_bytes") is None:  # else nothing of the engine is loaded yet
-        shares += _of_process(figures, total)
+        shares += _of_process(figures, total, "torch" if kind == "mps_oom" else "tensors")
         shares += _of_others(figures, total)
     if (
         free is not None
@@ -116,14 +116,14 @@ def _impossible(figures: _Figures, total: int | None) -> Iterator[str]:
         yield f"{format_gib(in_use)} in use by this process, but {format_gib(allocated)} in its tensors"
 
 
-def _of_process(figures: _Figures, total: int | None) -> Iterator[_Share]:
-    """Yield what the failed process, or the engine before its KV cache, had in use."""
+def _of_process(figures: _Figures, total: int | None, allocated_words: str = "tensors") -> Iterator[_Share]:
+    """Yield what the failed process, or the engine before its KV cache, had in use; MPS counts unused blocks as allocated."""
     names = ("allocated_bytes", "unused_bytes", "non_torch_bytes", "process_in_use_bytes")
     allocated, own = figures("allocated_bytes"), figures("own_bytes")
     if total and total > 0 and allocated is not None and allocated > total + figures.slack("allocated_bytes"):
         return
     if allocated is not None:
-        parts = list(_of_allocator(figures, own))
+        parts = list(_of_allocator(figures, own, allocated_words))
     elif own is not None:
         parts = list(_besides(figures, "own_bytes", "this process", {"model_weights_bytes": "the weights"}))
     else:
@@ -135,15 +135,16 @@ def _of_process(figures: _Figures, total: int | None) -> Iterator[_Share]:
         yield _Share("held by this process", size, figures.slack(*names), tuple(parts))
 
 
-def _of_allocator(figures: _Figures, own: int | None) -> Iterator[BudgetPart]:
+def _of_allocator(figures: _Figures, own: int | None, words: str) -> Iterator[BudgetPart]:
     allocated, unused = figures("allocated_bytes") or 0, figures("unused_bytes") or 0
     pools = {"model_weights_bytes": "the weights", "private_pool_bytes": "the private pools"}
-    yield from _besides(figures, "allocated_bytes", "tensors", pools)
+    yield from _besides(figures, "allocated_bytes", words, pools)
     if unused > 0:
         name = "reserved_unallocated_bytes"
         yield figures.part("reserved by torch, unused", name, unused)
     if own is not None and own > allocated + unused:
-        yield BudgetPart("non-torch", own - allocated - unused, "solved")
+        name = "non-torch" if figures("unused_bytes") is not None else "besides the tensors"
+        yield BudgetPart(name, own - allocated - unused, "solved")
     else:
         yield figures.part("non-torch", "non_torch_bytes")
 
@@ -194,7 +195,9 @@ def _of_others(figures: _Figures, total: int | None) -> Iterator[_Share]:
             "held by other processes", listed, slack, (figures.part("other processes", "other_process_in_use_bytes"),)
         )
     elif total and rest is not None and rest > _OTHERS_RATIO * total and listed is None:
-        yield _Share("held by other processes", rest, slack, (BudgetPart("other processes", rest, "solved"),))
+        # Without its count by the driver a process's own context is among it.
+        name = "other processes" if figures("process_in_use_bytes") is not None else "not shown as this process's"
+        yield _Share(f"held by {name}", rest, slack, (BudgetPart(name, rest, "solved"),))
 
 
 _START_PARTS: Final = (
@@ -219,8 +222,8 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
     own = sum(part.bytes for part in parts)
     shares = [_Share("taken by the engine", own, slack, tuple(parts))] if parts else []
     if total is not None and before is not None and total > before:  # a start prints what was free when it began
-        taken = BudgetPart("in use before the engine started", total - before, "solved")
-        shares.append(_Share("in use before the engine started", taken.bytes, 0.0, (taken,)))
+        taken = BudgetPart("in use at the start", total - before, "solved")
+        shares.append(_Share("in use at the start", taken.bytes, 0.0, (taken,)))
     if after is not None:  # SGLang prints what is left when it is ready
         part = figures.part("free", "current_free_bytes")
         shares.append(_Share("free", after, figures.slack("current_free_bytes"), (part,)))

@@ -67,6 +67,7 @@ def derive(incident: Incident) -> Incident:
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
     if incident.kind == "host_oom":
         incident = _with_host_phase(incident, facts)
+    incident = _of_ggml(incident, facts)
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
@@ -80,6 +81,17 @@ def derive(incident: Incident) -> Incident:
     phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
     return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
+
+
+def _of_ggml(incident: Incident, facts: dict[str, Fact]) -> Incident:
+    """Name Ollama if it runs llama.cpp, and add half of the context, which is a first try."""
+    if incident.framework not in {"llama.cpp", "ollama"}:
+        return incident
+    context, program = number_of(facts, "max_model_len_tokens"), facts.get("run_by")
+    if context:
+        facts["half_context_tokens"] = Fact("half_context_tokens", int(context) // 2, "solved")
+    is_ollama = program is not None and program.value == "ollama"
+    return replace(incident, framework="ollama") if is_ollama else incident
 
 
 def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
@@ -99,17 +111,22 @@ def _add_named_weights(facts: dict[str, Fact]) -> None:
     parameters = parameters_from_name(str(stated.value)) if stated else None
     if parameters is not None:
         facts["stated_weights_bytes"] = Fact("stated_weights_bytes", round(2 * parameters), "solved", 0.2 * parameters)
+    named_bits = bits_from_name(str(model.value)) if model else None
+    if named_bits is not None:
+        facts.setdefault("quantized", Fact("quantized", True, "solved"))
     parameters = parameters_from_name(str(model.value)) if model else None
     if model is None or parameters is None:
         return
+    facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
+    if "expert_parallel" in facts:
+        return  # how many ranks share the experts is not known
     ranks = int(facts["tensor_parallel_size"].value) if "tensor_parallel_size" in facts else 1
     dtype = facts.get("dtype")
     quantized = facts.get("quantized")
-    bits = bits_from_name(str(model.value)) or (4.5 if quantized and quantized.value else None)
+    bits = named_bits or (4.5 if quantized and quantized.value else None)
     if bits is None and dtype is None and facts["framework"].value == "transformers":
         bits = 32.0  # what transformers before 5.0 loads where no type is named
     bits = bits or bits_of_dtype(str(dtype.value) if dtype else None)
-    facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
     for name, width in (("estimated_weights_bytes", bits), ("estimated_weights_4bit_bytes", 4.5)):
         size = round(parameters * width / 8 / max(1, ranks))
         facts[name] = Fact(name, size, "solved", 0.1 * size)

@@ -52,11 +52,13 @@ _MARKS: Final = (
     "terminate called",
     "what():",
     "Failed: Cuda",
+    "; error",
 )
 # Most lines begin nothing: what each line that does has in it.
 _MAY_BEGIN: Final = re.compile("|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK))))
 _OTHER_ERROR: Final = (
-    r"(?P<text>Watchdog caught collective operation timeout: .+|Failed: Cuda error .+)|^\s*what\(\):\s+(?P<what>\S.*)"
+    r"(?P<text>Watchdog caught collective operation timeout: .+|Failed: Cuda error .+"
+    r"|ptxas \S+, line \d+; error +: .+|ptxas fatal +: .+)|^\s*what\(\):\s+(?P<what>\S.*)"
 )
 _SIGNALS: Final = {
     "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9, "SIGSEGV": 11, "SIGTERM": 15,
@@ -77,6 +79,10 @@ _OF_MEMORY: Final = (
     r"(?i)\bout[ _-]of[ _-](?:\w+[ _-])?memory|OutOfMemory|MemoryError|insufficient memory|not enough memory|no available memory"
     r"|cannot allocate|fail\w* to allocate|alloc\w* failed|\bENOMEM\b"
 )
+# NCCL met an error of CUDA's and does not say which: running out of memory is one.
+_HIDES_CAUSE: Final = r"(?i)\bNCCL error\b.*\bunhandled cuda error|ncclUnhandledCudaError"
+# What NCCL printed itself, on the same line of a paste.
+_NCCL_RECORD: Final = r"\s\S+:\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)\b.*"
 # What an engine prints above the traceback that ended one of its processes, and the engine. Only of these the engine itself is dead;
 # after the others it may go on.
 _FATAL: Final = {
@@ -417,10 +423,12 @@ def _scanned(death: _Death) -> ScannedIncident:
 
 
 def _facts(error: EngineError) -> dict[str, Fact]:
+    of_memory = re.search(_OF_MEMORY, error.text) is not None
     values: dict[str, FactValue] = {
         "engine_error": error.text,
         "engine_error_line": error.line,
-        "engine_error_of_memory": re.search(_OF_MEMORY, error.text) is not None,
+        "engine_error_of_memory": of_memory,
+        "engine_error_hides_cause": not of_memory and re.search(_HIDES_CAUSE, error.text) is not None,
         "engine_error_follows": error.follows,
         "engine_error_is_its_end": error.is_headed and not is_of_another_rank(error.text),
     }
@@ -436,7 +444,7 @@ def _raw(line: Line) -> str:
 
 
 def _clipped(text: str) -> str:
-    return " ".join(text.split())[:_MAX_CHARS]
+    return " ".join(re.sub(_NCCL_RECORD, "", text).split())[:_MAX_CHARS]
 
 
 def _name(exception: str) -> str:

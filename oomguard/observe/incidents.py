@@ -41,13 +41,21 @@ def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping
     return facts if free is not None and least is not None and free < least else {}
 
 
+Telling = tuple[str, frozenset[str]]
+
+
+def _telling(hit: Hit) -> Telling:
+    """Return what a second printing of the same message has again: its wording and the names of its facts."""
+    return hit.wording.anchor, frozenset(hit.facts)
+
+
 @dataclass(slots=True)
 class ScannedIncident:
     """One incident while the scan goes on.
 
     ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and last seen (``time.monotonic``
     seconds), ``kinds`` are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its
-    signature.
+    signature, ``tellings`` the wordings that told it, each with the names of its facts.
     """
 
     incident: Incident
@@ -61,6 +69,7 @@ class ScannedIncident:
     phase_is_told: bool = False
     wraps: tuple[str, ...] = ()
     began_s: float | None = None
+    tellings: set[Telling] = field(default_factory=set)
 
     def say_more(self, hit: Hit) -> None:
         """Add figures that another wording read from the same message, and take the more exact of two that agree."""
@@ -106,7 +115,7 @@ class ScannedIncidents:
             self._pass_on(recent[0], evidence, hit.framework)
             return None
         for known in recent:
-            if self._told_again(known, kind, facts, process, line):
+            if self._told_again(known, kind, facts, process, line, _telling(hit)):
                 return None
         inner = next((f for f in recent if self._wraps(hit, f, process, line)), None)
         if inner is not None:
@@ -135,6 +144,7 @@ class ScannedIncidents:
             phase_is_told=incident.phase != "unknown",
             wraps=hit.signature.wraps,
             began_s=self._clock(),
+            tellings={_telling(hit)},
         )
         self.all.append(found)
         context.failed = True
@@ -153,7 +163,13 @@ class ScannedIncidents:
         known.seen_s = self._clock()
 
     def _told_again(
-        self, known: ScannedIncident, kind: str, facts: dict[str, Fact], process: str | None, line: int
+        self,
+        known: ScannedIncident,
+        kind: str,
+        facts: dict[str, Fact],
+        process: str | None,
+        line: int,
+        telling: Telling,
     ) -> bool:
         if kind not in known.kinds:
             return False
@@ -196,7 +212,10 @@ class ScannedIncidents:
             incident = replace(incident, facts={**told, **more, **exact})
         if kind in _TOLD_IN_PIECES and incident.phase == "unknown":
             incident = replace(incident, phase=known.context.phase_for(process) or "unknown")
-        known.incident = replace(incident, repeated=incident.repeated + 1)
+        # Another wording, or one with other facts, speaks of the same time.
+        again = sibling or telling in known.tellings
+        known.tellings.add(telling)
+        known.incident = replace(incident, repeated=incident.repeated + again)
         known.last_line, known.seen_s = max(known.last_line, line), self._clock()
         return True
 

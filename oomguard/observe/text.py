@@ -63,6 +63,7 @@ _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\\?\w|site-packages\\\\?\w|cust
 # A console of rich's is padded to its width; where the record is from stands in its right margin.
 _MARGIN: Final = re.compile(r" {2,}(?:[\w.-]{1,60}\.py:\d+ *)?\Z")
 _MAX_PREFIXES: Final = 8
+_FRONT_END: Final = "APIServer"
 _MARGIN_CHARS: Final = 40
 # A record's level stands within so many characters.
 _LEVEL_CHARS: Final = 80
@@ -140,7 +141,9 @@ def _peel_one(line: str) -> PlainLine:
             match = pattern.match(text)
             if match and match.end():
                 text, named = text[match.end() :], match.groupdict()
-                process = process or (named.get("name") or "").strip() or None
+                name = (named.get("name") or "").strip() or None
+                if process is None or (name is not None and process.startswith(_FRONT_END)):
+                    process = name or process  # a front end prints what another process says
                 service, is_record = service or named.get("service"), is_record or "service" not in named
                 break
         else:

@@ -13,7 +13,7 @@ from oomguard.facts import Fact, FactValue, format_gib
 from oomguard.incident import Action, Effect, Incident, Patch
 from oomguard.remedy.policy import is_out_of_question
 from oomguard.rules.actions import OUTSIDE, ActionTable, Situation
-from oomguard.settings import SETTINGS
+from oomguard.settings import SETTINGS, value_in_force
 from oomguard.surfaces import as_env, as_flag, as_kwarg, engines, is_foreign, surface
 from oomguard.templates import first_known
 
@@ -122,6 +122,8 @@ def _action(name: str, direction: str | None, patch: Patch | None, incident: Inc
     elif direction is None and (patch is None or patch.new is None):
         direction = _usual_direction(name)
     old = patch.old if patch else None
+    if old is None and name in SETTINGS and (known := value_in_force(name, incident.settings, incident.facts)):
+        old = known[0]
     new = patch.new if patch else True if direction == "on" and _is_switch(name) else None
     wording = table.wording(name, direction, incident)
     values = {"from": old, "to": new}
@@ -222,12 +224,19 @@ def _title(name: str, direction: str | None, old: FactValue | None, new: FactVal
     verb = _VERBS[direction]
     if direction in {"on", "off"} and _is_switch(name):
         return f"{verb} {name}"
+    flags = surface(name, incident.framework, incident.framework_version).flags if name in SETTINGS else ()
+    flag = flags[0] if flags else ""
+    is_own = not flag or flag.removeprefix("--").replace("-", "_") == name
+    shown = name if is_own else flag  # the engine's own word
     if new is not None:
         start = "" if old is None else f" from {_text(name, old)}"
-        return f"{'Set' if direction == 'on' else verb} {name}{start} to {_text(name, new)}"
-    flags = surface(name, incident.framework, incident.framework_version).flags if name in SETTINGS else ()
-    spelled = f" ({flags[0]})" if flags else ""
-    return f"{verb} {name}{spelled}{'' if old is None else f', now {_text(name, old)}'}"
+        return f"{'Set' if direction == 'on' else verb} {shown}{start} to {_text(name, new)}"
+    spelled = f" ({flag})" if flag and is_own else ""
+    if old is None:
+        return f"{verb} {shown}{spelled}"
+    halved = direction == "down" and SETTINGS[name].type == "int" and not isinstance(old, str) and old > 1
+    tried = f": try {_text(name, int(old) // 2)}" if halved else ""
+    return f"{verb} {shown}{spelled}, now {_text(name, old)}{tried}"
 
 
 def _effect(name: str, direction: str | None, patch: Patch | None) -> Effect | None:

@@ -52,7 +52,7 @@ def utilization_for_tried(incident: Incident) -> Solution:
     assumed = ""
     if missing == ("gpu_memory_utilization: not printed",) and incident.framework == "vllm":
         ratio, missing = _default_utilization(incident), ()
-        assumed = f", if it is at its default of {ratio:g}"
+        assumed = f"; its present value is not shown, {ratio:g} is assumed"
     if missing or ratio is None or not total:
         why = f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})"
         return Solution(None, why, unknown=missing)
@@ -60,7 +60,7 @@ def utilization_for_tried(incident: Incident) -> Solution:
     if value <= 0:
         tried = format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{tried} beside the KV pool does not fit in {format_gib(total)}")
-    reason = f"{format_gib(lacking)} more is left beside the KV pool{assumed}"
+    reason = f"at least {format_gib(lacking)} more is needed beside the KV pool{assumed}"
     return Solution(value, reason, round((ratio - value) * total))
 
 
@@ -79,7 +79,7 @@ def kv_bytes_for_tried(incident: Incident) -> Solution:
     value = int((pool - lacking) // MIB * MIB)
     if value <= 0:
         return Solution(None, f"{format_gib(incident.number('tried_bytes') or 0)} does not fit beside any KV cache")
-    return Solution(value, f"{format_gib(lacking)} more is left beside the KV cache", round(pool - value))
+    return Solution(value, f"at least {format_gib(lacking)} more is needed beside the KV cache", round(pool - value))
 
 
 def static_share_for_tried(incident: Incident) -> Solution:
@@ -106,7 +106,7 @@ def static_share_for_tried(incident: Incident) -> Solution:
     assumed = ""
     is_default = missing == ("mem_fraction_static: not printed",) and incident.framework == "sglang"
     if is_default and (own := own_share_ratio(incident)) is not None:
-        share, missing, assumed = own, (), f"; {own:.3f} is what the engine takes if no share is given"
+        share, missing, assumed = own, (), f"; its present value is not shown, {own:.3f} is assumed"
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)
     value = rounded(math.floor, share - lacking / total)
@@ -115,7 +115,7 @@ def static_share_for_tried(incident: Incident) -> Solution:
         return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
     now = assumed if seen is None else f"; {seen[1].format(seen[0])}"
-    return Solution(value, f"{format_gib(lacking)} more is left beside weights and pool{now}", freed)
+    return Solution(value, f"at least {format_gib(lacking)} more is needed beside weights and pool{now}", freed)
 
 
 def _lacking_for_graphs(incident: Incident) -> float | None:

@@ -30,9 +30,9 @@ _IN_WORDS: Final = {
     "vocabulary size": "the size of the vocabulary",
     "weights": "the size of the weights",
 }
-# Of these a log shows nothing at all.
-_SENTENCES: Final = {"a quantised checkpoint of this model": "No quantized checkpoint of this model is known."}
-_AS_IT_IS: Final = ("the ", "what ", "how ", "whether ", "which ", "a ", "an ")
+# What no log shows: naming it says nothing of this one.
+_OUTSIDE: Final = "a quantised checkpoint of this model: not known"
+_AS_IT_IS: Final = ("the ", "what ", "how ", "who ", "whether ", "which ", "a ", "an ")
 _SETTINGS: Final = {fact: name for name, fact in SETTING_FACTS.items()}
 
 
@@ -63,4 +63,9 @@ def as_sentence(entry: str) -> str:
     if found is None:
         return entry
     what, more = found.group("what"), found.group("more") or ""
-    return _SENTENCES.get(what) or f"{not_shown([what]).removesuffix('.')}{more}."
+    return f"{not_shown([what]).removesuffix('.')}{more}."
+
+
+def as_sentences(entries: Iterable[str]) -> tuple[str, ...]:
+    """Return the entries as sentences, each once, without what no log shows."""
+    return tuple(dict.fromkeys(as_sentence(entry) for entry in entries if entry != _OUTSIDE))

@@ -10,7 +10,7 @@ from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.incident import Alternative, Cause, Effect, Incident, Patch
 from oomguard.remedy.allocator_options import allocator_variable
-from oomguard.remedy.missing_facts import as_sentence, in_words, not_shown
+from oomguard.remedy.missing_facts import as_sentences, in_words, not_shown
 from oomguard.remedy.modelled import MODELLED, FailureModel
 from oomguard.remedy.permitted import present_value, why_blocked
 from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
@@ -89,7 +89,7 @@ def plan(
         incident,
         plan=_ordered(patches.values(), incident.causes),
         alternatives=tuple(alternatives.values()),
-        unknown=tuple(dict.fromkeys(as_sentence(entry) for entry in unknown)),
+        unknown=as_sentences(unknown),
     )
 
 

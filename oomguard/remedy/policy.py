@@ -71,7 +71,7 @@ class Policy:
             return f"changes outputs: --allow {patch.effect} permits it"
         if by_user is False:
             return None
-        told = YOU_SET_IT if by_user else "whether you set it is not shown; --allow {} permits it"
+        told = YOU_SET_IT if by_user else "you may have set it; --allow {} permits it"
         return told.format(patch.effect)
 
     def forbids(self, patch: Patch) -> str | None:

@@ -220,7 +220,7 @@ def utilization_within_free(incident: Incident) -> Solution:
             None, f"{format_gib(free)} of {format_gib(total)} is free, more than utilization {ratio} asks for"
         )
     freed = round(desired - value * total) if desired is not None else None
-    reason = f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(margin)}"
+    reason = f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(free - value * total)}"
     return Solution(value, reason, freed, predicts={"desired_bytes": value * total})
 
 

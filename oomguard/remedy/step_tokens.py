@@ -35,7 +35,7 @@ def step_tokens_for_tried(incident: Incident) -> Solution:
     if "multimodal_frames" in incident.facts:
         return Solution(None, "an encoder takes an image whole, however long a step is")
     tokens = min((number for number in (limit, ran) if number), default=None)
-    figures = {"chunked_prefill_size or the step's tokens": tokens, "tried": tried, "device free": free}
+    figures = {"how many tokens were in the step": tokens, "tried": tried, "device free": free}
     missing_names = tuple(f"{name}: not printed" for name, number in figures.items() if number is None)
     if not tokens or not tried or free is None:
         return Solution(None, f"{lever}; by how much is not known ({', '.join(missing_names)})", unknown=missing_names)

@@ -22,9 +22,10 @@ COLORS: Final[dict[str, tuple[str, str, str]]] = {
     "CUDA graphs": ("magenta", "#a64ac9", "#c98be6"),
     "non-torch": ("cyan", "#1c93a8", "#4fc3d6"),
     "reserved by torch, unused": ("bright_yellow", "#c9772b", "#e8a365"),
+    "not shown as this process's": ("red", "#cc4136", "#f0796f"),
     "other processes": ("red", "#cc4136", "#f0796f"),
     "in use before the KV cache": ("blue", "#3b6fd4", "#6f9bff"),
-    "in use before the engine started": ("red", "#cc4136", "#f0796f"),
+    "in use at the start": ("red", "#cc4136", "#f0796f"),
     FREE: ("dim", "#c9ced6", "#4a5160"),
     REST: ("dim", "#e6e9ee", "#2c313b"),
 }
@@ -70,7 +71,7 @@ def contradiction(budget: Budget) -> str:
     """Return the line that says which printed numbers cannot be true together, "" if they can."""
     if budget.conflict is None:
         return ""
-    return f"The printed numbers contradict each other: {budget.conflict}. No part is shown for them."
+    return f"The printed numbers contradict each other: {budget.conflict}."
 
 
 def cells(shares: Sequence[Segment], width: int) -> list[int]:

@@ -21,7 +21,7 @@ _NOTED_FACTS: Final = ("model", "dtype", "tensor_parallel_size", "gpu_memory_uti
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An incident as it is shown once: seen ``repeated`` times, in ``starts`` (empty if the input has only one start)."""
+    """An incident as it is shown once: printed ``repeated`` times, in ``starts`` (empty if the input has only one start)."""
 
     incident: Incident
     starts: tuple[int, ...] = ()
@@ -74,10 +74,10 @@ def place(incident: Incident, source: str = "") -> str:
 
 
 def echoes(shown: Shown) -> str:
-    """Return how often, in which starts and processes it was seen, and where it was only passed on; "" if only once."""
+    """Return how often, in which starts and processes it was printed, and where it was only passed on; "" if only once."""
     incident, texts = shown.incident, []
     if shown.repeated > 1:
-        texts.append(f"seen {shown.repeated} times")
+        texts.append(f"printed {shown.repeated} times")
     if shown.starts:
         starts = [str(number) for number in shown.starts]
         texts.append(f"start {starts[0]}" if len(starts) == 1 else f"starts {_listed(starts)}")

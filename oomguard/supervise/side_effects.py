@@ -24,7 +24,6 @@ from oomguard.supervisor.output_buffer import RecordedOutput
 if TYPE_CHECKING:
     from oomguard.supervise.served import ServedRequests
 
-_STARTING: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
 _UP: Final = frozenset({"prefill", "decode", "sampling_logits", "prompt_logprobs", "generate", "training"})
 _MOST_NAMED: Final = 5
 
@@ -179,6 +178,6 @@ class Witness:
 
 
 def _when(incident: Incident) -> dict[str, str]:
-    if incident.phase in _STARTING or incident.kind.endswith("_warmup_oom"):
+    if incident.is_at_start:
         return {"failed": "while the engine started"}
     return {"failed": "after the engine was up"} if incident.phase in _UP else {}

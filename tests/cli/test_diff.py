@@ -30,7 +30,7 @@ def test_it_worked_before_the_upgrade_is_answered():
         "gpu_memory_utilization 0.9 0.92 +0.02",
         "KV cache 4.90 GiB 3.05 GiB -1.85 GiB",
         "1.31 GiB less for it",
-        "--max-model-len 24976",
+        "--enforce-eager",  # the graphs take 1.31 GiB, and 0.95 GiB are missing
     ):
         assert words in text
 

@@ -56,7 +56,7 @@ def test_each_part_of_the_budget_is_a_row(compared, vllm):
     assert parts["weights"].difference == 1.5 * GIB
     assert parts["KV cache"].difference == -1.5 * GIB
     assert not parts["activations"].changed
-    assert parts["in use before the engine started"].old.value == pytest.approx(0.39 * GIB, rel=1e-6)
+    assert parts["in use at the start"].old.value == pytest.approx(0.39 * GIB, rel=1e-6)
     assert parts["device total"].unit == "bytes"
 
 

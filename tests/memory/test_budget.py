@@ -192,7 +192,7 @@ def test_what_was_free_when_the_engine_began_is_not_free_beside_its_weights():
 
     budget = derive(Incident("kv_cache_none_left", "", facts={n: Fact(n, v) for n, v in facts.items()})).budget
 
-    assert _sizes(budget) == {"in use before the engine started": 2.0, "weights": 19.0}
+    assert _sizes(budget) == {"in use at the start": 2.0, "weights": 19.0}
 
 
 def test_an_engine_that_would_need_more_than_the_device_has_no_part_above_it():

@@ -222,7 +222,7 @@ def test_memory_that_is_neither_free_nor_of_this_process_is_shown_as_others():
 
     parts = {part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts}
 
-    assert parts["other processes"] == 18 * GIB
+    assert parts["not shown as this process's"] == 18 * GIB
 
 
 def test_a_device_total_below_zero_is_no_total():

@@ -321,7 +321,7 @@ def test_two_streams_are_read_together():
 
 # The sentence that the text shows no cause, and the texts at hand that it may not be printed of.
 CORPORA = Path(__file__).parents[3] / "shared"
-SILENT = "this text shows no exception and no signal of its processes"
+SILENT = "this text does not show why"
 _EXCEPTION = re.compile(r"(?:^|[\s\])])((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): \S.*)")
 _PARENTS = re.compile(
     r"See root cause above|See stack trace|EngineCore encountered an issue|in a background process|died (?:unexpectedly|with exit code)"

@@ -161,7 +161,7 @@ def test_notes_are_shown():
 
 
 def test_a_repeated_failure_says_how_often():
-    assert "seen 3 times" in shown(diagnosis(NONE_LEFT, "", NONE_LEFT, "", NONE_LEFT))
+    assert "printed 3 times" in shown(diagnosis(NONE_LEFT, "", NONE_LEFT, "", NONE_LEFT))
 
 
 def test_a_patch_shows_its_change_its_cost_and_what_to_paste():
