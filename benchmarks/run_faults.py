@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, help="faults of this kind only")
     parser.add_argument("--inside", default="", help="functions of files whose path begins with this")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="another sample")
     parser.add_argument("--resume", type=Path)
     arguments = parser.parse_args()
     results = Results(arguments.resume)
@@ -40,7 +41,7 @@ def main() -> None:
             ]
         total = len(rounds)
         if arguments.sample is not None:
-            rounds = random.Random(total).sample(rounds, min(total, arguments.sample))
+            rounds = random.Random(total + arguments.seed).sample(rounds, min(total, arguments.sample))
 
         def one(index: int) -> tuple[str, str | None]:
             scenario, fault = rounds[index]

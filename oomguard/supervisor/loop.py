@@ -78,7 +78,8 @@ class Loop:
         status = self._attempts()
         PROGRESS.final = status
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
-        self._end_helpers()
+        if self._analyst.failed is not None:  # else what it has left is to outlive it: what delivers a shared journal
+            self._end_helpers()
         if self._session is not None:
             tree.remove_tree(self._session)
         signals.__exit__(None, None, None)
