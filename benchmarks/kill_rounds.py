@@ -47,7 +47,7 @@ def killed_round(number: int, folder: Path) -> list[str]:
         problems = _kill(process, VICTIMS[number % len(VICTIMS)])
     if not wait_for(lambda: left(mark) == [], GONE_LIMIT_S):
         problems.append(f"processes {left(mark)}")
-    if any(temporary.glob("oomguard-*")):
+    if any(path.is_dir() for path in temporary.glob("oomguard-*")):  # a file is output that was not explained
         problems.append("a folder in the temporary folder")
     if journal.exists():
         with closing(sqlite3.connect(journal)) as database:

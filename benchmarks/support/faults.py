@@ -13,6 +13,8 @@ PACKAGE = Path(oomguard.__file__).parent
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_serve_kv_cache.log"
 KINDS = ("exception", "exit", "hang", "memory")
 LIMIT_S = 60
+# What runs before oomguard's first function does: nothing of it can be watched from inside.
+BEFORE = ("__init__.py:<module>", "_version.py:<module>", "__main__.py:<module>", "__main__.py:main:")
 # A Python reads this file as it starts: the supervisor, its forks and the analyst are such.
 HOOK = """
 import json, os, sys, threading, time
@@ -116,7 +118,7 @@ def reached(scenario: Scenario, folder: Path) -> list[tuple[str, int]]:
     log = folder / "trace"
     run_with(scenario, {"log": str(log)}, folder)
     found = {tuple(line.rsplit(" ", 1)) for line in log.read_text().splitlines()}
-    return sorted((function, int(call)) for function, call in found)
+    return sorted((function, int(call)) for function, call in found if not function.startswith(BEFORE))
 
 
 def problem(scenario: Scenario, fault: dict, folder: Path) -> str | None:

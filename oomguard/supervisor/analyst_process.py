@@ -56,12 +56,13 @@ class AnalystProcess:
 
     Attributes:
         failed: why it is not asked any more; None while it may be.
+        pid: its process.
     """
 
     def __init__(self, facts: dict[str, Any], output: int) -> None:
         self._facts, self._output = facts, output
         self._socket: socket.socket | None = None
-        self._pid: int | None = None
+        self.pid: int | None = None
         self._received = b""
         self.failed: str | None = None
 
@@ -87,7 +88,7 @@ class AnalystProcess:
             words = [sys.executable, "-P", *flags, "-c", _BOOT, _FOLDER, str(theirs.fileno())]
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
-                self._pid = os.posix_spawn(
+                self.pid = os.posix_spawn(
                     sys.executable,
                     words,
                     _safe_environment(),
@@ -169,23 +170,23 @@ class AnalystProcess:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._pid is None:
+        if self.pid is None:
             return
         until_s = time.monotonic() + wait_s
         while not self._has_ended():
             beat()
             if time.monotonic() >= until_s:
-                for pid in (self._pid, *tree.descendants(self._pid)):
+                for pid in (self.pid, *tree.descendants(self.pid)):
                     tree.send(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(self._pid, 0)
+                    os.waitpid(self.pid, 0)
                 break
             time.sleep(0.005)
-        self._pid = None
+        self.pid = None
 
     def _has_ended(self) -> bool:
         try:
-            return os.waitpid(self._pid or 0, os.WNOHANG)[0] != 0
+            return os.waitpid(self.pid or 0, os.WNOHANG)[0] != 0
         except ChildProcessError:
             return True
 

@@ -41,6 +41,7 @@ class Progress:
         command_pid: the command that runs, or ran last.
         outputs: its pipes, or its terminal, each with the descriptor that it is copied to.
         inputs: what is typed, with the terminal that it is copied to.
+        folder: the temporary folder of this run, which the reaper removes.
         earlier: the exit status of the attempt before; None without one.
         status: the exit status of the command that ended last; None while it runs, or before it.
         wait_status: the same as the reaper has told it.
@@ -55,6 +56,7 @@ class Progress:
         self.command_pid: int | None = None
         self.outputs: dict[int, int] = {}
         self.inputs: dict[int, int] = {}
+        self.folder: str | None = None
         self.earlier: int | None = None
         self.status: int | None = None
         self.wait_status: int | None = None
@@ -309,13 +311,18 @@ def _leave_reaper(wait_s: float = 12.0) -> None:
     while PROGRESS.reaper_pid is not None and time.monotonic() < until_s:
         try:
             if os.waitpid(PROGRESS.reaper_pid, os.WNOHANG)[0]:
-                return
+                break
         except OSError:
-            return
+            break
         time.sleep(0.01)
-    if PROGRESS.reaper_pid is not None:
-        with contextlib.suppress(OSError):
-            os.kill(PROGRESS.reaper_pid, signal.SIGKILL)
+    else:
+        if PROGRESS.reaper_pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(PROGRESS.reaper_pid, signal.SIGKILL)
+    with contextlib.suppress(Exception):  # it has done so, or was killed before
+        from oomguard.supervisor.tree import remove_tree
+
+        remove_tree(PROGRESS.folder or "")
 
 
 def _become(command: Sequence[str], masked: set[int] | None, closed: frozenset[int]) -> int:

@@ -65,6 +65,9 @@ class Loop:
         self._is_cut = False
         self._session: str | None = None
         self._source: StandardInput | None = None
+        self._tee: Tee | None = None
+        self._watched: int | None = None
+        self._told_stop = False
 
     def run(self) -> int:
         """Run the command, and again as the analyst answers; return the exit status of the whole run."""
@@ -95,7 +98,7 @@ class Loop:
                 return self._not_started(error)
             status, self._is_cut = ended.status, self._is_cut or ended.is_cut
             following = self._after(ended)
-            if self._number > 1_000_000:
+            if self._signals.watcher.is_lost:
                 break
         if following.status is not None:
             status = following.status
@@ -109,7 +112,7 @@ class Loop:
         """Return the first attempt: the command as it is, or what the analyst makes of its options."""
         if not self._options.analyst_first:
             return Next(Command(self._argv, self._told_to_plugin()))
-        self._analyst.start()
+        self._start_analyst()
         answer = self._answer()
         if answer is None:
             if self._signals.stopped_by is not None:
@@ -136,7 +139,7 @@ class Loop:
                 on_started=self._started,
                 on_failing=self._failing,
                 pty=options.pty,
-                along=_Along(self),
+                along=self,
                 messages=self._messages,
             )
         finally:
@@ -148,6 +151,10 @@ class Loop:
             self._files.start()
         self._tell_started()
 
+    def _start_analyst(self) -> None:
+        self._analyst.start()
+        self._signals.watcher.spared_pid = self._analyst.pid
+
     def _tell_started(self) -> None:
         self._analyst.tell(
             say="started",
@@ -156,6 +163,37 @@ class Loop:
             env=dict(self._command.env),
             at=time.time() - (time.monotonic() - self._started_s),
         )
+
+    def attach(self, tee: Tee) -> None:
+        """Hear what the analyst says between the copying."""
+        self._tee, self._watched, self._told_stop = tee, None, False
+
+    def tick(self) -> None:
+        """Start the analyst when it is due, while the command runs, and tell it of a stop."""
+        analyst = self._analyst
+        if self._is_analyst_due():
+            self._start_analyst()
+            self._tell_started()
+        if analyst.runs and self._watched is None and self._tee is not None:
+            self._watched = analyst.fileno()
+            self._tee.watch(self._watched, selectors.EVENT_READ, self._hear)
+        if not self._told_stop and self._signals.stopped_by is not None:
+            self._told_stop = True
+            analyst.tell(say="stop", **self._stops())
+        if not analyst.runs:
+            self._unwatch()
+
+    def _hear(self) -> None:
+        for message in self._analyst.messages(0):
+            self._read_safely(message)
+        if not self._analyst.runs:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watched is not None and self._tee is not None:
+            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):  # the copying has ended
+                self._tee.unwatch(self._watched)
+            self._watched = -1  # it is not watched again
 
     def _is_analyst_due(self) -> bool:
         analyst = self._analyst
@@ -168,7 +206,7 @@ class Loop:
     def _not_started(self, error: NotStartedError) -> int:
         """Report a command that cannot be started: the analyst does where others are to hear of it."""
         if not self._analyst.runs and _POD in os.environ:
-            self._analyst.start()
+            self._start_analyst()
         if self._analyst.runs:
             self._analyst.tell(say="not started", number=self._number, text=str(error), status=error.status)
             if self._answer() is not None:
@@ -182,7 +220,7 @@ class Loop:
         if not analyst.runs and (not self._has_to_explain(ended) or signals.hurries):
             return self._unexplained(ended)
         if not analyst.runs:
-            analyst.start()
+            self._start_analyst()
             self._tell_started()
         analyst.tell(
             say="ended",
@@ -245,17 +283,21 @@ class Loop:
             for message in analyst.messages(min(0.1, until_s - time.monotonic())):
                 if not told_stop:
                     until_s = time.monotonic() + analyst_process.LIMIT_S
-                try:
-                    found = self._read(message)
-                except (KeyError, TypeError, ValueError):
-                    analyst.fail("its answer cannot be read")
-                    return None
+                found = self._read_safely(message)
                 if found is not None:
                     return found
             if time.monotonic() >= until_s:
                 is_stopped = self._signals.stopped_by is not None
                 analyst.fail("a signal asked to stop" if is_stopped else "it did not answer in time")
         return None
+
+    def _read_safely(self, message: dict[str, Any]) -> Next | None:
+        """Do what the analyst says; one that breaks the protocol has failed."""
+        try:
+            return self._read(message)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._analyst.fail("its answer cannot be read")
+            return None
 
     def _read(self, message: dict[str, Any]) -> Next | None:
         """Do what the analyst says; return what comes next where that is decided."""
@@ -326,7 +368,7 @@ class Loop:
                 if folder.startswith("/"):
                     self._signals.watcher.remove_at_end(path)
                     os.mkdir(path, 0o700)
-                    self._session = path
+                    self._session = PROGRESS.folder = path
                     return
 
     def _told_to_plugin(self) -> dict[str, str]:
@@ -356,51 +398,6 @@ class Loop:
         if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
-
-
-class _Along:
-    """The analyst while the command runs: started a little later, told of a stop, and heard."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._tee: Tee | None = None
-        self._watched: int | None = None
-        self._told_stop = False
-
-    def attach(self, tee: Tee) -> None:
-        """Hear what the analyst says between the copying."""
-        self._tee = tee
-
-    def tick(self) -> None:
-        """Start the analyst when it is due, and tell it of a stop."""
-        loop, analyst = self._loop, self._loop._analyst
-        if loop._is_analyst_due():
-            analyst.start()
-            loop._tell_started()
-        if analyst.runs and self._watched is None and self._tee is not None:
-            self._watched = analyst.fileno()
-            self._tee.watch(self._watched, selectors.EVENT_READ, self._hear)
-        if not self._told_stop and loop._signals.stopped_by is not None:
-            self._told_stop = True
-            analyst.tell(say="stop", **loop._stops())
-        if not analyst.runs:
-            self._unwatch()
-
-    def _hear(self) -> None:
-        loop, analyst = self._loop, self._loop._analyst
-        for message in analyst.messages(0):
-            try:
-                loop._read(message)
-            except (KeyError, TypeError, ValueError):
-                analyst.fail("its answer cannot be read")
-        if not analyst.runs:
-            self._unwatch()
-
-    def _unwatch(self) -> None:
-        if self._watched is not None and self._tee is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):  # the copying has ended
-                self._tee.unwatch(self._watched)
-            self._watched = -1
 
 
 def _notify(address: str, text: str) -> None:

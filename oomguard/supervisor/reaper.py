@@ -66,6 +66,7 @@ class Watcher:
 
     Attributes:
         command_pid: the command that was started last.
+        spared_pid: a child of ours that is no part of the command.
     """
 
     def __init__(self, before: Before) -> None:
@@ -91,6 +92,7 @@ class Watcher:
         self._zombie_since_s: float | None = None
         self._adopted: set[int] = set()
         self.command_pid: int | None = None
+        self.spared_pid: int | None = None
 
     def start(
         self,
@@ -190,6 +192,11 @@ class Watcher:
         """Whether the command that was started last has ended by itself, of no signal."""
         return self._status is not None and os.WIFEXITED(self._status)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the reaper is gone: it starts nothing any more."""
+        return self._lost
+
     def forward(self, number: int, code: int | None, sender: int | None) -> None:
         """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
         self._say("signal", number, code, sender, time.monotonic())
@@ -233,7 +240,7 @@ class Watcher:
                 return bool(answer[1])
         self.replace()
         # It was killed. Its orphans are ours now, and asked for by number: other children are not ours to wait for.
-        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s)
+        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, but=self.spared_pid)
         return True
 
     def look_after(self) -> None:
@@ -312,8 +319,8 @@ class Watcher:
 
     def _reap_adopted(self) -> bool:
         left = tree.descendants(os.getpid())
-        self._adopted.update(left)
+        self._adopted.update(set(left) - {self.spared_pid})
         for pid in list(self._adopted):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return bool(left)
+        return bool(set(left) - {self.spared_pid})

@@ -16,7 +16,7 @@ from pathlib import Path
 from oomguard.installation import install_hint
 from support.counted import BROKEN, run, scraped
 from support.each import each
-from support.supervising import hooked
+from support.supervising import hooked, wait_for
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 WAITS = (*BROKEN, "--mode", "wait")
@@ -71,7 +71,7 @@ def test_a_scrape_that_breaks_off_prints_nothing_into_the_commands_output():
             with socket.create_connection((host, int(port)), timeout=30) as broken:
                 broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
                 broken.sendall(sent)
-        assert get(url)[("oomguard_attempts_total",)] == 2
+        assert wait_for(lambda: get(url)[("oomguard_attempts_total",)] == 2)
         process.terminate()
         output, _ = process.communicate(timeout=60)
     assert "Traceback" not in output
