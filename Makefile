@@ -13,7 +13,7 @@ FUZZ_INPUTS ?= 100000
 FUZZ_RUNS ?= 1000000
 FUZZ_CORPUS ?= .sources/fuzz
 
-.PHONY: demo demo-vllm demo-fleet setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
+.PHONY: demo demo-vllm demo-fleet setup test test-fast test-vllm test-gpu lint format typecheck bench bench-vllm bench-strangers bench-hf vllm-versions row-independence demo-seeds demo-jobs fuzz fuzz-atheris docs docs-output wheel clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -77,7 +77,7 @@ typecheck: .venv/ready-dev
 	touch $@
 
 # Each with the minutes it takes on 2 cores. BENCH_RESUME=FOLDER keeps the results of the long ones, case by case.
-BENCHMARKS := import_time:0.1 install_size:1 plan_time:0.2 guard_overhead:0.1 short_log:0.2 published_starts:0.5 fit_constants:1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 sglang_remedies:0.1 \
+BENCHMARKS := import_time:0.1 install_size:1 plan_time:0.2 guard_overhead:0.1 guard_latency:2 short_log:0.2 published_starts:0.5 fit_constants:1 plan_h100:0.2 lookalikes:0.2 corpus:0.2 engine_messages:3 sglang_remedies:0.1 \
 	throughput:1 run_throughput:3 run_start:0.2 run_cost:0.2 run_same:3 many_runs:1 kill_rounds:6 generate_peak:2 batch_cases:20 healthy_logs:11
 VLLM_BENCHMARKS := kv_cache:8 vllm_configs:20 vllm_device:15
 
@@ -101,6 +101,10 @@ bench-hf: .venv-hf/ready       ## 102 patterns of Hugging Face users under the g
 
 vllm-versions: .venv/ready-dev ## what oomguard relies on in vLLM beside the sources of its wheels, and what moved; VERSIONS=table reads all
 	@$(TIMED) 'vLLM versions' 3 $(BIN)/python benchmarks/vllm_versions.py $(VERSIONS)
+
+# The table that the guard reads, for the transformers installed: 40 minutes on 2 cores. BENCH_RESUME=FOLDER continues an interrupted run.
+row-independence: .venv/ready-dev ## which model classes have rows that do not depend on each other, by running all of them small
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/row_independence.py $(if $(BENCH_RESUME),--resume $(BENCH_RESUME)/row_independence.jsonl)
 
 fuzz: .venv/ready-dev          ## hostile rule files, and 100,000 spoiled logs and rule files
 	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -q -n $(XDIST) tests/fuzz

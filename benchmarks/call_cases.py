@@ -144,7 +144,6 @@ def compared(trial: Trial) -> dict[str, Any]:
     settings = dict(g.attempts[-1].settings) if g.attempts else {}
     found = {
         "differs": difference(trial.whole, parts),
-        "on_host": parts.on_host,
         "sizes": [attempt.settings.get("batch_size") for attempt in g.attempts] or [trial.rows],
         "seen": sum(seen) / rows if rows else None,
         "guard_s": round(took_s, 2),
@@ -224,7 +223,6 @@ def main() -> None:
     ran = [r for r in used if r["oomguard"]]
     differ = collections.Counter(r["pattern"] for r in ran if is_miss(r))
     again = sum(twice(r) for r in ran)
-    print(f"results of which a tensor waits on the host: {sum(r['on_host'] for r in ran)} of {len(ran)}")
     print(f"results that differ: {sum(differ.values())} {dict(differ)}; rows computed twice: in {again} cases")
     line, met = told(used)
     line = f"{line}; {sum(differ.values())} results differ, rows were computed twice in {again} cases (goal: 0)"

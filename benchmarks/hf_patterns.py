@@ -44,7 +44,7 @@ def show(name: str, record: dict[str, Any], first: str) -> None:
 def reason(record: dict[str, Any]) -> str:
     """Why a guard left a call alone, by its notes; what was raised where they do not say."""
     for note in record.get("notes") or ():
-        for mark in ("not done by itself: ", "not run in parts: ", "not solved"):
+        for mark in ("not run in parts: ", "not automatic: ", "not solved"):
             if mark in note:
                 return str(note[note.index(mark) :])
     return str(record.get("error") or "")

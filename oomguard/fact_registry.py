@@ -235,10 +235,11 @@ def _specs() -> dict[str, FactSpec]:
         ("calls_model", "bool", "the line calls a model, its generate or a pipeline"),
         # a guarded call
         ("batch_size", "int", "rows of the failed call"),
-        ("fitting_rows", "int", "rows of the failed call that fit, by a trace of it"),
+        ("rows_run_apart", "bool", "the rows of the failed call can be run in smaller parts"),
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),
         ("max_new_tokens", "int", "tokens that the failed call may generate"),
         ("baseline_bytes", "int", "live bytes on the device before the failed call"),
+        ("held_before_call_bytes", "int", "live bytes on the device before the failed call, besides its model"),
         ("peak_bytes", "int", "largest number of live bytes during the attempt"),
         # what the user decided, filled from the command or the log's own echo of it
         ("kv_cache_memory_bytes", "int", "byte count of the KV cache that the user set"),

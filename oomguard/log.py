@@ -1,18 +1,16 @@
 """The diagnosis log: one structured event per line, through structlog where the program configured it.
 
-The library never configures structlog: unconfigured, structlog prints everything on standard output, which is the
-user's. Then events go through the standard library's logger ``oomguard`` (warnings on standard error by default).
-The command line writes its events itself: structlog takes as long to load as the rest of ``oomguard run``.
+The library never configures structlog, and loads it for nobody: if the program has not configured it, events go through
+the standard library's logger ``oomguard`` (warnings on standard error by default). The command line writes its events itself.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
-
-from oomguard.loading import undrawn
 
 Write = Callable[[int, str, dict[str, Any]], None]
 # Entered around each event while something on the terminal would be written into, as the bar of a map is; the newest counts.
@@ -84,19 +82,16 @@ def get_plain_logger() -> Any:
 def _logger() -> Any:
     if _writer:
         return _Written(_writer[0], _least[0] if _least else logging.DEBUG)
-    with undrawn("structlog"):
-        import structlog
-
-    if structlog.is_configured():
+    structlog = sys.modules.get("structlog")
+    if structlog is not None and structlog.is_configured():
         return structlog.get_logger("oomguard")
-    return structlog.wrap_logger(
-        logging.getLogger("oomguard"),
-        processors=[structlog.stdlib.filter_by_level, _line],
-        wrapper_class=structlog.stdlib.BoundLogger,
+    logger = logging.getLogger("oomguard")
+    return _Written(
+        lambda level, event, fields: logger.log(level, "%s", _line(event, fields)), logger.getEffectiveLevel()
     )
 
 
-def _line(_logger: Any, _method: str, event: Any) -> str:
+def _line(event: str, fields: dict[str, Any]) -> str:
     """Return an event as one line to read: whose, what, and each field."""
-    fields = ", ".join(f"{name} {value}" for name, value in event.items() if name != "event" and value is not None)
-    return f"oomguard: {event['event']}: {fields}" if fields else f"oomguard: {event['event']}"
+    shown = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+    return f"oomguard: {event}: {shown}" if shown else f"oomguard: {event}"

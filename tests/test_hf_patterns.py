@@ -50,7 +50,7 @@ def test_the_patterns_name_no_path_of_one_machine() -> None:
 
 
 def test_a_reason_is_what_stands_behind_its_mark_in_the_notes() -> None:
-    record = {"notes": ["oomguard: first\n  change: batch_size [not done by itself: one row]"], "error": "OOM"}
+    record = {"notes": ["oomguard: first\n  change: batch_size [not automatic: one row]"], "error": "OOM"}
 
-    assert hf_patterns.reason(record) == "not done by itself: one row]"
+    assert hf_patterns.reason(record) == "not automatic: one row]"
     assert hf_patterns.reason({"error": "OOM"}) == "OOM"

@@ -25,7 +25,7 @@ random.seed(5)
 before = random.getstate()
 with limit_memory("100 KiB"):
     assert len(extract(list(range(64)))) == 64
-assert extract.attempts and "rich.style" in sys.modules
+assert extract.attempts
 assert random.getstate() == before
 """
 

@@ -10,22 +10,17 @@ ATOL, RTOL = 1e-4, 1e-3
 
 @dataclass(frozen=True)
 class Kept:
-    """A result as it is compared: its type, the names of its fields, and its tensors on the host.
-
-    Attributes:
-        on_host: whether one of its tensors had no room on the device and waited on the host.
-    """
+    """A result as it is compared: its type, the names of its fields, and its tensors on the host."""
 
     kind: type
     fields: list[str] | None
     tensors: list[Any]
-    on_host: bool = False
 
     @classmethod
     def of(cls, result: Any) -> "Kept":
         """Return a result, moved to the host."""
         fields = list(result) if isinstance(result, dict) else None
-        return cls(type(result), fields, [tensor.to("cpu") for tensor in tensors(result)], waits_on_host(result))
+        return cls(type(result), fields, [tensor.to("cpu") for tensor in tensors(result)])
 
 
 def tensors(result: Any) -> Iterator[Any]:
@@ -49,29 +44,13 @@ def bytes_of(result: Any) -> int:
 
 def storage_bytes(result: Any) -> int:
     """Return the bytes that a result's tensors keep on the device, those that are shared once."""
-    held = (tensor.untyped_storage() for tensor in tensors(result) if not _is_on_host(tensor))
+    held = (tensor.untyped_storage() for tensor in tensors(result))
     return sum({storage._cdata: storage.nbytes() for storage in held}.values())
-
-
-def waits_on_host(result: Any) -> bool:
-    """Return whether a result is, or holds, a tensor that has no room on the device and waits on the host."""
-    return any(map(_is_on_host, tensors(result)))
-
-
-def _is_ours(kind: type) -> bool:
-    """Return whether a type of tensor is one by which the guard hands out a large result, as docs/guard.md says."""
-    return kind.__module__.startswith("oomguard.guarding.")
-
-
-def _is_on_host(tensor: Any) -> bool:
-    from oomguard.guarding.rows_on_host import RowsOnHost
-
-    return isinstance(tensor, RowsOnHost)
 
 
 def difference(whole: Kept, parts: Kept) -> str:
     """Return how the result under the guard differs from that of the whole call; "" where it does not."""
-    if whole.kind is not parts.kind and not (issubclass(parts.kind, whole.kind) and _is_ours(parts.kind)):
+    if whole.kind is not parts.kind:
         return f"a {parts.kind.__name__} in place of a {whole.kind.__name__}"
     if whole.fields != parts.fields:
         return f"fields {parts.fields} in place of {whole.fields}"

@@ -36,16 +36,21 @@ def _hash_of_sources() -> str:
 
 
 class Results:
-    """Results by case, one JSON line each; those of another commit are kept in the file and not used."""
+    """Results by case, one JSON line each; those of another commit are kept in the file and not used.
 
-    def __init__(self, path: Path | None) -> None:
+    Args:
+        path: the file; None keeps nothing.
+        any_tree: whether results of another commit are used too.
+    """
+
+    def __init__(self, path: Path | None, *, any_tree: bool = False) -> None:
         self._path, self._tree, self._known = path, "", {}
         if path is None:
             return
         self._tree = tree()
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         for row in (json.loads(line) for line in lines if line.endswith("}")):  # the last may be half written
-            if row["tree"] == self._tree:
+            if any_tree or row["tree"] == self._tree:
                 self._known[row["case"]] = row["result"]
 
     def get(self, case: str) -> Any | None:

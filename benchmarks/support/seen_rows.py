@@ -7,39 +7,36 @@ from typing import Any
 
 @contextlib.contextmanager
 def rows_seen(model: Any, inputs: dict[str, Any], kind: str) -> Iterator[list[int]]:
-    """Count the rows of the inputs that the model's first layer sees, call by call; those of a trace do not count.
+    """Count the rows of the inputs that the model's first layer sees, call by call.
 
     Args:
         model: the model.
         inputs: what it is called with.
         kind: what they are: ``text``, ``images`` or ``sound``.
     """
+
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor
 
     seen: list[int] = []
     length = next(iter(inputs.values())).shape[1:]
-    kinds = {"text": (torch.nn.Embedding,), "images": (torch.nn.Conv2d,), "sound": (torch.nn.Conv1d,)}[kind]
-    own = {layer: layer.forward for layer in kinds}
+    name = {"text": "embedding", "images": "conv2d", "sound": "conv1d"}[kind]
+    owner = torch if kind == "text" else torch.nn.functional
+    own = getattr(owner, name)
 
-    def counted(layer: Any) -> Any:
-        def forward(module: Any, given: Any, *more: Any, **others: Any) -> Any:
-            shape = given.shape[1:] if kind != "sound" else given.shape[2:]
-            # Tables of positions, or of distances between them, are looked up too: not with rows.
-            is_first = layer is not torch.nn.Embedding or module.weight is model.get_input_embeddings().weight
-            if is_first and shape == length and not isinstance(given, FakeTensor):
-                seen.append(len(given))
-            return own[layer](module, given, *more, **others)
+    def counted(one: Any, other: Any, *more: Any, **others: Any) -> Any:
+        weight, given = (one, other) if kind == "text" else (other, one)
+        shape = given.shape[1:] if kind != "sound" else given.shape[2:]
+        # Tables of positions, or of distances between them, are looked up too: not with rows.
+        is_first = kind != "text" or weight is model.get_input_embeddings().weight
+        if is_first and shape == length:
+            seen.append(len(given))
+        return own(one, other, *more, **others)
 
-        return forward
-
-    for layer in kinds:
-        layer.forward = counted(layer)
+    setattr(owner, name, counted)
     try:
         yield seen
     finally:
-        for layer in kinds:
-            layer.forward = own[layer]
+        setattr(owner, name, own)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oomguard.engines.comparison import Comparison
 from oomguard.engines.start_key import StartKey
 from oomguard.facts import Fact, FactValue
 from oomguard.incident import EngineStart, SettingInForce
@@ -32,7 +31,6 @@ from oomguard.incident import EngineStart, SettingInForce
 if TYPE_CHECKING:  # a call that is watched does not wait for what starts commands
     from oomguard.engines.command import Launch
     from oomguard.engines.started import StartedEngine
-    from oomguard.memory.generate.rows import CallTrace
     from oomguard.observe.source import Line
     from oomguard.remedy.policy import Need
 
@@ -148,8 +146,8 @@ class WatchedCall(Protocol):
         """Why its rows cannot be run apart; None where they can."""
 
     @property
-    def beside_row_bytes(self) -> int:
-        """Bytes that every part holds for each row of the whole call, beside its own; 0 where they are not known."""
+    def estimated_row_bytes(self) -> int | None:
+        """Bytes that one row needs in closed form; None if no closed form holds."""
 
     @property
     def waits_on_host(self) -> bool:
@@ -174,17 +172,13 @@ class WatchedCall(Protocol):
     def problem(self, part: Any, rows: int) -> str | None:
         """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
 
-    @property
-    def unsettled(self) -> str | None:
-        """Why rows that are done may not be those of the whole call as long as not all are; None where they are."""
-
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where this one was given less of it."""
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the result of all rows, put together, as the whole call would have given it.
 
-        ``place`` puts a tensor of the host on a device, or has it wait where there is too little room.
+        ``place`` puts a tensor of the host on a device.
         """
 
     @property
@@ -213,13 +207,7 @@ class WatchedCall(Protocol):
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
-        """At which axis fields of the result hold their rows, and how many entries a row has there, as far as a trace has told."""
-
-    def comparison(self) -> Comparison | None:
-        """Return what compares rows of the call with each other, as nothing else tells that they can be run apart; None where it does."""
-
-    def traced(self) -> CallTrace | None:
-        """Return the call, to be asked what other numbers of rows need; None where it cannot be traced."""
+        """At which axis fields of the result hold their rows, and how many entries a row has there; others at the first."""
 
 
 # Rows of a call, tokens of its prompts, and those that it may generate; None where nothing tells.

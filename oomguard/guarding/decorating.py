@@ -35,6 +35,8 @@ def decorate(made: Guard, function: F) -> F:
 
     Of what is called elsewhere (Ray's remote functions, classes of actors) the code is guarded, where it runs.
     """
+    if isinstance(function, (staticmethod, classmethod)):
+        return cast("F", type(function)(decorate(made, function.__func__)))
     if not isinstance(function, (types.FunctionType, types.MethodType, type)):
         remote = guarded_remotely(function, functools.partial(_of_remote, made))
         if remote is not None:
@@ -61,12 +63,16 @@ def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
 
 def _as_watched(function: F) -> F:
     """Return an engine's method that was taken from its object before it was watched (``guard(model.generate)``) as it is now."""
+    if isinstance(function, functools.partial):
+        inner = _as_watched(function.func)
+        return cast("F", functools.partial(inner, *function.args, **function.keywords))
     if not isinstance(function, types.MethodType):
         return function
     if not state.watching:
         state.watch()
     now = getattr(function.__self__, function.__name__, function)
-    return cast("F", now) if getattr(now, "__wrapped__", None) == function else function
+    was = getattr(now, "__wrapped__", None)
+    return cast("F", now) if was is function.__func__ else function
 
 
 def _around(current: Guard, function: F) -> F:

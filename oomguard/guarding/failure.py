@@ -17,6 +17,7 @@ from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import Fact
 from oomguard.guarding.frames import module_of
 from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
+from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
 
 if TYPE_CHECKING:
@@ -60,17 +61,26 @@ def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
     return replace(diagnosis, incidents=incidents)
 
 
-def facts_of(call: WatchedCall, model: CallModel, failure: Incident) -> dict[str, Fact]:
+def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
     """Return what rules and reports may know of a guarded call that failed."""
-    traced = model.traced_rows(failure)
     values = {
-        "fitting_rows": None if traced is None else traced[0],
         "batch_size": model.rows,
+        "rows_run_apart": model.not_splittable is None and model.rows > 1,
         "prompt_tokens": call.prompt_tokens,
         "max_new_tokens": call.max_new_tokens,
         "baseline_bytes": model.base_bytes,
+        "held_before_call_bytes": _held_before(call.model, model.base_bytes),
     }
     return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+
+
+def _held_before(model: Any, base_bytes: int | None) -> int | None:
+    """Return the bytes that were alive before a call besides its model's; None if there is no model, or nothing counts them."""
+    if base_bytes is None or not hasattr(model, "parameters"):
+        return None
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    weights = sum(tensor.nbytes for tensor in tensors.values() if torch_memory.counts(tensor))
+    return max(0, base_bytes - weights)
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:

@@ -105,7 +105,8 @@ class Fields:
             return _Mean(tensor, is_known=is_loss)
         axis, each = self._layout.get(name, (0, None))
         entries, more = divmod(tensor.shape[axis], part.rows)
-        if more or (entries not in self._several if each is None else entries != each):
+        is_known = entries in self._several if each is None else each in (0, entries)
+        if more or not is_known:
             return _OfRows(None)  # it says so when the part is put there
         first = tensor.movedim(axis, 0)
         return _OfRows(place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis)

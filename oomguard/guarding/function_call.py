@@ -35,9 +35,8 @@ class RowsCall:
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
-    beside_row_bytes: int = 0
+    estimated_row_bytes: int | None = None
     waits_on_host: bool = False
-    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     may_train: bool = True
@@ -138,13 +137,6 @@ class RowsCall:
         """Return the result as it is put together: the caller's own container where the function fills and returns the one it is handed."""
         del place
         return self.filled.done_to(self.bound.arguments, result)
-
-    def comparison(self) -> None:
-        """Return None: its rows are known by other means."""
-
-    def traced(self) -> None:
-        """Return None: nobody knows what the function does."""
-        return
 
 
 def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> str | None:

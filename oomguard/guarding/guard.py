@@ -7,15 +7,17 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 from oomguard.errors import SettingError
 from oomguard.facts import FactValue
 from oomguard.guarding import sent
 from oomguard.guarding.decorating import decorate
+from oomguard.guarding.guarded_function import GuardedFunction
 from oomguard.guarding.known_sizes import KnownSizes
 from oomguard.guarding.observing import attempted
 from oomguard.guarding.snapshot import snapshot_path, take_at
@@ -29,9 +31,12 @@ from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
 from oomguard.telemetry import guarded
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
 DEFAULT_MAX_ATTEMPTS: Final = 8
+# A guard around a loop of days keeps no more than these.
+MAX_ATTEMPTS_KEPT: Final = 1000
 
 
 class Guard:
@@ -42,12 +47,13 @@ class Guard:
         batch: the arguments along which a decorated function is split; empty: it is not.
         restart: whether an engine that dies at work of anything but memory is made again.
         start_within_s: the seconds in which an engine must have started; None: it may take any number.
-        attempts: every attempt under ``with``, over all calls in it but those that succeeded at once, as they were made. A decorated
-            function's are on the function: those of the last call that ran out of memory.
+        attempts: the last 1,000 attempts under ``with``, over all calls in it but those that succeeded at once, as they were
+            made. A decorated function's are on the function: those of the last call that ran out of memory.
         diagnosis: the last failure; None: there was none. A decorated function's is on the function.
         recording: what takes a memory snapshot at the first failure; None: none is asked for.
         partial: the rows that are done of the last call under ``with``, where it was given up; None otherwise.
         known: the sizes that ran in earlier calls, with which later ones begin.
+        reported: the kinds of calls of which a warning said that they go on in parts.
     """
 
     def __init__(
@@ -63,7 +69,8 @@ class Guard:
     ) -> None:
         self.policy, self.restart, self.start_within_s = policy, restart, start_within_s
         self.batch: tuple[str, ...] = (batch,) if isinstance(batch, str) else tuple(batch or ())
-        self.attempts: tuple[Attempt, ...] = ()
+        self._attempts: deque[Attempt] = deque(maxlen=MAX_ATTEMPTS_KEPT)
+        self.reported: set[tuple[str, int]] = set()
         self.diagnosis: Diagnosis | None = None
         self.partial: Partial | None = None
         self.known = KnownSizes()
@@ -103,13 +110,18 @@ class Guard:
     ) -> None:
         self.__exit__(kind, error, trace)
 
-    def __call__(self, function: F) -> F:
+    def __call__(self, function: Callable[P, R]) -> GuardedFunction[P, R]:
         """Guard a function: sync, async, generator or async generator, also a method."""
-        return decorate(self, function)
+        return cast("GuardedFunction[P, R]", decorate(self, function))
 
     def explain(self, error: BaseException) -> None:
         """Add the diagnosis to an exception that leaves the guard, once, and only where it is a memory failure."""
-        if "__oomguard__" in vars(error) or not may_be_oom(error) or disabled():
+        if not may_be_oom(error) or disabled():
+            return
+        if "__oomguard__" in vars(error):
+            from oomguard.guarding.unwatched import note_if_taken_earlier
+
+            note_if_taken_earlier(error)
             return
         self.failing(error)
         try:
@@ -124,6 +136,11 @@ class Guard:
             return
         if diagnosis is not None:
             self._keep(diagnosis)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts that are kept, in order."""
+        return tuple(self._attempts)
 
     @property
     def snapshot(self) -> Path | None:
@@ -174,13 +191,18 @@ class Guard:
         guarded.attempted(attempt)
         if self._function is None and not is_healthy:
             with self._lock:
-                self.attempts = (*self.attempts, attempt)
+                self._attempts.append(attempt)
+
+    def forget_attempts(self) -> None:
+        """Drop the attempts that are kept."""
+        self._attempts.clear()
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Put an attempt in the place of one that ended well and has failed since."""
         guarded.died(attempt, now)
         with self._lock:
-            self.attempts = tuple(now if one is attempt else one for one in self.attempts)
+            kept = [now if one is attempt else one for one in self._attempts]
+            self._attempts = deque(kept, maxlen=MAX_ATTEMPTS_KEPT)
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
         """Keep what is left of a call: under ``with`` its finished rows, of a function its attempts, where it failed at first."""
@@ -203,7 +225,7 @@ class Guard:
 
 
 @overload
-def guard(function: F, /) -> F: ...
+def guard(function: Callable[P, R], /) -> GuardedFunction[P, R]: ...
 @overload
 def guard(
     function: None = None,

@@ -10,9 +10,9 @@ from oomguard.engines.protocol import ReadCall, WatchedCall
 from oomguard.guarding import neighbours
 from oomguard.guarding.beginning import Generators
 from oomguard.guarding.failure import run_guarded
+from oomguard.guarding.micro_batch import MicroBatchRun
 from oomguard.guarding.mistake import tell_of_mistake
 from oomguard.guarding.owner import Owner
-from oomguard.guarding.split import SplitRun
 
 Outcome = tuple[Any, BaseException | None]
 
@@ -47,7 +47,7 @@ def in_parts(
     if failed:
         owner.failing(failed[0])
     first, generators = (failed[0], None) if failed else (None, Generators.now())
-    run, mistake = run_guarded(SplitRun, (owner, wrapped, call), {})
+    run, mistake = run_guarded(MicroBatchRun, (owner, wrapped, call), {})
     if mistake is None:
         try:
             outcome, mistake = run_guarded(run.run, (failed,), {"seconds": seconds, "measured": measured})

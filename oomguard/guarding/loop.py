@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import CodeType, MappingProxyType, TracebackType
+from typing import Final
 
 from oomguard.attempting.ledger import Ledger
 from oomguard.diagnosing import default_rules
-from oomguard.engines.protocol import WatchedCall
 from oomguard.facts import Fact, FactValue
 from oomguard.guarding.failure import annotate, clear, row_bytes_at_failure, scan_error
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
 from oomguard.guarding.snapshot import snapshot_path, take_at
-from oomguard.guarding.watching import FailedCall, noting_failed_calls
 from oomguard.incident import Incident, SettingInForce
 from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import chain
 from oomguard.remedy.modelled_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.settings import setting
 from oomguard.snapshots.taking import Recording
 from oomguard.switch import disabled
 from oomguard.telemetry import guarded
+
+# What a loop ran with after it failed with what it was given, by its line and that.
+_ran_with: Final[dict[tuple[CodeType, int, tuple[tuple[str, FactValue], ...]], dict[str, FactValue]]] = {}
 
 
 class OpenAttempt:
@@ -38,14 +40,12 @@ class OpenAttempt:
         self._loop = loop
         self._inside = contextlib.ExitStack()
         self._peak = torch_memory.Peak()
-        self._failed_calls: list[FailedCall] = []
 
     def __enter__(self) -> OpenAttempt:
-        if not disabled():
-            self._failed_calls = self._inside.enter_context(noting_failed_calls())
-            if (recording := self._loop.recording) is not None:
-                recording.begin()
-                self._inside.callback(recording.end)
+        recording = self._loop.recording
+        if recording is not None and not disabled():
+            recording.begin()
+            self._inside.callback(recording.end)
         self._inside.enter_context(self._peak)
         return self
 
@@ -55,10 +55,7 @@ class OpenAttempt:
         if error is not None and not disabled():
             take_at(error, self._loop.recording)
         self._inside.close()
-        try:
-            return self._loop.ended(error, self._failed_calls, self._peak.bytes)
-        finally:
-            self._failed_calls.clear()
+        return self._loop.ended(error, self._peak.bytes)
 
     @property
     def snapshot(self) -> Path | None:
@@ -67,10 +64,14 @@ class OpenAttempt:
 
 
 class _Loop:
-    """The attempts of one ``for`` over ``oomguard.attempts``."""
+    """The attempts of one ``for`` over ``oomguard.attempts``, which begins with what the last one on its line ran with."""
 
-    def __init__(self, policy: Policy, settings: Mapping[str, FactValue], snapshot: Path | None) -> None:
-        self.ledger = Ledger(policy, settings)
+    def __init__(
+        self, policy: Policy, settings: Mapping[str, FactValue], snapshot: Path | None, line: tuple[CodeType, int]
+    ) -> None:
+        self._key = (*line, tuple(sorted(settings.items())))
+        self._asked = dict(settings)
+        self.ledger = Ledger(policy, {**settings, **_ran_with.get(self._key, {})})
         self.recording = None if snapshot is None else Recording(snapshot)
 
     def attempts(self) -> Iterator[OpenAttempt]:
@@ -78,12 +79,14 @@ class _Loop:
         for number in self.ledger.rounds():
             yield OpenAttempt(self, number)
 
-    def ended(self, error: BaseException | None, calls: list[FailedCall], peak: int | None) -> bool:
+    def ended(self, error: BaseException | None, peak: int | None) -> bool:
         """Record an attempt; return True, which swallows the exception, where another one follows."""
         ledger = self.ledger
         incident = None
         if isinstance(error, Exception) and not disabled():
-            incident = self._diagnose(error, calls)
+            incident = self._diagnose(error)
+        if error is None and ledger.settings != self._asked:
+            _ran_with[self._key] = dict(ledger.settings)
         name = "" if error is None else type(error).__name__
         guarded.attempted(ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak}))
         if error is not None and incident is not None:
@@ -93,21 +96,20 @@ class _Loop:
         guarded.call_ended()
         return False
 
-    def _diagnose(self, error: Exception, calls: list[FailedCall]) -> Incident | None:
+    def _diagnose(self, error: Exception) -> Incident | None:
         scanned = scan_error(error, self._in_force())
         if scanned.first_cause is None:
             return None
         clear(error)
         torch_memory.release()
-        call = next((call for raised, call in calls if any(link is raised for link in chain(error))), None)
-        model = self._model(scanned.first_cause, call)
+        model = self._model(scanned.first_cause)
         found = self.ledger.diagnose(scanned, default_rules(), given=_facts(model), behind=model)
         return found.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
         return {name: SettingInForce(name, value, True, "given") for name, value in self.ledger.settings.items()}
 
-    def _model(self, failure: Incident, call: WatchedCall | None) -> CallModel | None:
+    def _model(self, failure: Incident) -> CallModel | None:
         """Return the model behind the failure; None where the body has no batch size."""
         rows = self.ledger.settings.get("batch_size")
         if not isinstance(rows, int) or isinstance(rows, bool):
@@ -116,11 +118,8 @@ class _Loop:
         seen = row_bytes_at_failure(failure, base, rows)
         # The body had not ended, so what its rows need is taken as twice what they held.
         needed = None if seen is None else 2 * seen
-        # A watched call on all these rows tells what fewer of them need; where such a size failed too, it does not.
-        tells = call is not None and call.rows == rows and not self.ledger.attempts
-        trace = call.traced() if call is not None and tells else None
         left = self.ledger.policy.max_relaunches - len(self.ledger.attempts)
-        return CallModel(rows, base, needed, seen, trace, is_cached=torch_memory.is_cached(), attempts_left=left)
+        return CallModel(rows, base, needed, seen, is_cached=torch_memory.is_cached(), attempts_left=left)
 
 
 def _facts(model: CallModel | None) -> dict[str, Fact]:
@@ -156,4 +155,6 @@ def attempts(
     """
     start = {setting(name).name: value for name, value in settings.items()}
     policy = make_policy(allow, minimum=floors, max_relaunches=max_attempts - 1)
-    return _Loop(policy, start, snapshot_path(snapshot)).attempts()
+    caller = sys._getframe(1)
+    line = caller.f_code, caller.f_lineno
+    return _Loop(policy, start, snapshot_path(snapshot), line).attempts()

@@ -7,7 +7,6 @@ from typing import Final
 from oomguard.engines.known import held_results_bytes, move_results
 from oomguard.engines.protocol import WatchedCall
 from oomguard.guarding import neighbours
-from oomguard.guarding.call_model import why_not_again
 from oomguard.guarding.failure import clear, run_guarded, scan_error
 from oomguard.guarding.gathered import Gathered
 from oomguard.log import get_logger
@@ -20,8 +19,7 @@ _PARKED_SHARE: Final = 16
 
 def make_room(error: BaseException, gathered: Gathered, call: WatchedCall) -> bool:
     """Move results to the host where a call failed for memory beside them, else let other calls end; return whether it may run again."""
-    made = _move_results(error, gathered) or (call.not_splittable is None and neighbours.have_ended(error, call.model))
-    return made and why_not_again(call) is None
+    return _move_results(error, gathered) or (call.not_splittable is None and neighbours.have_ended(error, call.model))
 
 
 def _move_results(error: BaseException, gathered: Gathered) -> bool:

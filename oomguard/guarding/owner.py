@@ -17,6 +17,7 @@ class Owner(Protocol):
     known: KnownSizes
     restart: bool
     start_within_s: float | None
+    reported: set[tuple[str, int]]
 
     def failing(self, error: BaseException) -> None:
         """Take what is to be kept of a failure before anything of it is freed."""

@@ -54,10 +54,8 @@ def place_for(part: Any, rows: int, total: int, pad_value: int | None, *, is_par
 
 
 def place_result(host: Any, device: Any) -> Any:
-    """Return a tensor of the host on its device, or as one whose rows wait where that would leave too little room."""
-    from oomguard.guarding.rows_on_host import placed  # torch is loaded: it made the parts
-
-    return placed(host, device)
+    """Return a tensor of the host on its device; it may run out of memory there."""
+    return torch_memory.from_host(host, device)
 
 
 class _Tensor:

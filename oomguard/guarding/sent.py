@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from oomguard.guarding.known_sizes import KnownSizes
@@ -11,13 +12,14 @@ from oomguard.snapshots.taking import Recording
 if TYPE_CHECKING:
     from oomguard.guarding.guard import Guard
 
-_HAPPENED = {"attempts": (), "diagnosis": None, "partial": None}
+_HAPPENED = {"diagnosis": None, "partial": None}
 
 
 def state_of(guard: Guard) -> dict[str, Any]:
     """Return what another process makes the guard of."""
     path = None if guard.recording is None else guard.recording.path
-    state = {**vars(guard), **_HAPPENED, "recording": path, "known": guard.known.learned()}
+    happened: dict[str, Any] = {"_attempts": deque(maxlen=guard._attempts.maxlen), "reported": set(), **_HAPPENED}
+    state = {**vars(guard), **happened, "recording": path, "known": guard.known.learned()}
     del state["_lock"]
     return state
 

@@ -10,7 +10,23 @@ from typing import Any, Final
 from oomguard.guarding.frames import frames_of, locals_of, module_of
 
 # How torch calls a module: what stands in their frames is the module that is called.
+_GENERATION: Final = "transformers.generation.utils"
+_TAKEN_EARLIER: Final = (
+    "oomguard: not run in parts: this `generate` was taken from its model before the first guard of the program, which "
+    "cannot watch it: write model.generate(...) inside the guard, or guard what you took: oomguard.guard(generate)"
+)
 _CALLS: Final = frozenset({"_wrapped_call_impl", "_call_impl", "__call__", "forward"})
+
+
+def note_if_taken_earlier(error: BaseException) -> None:
+    """Add a note to a failure in a ``generate`` that was taken from its model before it was watched."""
+    for frame in frames_of(error):
+        if module_of(frame).startswith("oomguard.engines"):
+            return
+        if frame.f_code.co_name == "generate" and module_of(frame) == _GENERATION:
+            if _TAKEN_EARLIER not in getattr(error, "__notes__", ()):
+                error.add_note(_TAKEN_EARLIER)
+            return
 
 
 def unwatched(error: BaseException) -> str | None:

@@ -5,16 +5,15 @@ Context variables hold the guards, so threads and tasks outside them see nothing
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
 from oomguard.engines.known import watch_calls
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, WatchedCall, begun, size_of
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, begun, size_of
 from oomguard.guarding import neighbours
 from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.in_parts import in_parts, may_split, read_or_none
@@ -26,12 +25,9 @@ from oomguard.observe import torch_memory
 from oomguard.observe.exceptions import may_be_oom
 from oomguard.switch import disabled
 
-FailedCall = tuple[BaseException, WatchedCall]
 # The guards that are entered in this thread or task, innermost last.
 entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=())
 inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
-# Where blocks that are no guard want to know of the watched call that failed in them, innermost last.
-_failed_calls: ContextVar[tuple[list[FailedCall], ...]] = ContextVar("oomguard_failed_calls", default=())
 # One entry for each guard in force, whichever thread it is in.
 in_force: Final[list[None]] = []
 _unguarded_threads: Final[list[str]] = []
@@ -66,18 +62,6 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-@contextlib.contextmanager
-def noting_failed_calls() -> Iterator[list[FailedCall]]:
-    """Note the last watched call that fails for memory inside, outside any guard, with its exception, which is raised as it is."""
-    watch()
-    failed: list[FailedCall] = []
-    _failed_calls.set((*_failed_calls.get(), failed))
-    try:
-        yield failed
-    finally:  # no token: a generator may be resumed in another context
-        _failed_calls.set(tuple(other for other in _failed_calls.get() if other is not failed))
-
-
 def _watched(
     read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -91,9 +75,7 @@ def _watched(
     if not guards:
         if in_force and not _unguarded_threads:
             _tell_of_thread()
-        if not _failed_calls.get():
-            return wrapped(*args, **kwargs)
-        return _noted(read, wrapped, model, args, kwargs)
+        return wrapped(*args, **kwargs)
     if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
@@ -112,20 +94,6 @@ def _watched(
         return result
     finally:
         del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
-
-
-def _noted(
-    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a call outside any guard as it is, and note it where it fails for memory."""
-    try:
-        return wrapped(*args, **kwargs)
-    except Exception as raised:
-        if may_be_oom(raised):
-            with contextlib.suppress(Exception):
-                # Only the last one counts, and it must not keep the others' inputs.
-                _failed_calls.get()[-1][:] = [(raised, read(model, args, kwargs))]
-        raise
 
 
 def _whole(
@@ -165,15 +133,13 @@ def _watched_often(
         with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
-    if not guards and not in_force and not _failed_calls.get():
+    if not guards and not in_force:
         return wrapped(*args, **kwargs)  # what every call outside a guard goes through
     if not guards or inside_call.get() or disabled():
         return _watched(read, wrapped, model, args, kwargs)
     token = inside_call.set(True)
     try:
         result, error = _run_often(guards[-1], read, wrapped, (model, args, kwargs))
-        if result is not None:
-            result = _handed_out(result)
     finally:
         inside_call.reset(token)
     try:
@@ -182,14 +148,6 @@ def _watched_often(
         return result
     finally:
         del error
-
-
-def _handed_out(result: Any) -> Any:
-    """Return the result of a model as a program gets it; as it is, where a mistake of ours would take its place."""
-    from oomguard.guarding.rows_on_device import handed_out  # torch is loaded: it made the result
-
-    changed, mistake = run_guarded(handed_out, (result,), {})
-    return result if mistake is not None else changed
 
 
 def _run_often(

@@ -220,7 +220,7 @@ class Work:
             if error is not None:
                 made.explain(error)
         self._tried(made.attempts)
-        made.attempts = ()
+        made.forget_attempts()
         return error
 
     def _tried(self, attempts: Sequence[Attempt]) -> None:

@@ -22,7 +22,7 @@ def may_be_oom(error: BaseException) -> bool:
 
 
 def _carries(link: BaseException) -> bool:
-    return isinstance(link, _CARRIERS) or type(link).__name__ in _CARRIERS_BY_NAME
+    return isinstance(link, _CARRIERS) or any(base.__name__ in _CARRIERS_BY_NAME for base in type(link).__mro__)
 
 
 def _wrapped(link: BaseException) -> BaseException | None:
@@ -67,7 +67,7 @@ def exception_lines(error: BaseException) -> Iterator[Line]:
         for text in _frames(link):
             yield Line(number, 0, text)
             number += 1
-        for text in f"{type(link).__module__}.{type(link).__qualname__}: {_message(link)}".splitlines():
+        for text in f"{_printed_name(link)}: {_message(link)}".splitlines():
             yield Line(number, 0, text)
             number += 1
 
@@ -81,6 +81,12 @@ def _frames(link: BaseException) -> Iterator[str]:
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
             if frame.line:
                 yield f"    {frame.line}"
+
+
+def _printed_name(link: BaseException) -> str:
+    """Return the name of an exception's type as a traceback has it; of a subclass of torch's error, torch's name."""
+    kind = next((base for base in type(link).__mro__ if base.__name__ == "OutOfMemoryError"), type(link))
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _message(link: BaseException) -> str:

@@ -1,64 +1,147 @@
-"""What makes a failed call fit where fewer rows do not: other attention, a prompt in chunks, its cache elsewhere, fewer tokens of both."""
+"""What makes a failed call fit if fewer rows do not: the same call run another way.
+
+In this order: attention without its scores, the prompt in chunks, the cache on the host; then,
+with permission, a quantized cache, fewer new tokens, a shorter prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from oomguard.facts import format_gib
-from oomguard.memory.generate.rows import largest_rows
-from oomguard.remedy.cache_elsewhere import CACHE, cache_that_fits
-from oomguard.remedy.prompt_chunks import CHUNK, chunk_that_fits
+from oomguard.facts import FactValue, format_gib
 from oomguard.remedy.solution import Solution
-from oomguard.remedy.variant import Variant
 
+CHUNK: Final = "prefill_chunk_size"
+CACHE: Final = "cache_implementation"
 # Attention that keeps no matrix of scores, by the name that transformers has for torch's own.
 WITHOUT_SCORES: Final = "sdpa"
+SMALLEST_CHUNK_TOKENS: Final = 32
+# The values that a cache may have, the least costly first.
+CACHES: Final[tuple[FactValue, ...]] = ("offloaded", "offloaded_static", "quantized")
+# A first chunk is at most this part of the prompt, and a next one this part of the chunk that failed.
+_CHUNK_SHARE: Final = 4
+# Tokens are cut at least to this part, if no closed form says what they need.
+_FEWER_RATIO: Final = 0.9
+# With less than one in so many tokens left, an answer or a prompt is of no use.
+_LEAST_SHARE: Final = 8
 
 
-def _without_scores(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
-    """Return attention without a matrix of scores, unless a trace tells that it does not fit either."""
-    need = None if room_bytes is None else variant.need_bytes(WITHOUT_SCORES, rows, round(room_bytes))
-    if need is None or room_bytes is None:
-        return Solution(WITHOUT_SCORES, "what is left without the scores is not known")
-    told = f"without the scores it peaks at {format_gib(need)}, traced, of {format_gib(room_bytes)}"
-    return Solution(WITHOUT_SCORES if need <= room_bytes else None, told)
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One setting of a failed call that may have another value.
+
+    Attributes:
+        now: its value when the call failed; None if it has none.
+        why_not: returns why it cannot have a value; None if it can.
+        row_bytes: returns what one row needs with a value, in closed form; None if that is not known.
+        is_changed: whether its value is one that failed in place of the user's own.
+    """
+
+    now: FactValue | None
+    why_not: Callable[[FactValue], str | None]
+    row_bytes: Callable[[FactValue], int | None] = lambda _value: None
+    is_changed: bool = False
 
 
-def _most_tokens(what: str) -> Callable[[Variant, int, float | None], Solution]:
-    """Return what finds the most tokens of a kind with which a call fits in its room; none where no trace tells."""
+def solve_variant(setting: str, variant: Variant, room_bytes: float | None, share: float) -> Solution:
+    """Return the value of a setting to run the call with, or why there is none.
 
-    def most(variant: Variant, rows: int, room_bytes: float | None) -> Solution:
-        room, asked = round(room_bytes or 0), variant.now if isinstance(variant.now, int) else 0
-        before = int(variant.least) - 1
-        found = (
-            None
-            if room_bytes is None
-            else largest_rows(lambda more: variant.need_bytes(before + more, rows, room), room, asked - before)
-        )
+    Args:
+        setting: the setting's name, a key of ``VARIED``.
+        variant: what its values mean for the call.
+        room_bytes: what the call may take; None if a size is not known.
+        share: the room divided by what the call held when it failed, at most 1.
+    """
+    return VARIED[setting](variant, room_bytes, share)
+
+
+def _without_scores(variant: Variant, room_bytes: float | None, share: float) -> Solution:
+    del room_bytes, share
+    why_not = variant.why_not(WITHOUT_SCORES)
+    if why_not is not None:
+        return Solution(None, why_not)
+    return Solution(WITHOUT_SCORES, "attention keeps no matrix of scores then")
+
+
+def _chunk(variant: Variant, room_bytes: float | None, share: float) -> Solution:
+    del room_bytes
+    tokens = variant.now if isinstance(variant.now, int) else 0
+    at_most = int(tokens * min(share, 1 / _CHUNK_SHARE))
+    why_not = f"{tokens} tokens at once failed, and chunks are not smaller than {SMALLEST_CHUNK_TOKENS}"
+    for size in _powers_of_two(max(at_most, SMALLEST_CHUNK_TOKENS)):
+        if size >= tokens:
+            continue
+        found = variant.why_not(size)
         if found is None:
-            return Solution(None, f"what fewer {what} tokens need is not known")
-        kept, need = before + found[0], found[1]
-        if not found[0]:
-            told = f"with {variant.least} {what} it peaks at {format_gib(need)}, traced, of {format_gib(room)}"
-            return Solution(None, told)
-        return Solution(kept, f"{kept} {what} tokens peak at {format_gib(need)}, traced, of {format_gib(room)}")
+            return Solution(size, f"{tokens} tokens at once failed")
+        why_not = found
+        break
+    return Solution(None, why_not)
 
-    return most
+
+def _powers_of_two(at_most: int) -> Iterator[int]:
+    """Yield powers of two, the largest first, down to the smallest chunk."""
+    size = 1 << (at_most.bit_length() - 1)
+    while size >= SMALLEST_CHUNK_TOKENS:
+        yield size
+        size //= 2
+
+
+def _cache(variant: Variant, room_bytes: float | None, share: float) -> Solution:
+    del room_bytes, share
+    reasons: list[str] = []
+    for value in CACHES:
+        if value == variant.now:
+            continue
+        why_not = variant.why_not(value)
+        if why_not is None:
+            return Solution(value, "the cache takes less of the device then")
+        reasons.append(why_not)
+    return Solution(None, "; ".join(dict.fromkeys(reasons)))
+
+
+def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solution]:
+    """Return what finds the most tokens of a kind with which one row fits in closed form."""
+
+    def solve(variant: Variant, room_bytes: float | None, share: float) -> Solution:
+        now = variant.now if isinstance(variant.now, int) else 0
+        if room_bytes is None:
+            return Solution(None, f"what fewer {what} tokens need is not known")
+        if variant.row_bytes(1) is None:
+            tokens = int(now * min(share, _FEWER_RATIO))
+            reason = f"{format_gib(room_bytes)} is {share:.0%} of what the row held when it failed"
+        else:
+            at_most = now // 2 if variant.is_changed else now - 1  # the closed form was not exact enough
+            tokens = _most_tokens(at_most, lambda size: (variant.row_bytes(size) or 0) <= room_bytes)
+            need = format_gib(variant.row_bytes(tokens) or 0)
+            reason = f"a row with {tokens} {what} tokens needs {need} of {format_gib(room_bytes)}"
+        if tokens * _LEAST_SHARE < now or tokens < 1:
+            return Solution(None, f"{max(0, tokens)} of {now} {what} tokens fit in {format_gib(room_bytes)}: too few")
+        why_not = variant.why_not(tokens)
+        return Solution(tokens, reason) if why_not is None else Solution(None, why_not)
+
+    return solve
+
+
+def _most_tokens(at_most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``at_most`` that fits, 0 if none does; needs rise with the number."""
+    low, high = 0, at_most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 # By setting, the least costly first.
-VARIED: Final[Mapping[str, Callable[[Variant, int, float | None], Solution]]] = {
+VARIED: Final[Mapping[str, Callable[[Variant, float | None, float], Solution]]] = {
     "attn_implementation": _without_scores,
-    CHUNK: chunk_that_fits,
-    CACHE: cache_that_fits,
-    "max_new_tokens": _most_tokens("new"),
-    "truncate_prompt_tokens": _most_tokens("prompt"),
+    CHUNK: _chunk,
+    CACHE: _cache,
+    "max_new_tokens": _fewer_tokens("new"),
+    "truncate_prompt_tokens": _fewer_tokens("prompt"),
 }
-
-
-def solved(setting: str, variant: Variant, rows: int, room_bytes: float | None) -> Solution:
-    """Return the value of a setting with which ``rows`` rows fit in ``room_bytes``, or why there is none."""
-    if variant.why_not is not None:
-        return Solution(None, variant.why_not)
-    return VARIED[setting](variant, rows, room_bytes)

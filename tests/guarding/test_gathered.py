@@ -98,7 +98,7 @@ def test_an_exception_whose_rows_cannot_be_pickled_can_be():
 
 def test_a_stop_in_a_part_leaves_the_finished_rows_in_the_guard():
     from oomguard.guarding.function_call import RowsCall
-    from oomguard.guarding.split import SplitRun
+    from oomguard.guarding.micro_batch import MicroBatchRun
 
     def work(rows):
         torch.zeros(len(rows), ROW)
@@ -108,7 +108,7 @@ def test_a_stop_in_a_part_leaves_the_finished_rows_in_the_guard():
 
     g = oomguard.guard()
     with limit_memory("9 MiB"), pytest.raises(KeyboardInterrupt):
-        SplitRun(g, work, RowsCall.of(work, ("rows",), (list(range(64)),), {})).run()
+        MicroBatchRun(g, work, RowsCall.of(work, ("rows",), (list(range(64)),), {})).run()
     assert g.partial.result == list(range(len(g.partial)))
     assert 0 < len(g.partial) < 64
 

@@ -86,33 +86,3 @@ def test_a_block_may_be_left_in_another_context():
     running = numbers()
     assert contextvars.copy_context().run(next, running) == 4
     assert list(running) == []
-
-
-def test_a_failed_generate_inside_is_traced_so_that_the_second_attempt_has_nearly_all_that_fits():
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=512, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=None, pad_token_id=0
-    )
-    model = transformers.GPT2LMHeadModel(config).eval()
-    rows = torch.randint(3, 512, (40, 128))
-
-    def run(number):
-        return model.generate(
-            input_ids=rows[:number], attention_mask=torch.ones_like(rows[:number]), max_new_tokens=4, do_sample=False
-        )
-
-    with limit_memory("4 GiB") as device:
-        run(40)
-        capacity = device.peak_bytes // 2
-    sizes = []
-    with limit_memory(capacity):
-        for attempt in oomguard.attempts(batch_size=40):
-            with attempt:
-                sizes.append(attempt.settings["batch_size"])
-                run(sizes[-1])
-    assert len(sizes) == 2
-    with limit_memory(capacity):
-        run(sizes[1])
-        with pytest.raises(torch.OutOfMemoryError):
-            run(sizes[1] + 2)

@@ -32,11 +32,13 @@ def test_images_by_keyword_are_split_by_rows(captions):
     assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError", ""]
 
 
-def test_images_beside_text_are_no_main_input(captions):
+def test_images_beside_text_are_cut_with_its_rows(captions):
     ids = torch.ones(2, 3, dtype=torch.long)
     call = GenerateCall.of(captions, (), {"input_ids": ids, "pixel_values": torch.randn(2, 3, 32, 32)})
     assert call.rows == 2
-    assert "pixel_values is not known" in call.not_splittable
+    assert call.not_splittable is None
+    _, kwargs = call.part(1, 2)
+    assert len(kwargs["input_ids"]) == len(kwargs["pixel_values"]) == 1
 
 
 class Sound(transformers.VisionEncoderDecoderModel):

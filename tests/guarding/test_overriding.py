@@ -60,27 +60,6 @@ def tiny():
     )
 
 
-class Padding(transformers.GPT2LMHeadModel):
-    """Its ``generate`` takes no tensor, so only the call that it makes can be split."""
-
-    def generate(self, texts, **options):
-        ids = torch.tensor([[len(text)] * 128 for text in texts])
-        return super().generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
-
-
-def test_where_the_overriding_method_cannot_be_split_the_call_it_makes_is():
-    torch.manual_seed(0)
-    model, texts = Padding(tiny()).eval(), ["a", "bb", "ccc", "dddd"] * 10
-    with limit_memory("4 GiB") as device:
-        whole = model.generate(texts, max_new_tokens=4, do_sample=False)
-        capacity = device.peak_bytes // 2
-    guarded = oomguard.guard(model.generate)
-    with limit_memory(capacity):
-        for _ in range(3):
-            assert torch.equal(guarded(texts, max_new_tokens=4, do_sample=False), whole)
-    assert [attempt.succeeded for attempt in guarded.attempts] == [False, True]
-
-
 def test_lists_of_as_many_entries_as_rows_are_cut_or_prevent_a_split(subtests):
     for name, value, splits in [
         ("adapter_names", ["a", "b", "c", "d"], True),

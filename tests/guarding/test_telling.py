@@ -59,7 +59,9 @@ def test_a_split_is_a_warning_in_the_log_once(run, caplog):
     with limit_memory("20 MiB"):
         for _ in range(3):
             run(list(range(64)))
-    assert [record.levelname for record in caplog.records if "splitting the batch" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "trying a few of the rows" in record.message] == [
+        "WARNING"
+    ]
 
 
 def watched(rows):

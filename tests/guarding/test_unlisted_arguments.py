@@ -6,9 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from model_calls import assert_same, ordinary, padded, whole_and_in_parts  # noqa: E402
-
-from oomguard.engines.transformers.forward import ForwardCall  # noqa: E402
+from model_calls import padded, whole_and_in_parts  # noqa: E402
 
 SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROWS = 16
@@ -34,20 +32,6 @@ def own(change, offsets=None):
     torch.manual_seed(0)
     model, given = Own(change).eval(), random(ROWS, 32) if offsets is None else offsets
     return lambda: model(**padded(ROWS), offsets=given)
-
-
-def test_they_are_cut_where_all_have_as_many_entries_and_rows_are_apart():
-    torch.manual_seed(0)
-    call = own(torch.add)
-
-    def without_gradients():
-        with torch.no_grad():
-            return call()
-
-    whole, parts, g = whole_and_in_parts(without_gradients, 0.7, pin=["attn_implementation"])
-
-    assert_same(whole, ordinary(parts))
-    assert g.attempts[-1].patches[0].setting == "batch_size"
 
 
 HALVES = {
@@ -76,9 +60,3 @@ def test_a_call_that_does_more_with_them_is_raised_without_a_line_to_paste(subte
     for name, change in HALVES.items():
         with subtests.test(name):
             check(change)
-
-
-def test_a_list_with_as_many_tensors_as_rows_and_one_of_other_sizes_are_not_taken():
-    model = own(torch.add).__closure__[1].cell_contents
-    for value in ([torch.ones(ROWS, 2)] * ROWS, torch.ones(ROWS + 1, 2), torch.ones(())):
-        assert not ForwardCall.of(model, (), {**padded(ROWS), "offsets": value}).taken

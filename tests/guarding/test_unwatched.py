@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import oomguard
@@ -50,3 +53,30 @@ def test_where_no_model_runs_nothing_is_said_of_one():
     with limit_memory("1 MiB"), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard():
         [torch.ones(64, 1024) for _ in range(16)]
     assert "not watched" not in "".join(raised.value.__notes__)
+
+
+def test_a_generate_that_was_taken_before_the_first_guard_is_named():
+    program = """
+import functools, torch, oomguard
+from transformers import LlamaConfig, LlamaForCausalLM
+from oomguard.testing import limit_memory
+
+sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+model = LlamaForCausalLM(LlamaConfig(**sizes, pad_token_id=0, eos_token_id=None)).eval()
+ids = torch.ones(64, 64, dtype=torch.long)
+answer = functools.partial(model.generate, max_new_tokens=2, do_sample=False)
+with limit_memory("4 GiB") as device:
+    answer(ids, attention_mask=torch.ones_like(ids))
+    room = device.peak_bytes // 2
+try:
+    with limit_memory(room), oomguard.guard():
+        answer(ids, attention_mask=torch.ones_like(ids))
+except torch.OutOfMemoryError as error:
+    print(error.__notes__[-1].splitlines()[0])
+with limit_memory(room):
+    print(tuple(oomguard.guard(answer)(ids, attention_mask=torch.ones_like(ids)).shape))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    note, shape = ran.stdout.splitlines()
+    assert "was taken from its model before the first guard" in note
+    assert shape == "(64, 66)"

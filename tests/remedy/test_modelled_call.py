@@ -1,8 +1,6 @@
-"""A failed call as its model: rows that fit by a trace, by what a row needs, or few enough to be measured."""
+"""A failed call as its model: rows that fit by what a row needs, or few enough to be measured."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -26,61 +24,6 @@ def incident(**facts) -> Incident:
 
 def rows(call: CallModel, **facts):
     return call.solve("batch_size", incident(**facts))
-
-
-class LineTrace:
-    """A call whose need rises on a line with its rows."""
-
-    def __init__(self, row_bytes: int, start_bytes: int = 0, kept_bytes: int = 0, asks: bool | None = None) -> None:
-        self.asks = asks
-        self.row_bytes, self.start_bytes, self.kept_bytes = row_bytes, start_bytes, kept_bytes
-        self.asked: list[int] = []
-
-    def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
-        self.asked.append(number)
-        return self.start_bytes + number * self.row_bytes
-
-    def estimated_bytes(self, number: int, room_bytes: int) -> int | None:
-        return self.start_bytes + number * self.row_bytes
-
-    def asks_for(self, number: int, size_bytes: float, slack_bytes: float) -> bool | None:
-        return self.asks
-
-    def results_bytes(self) -> int:
-        return self.kept_bytes
-
-
-class NoTrace:
-    """A call that cannot be traced after all."""
-
-    def need_bytes(self, number: int, room_bytes: int | None = None) -> int | None:
-        return None
-
-    def estimated_bytes(self, number: int, room_bytes: int) -> int | None:
-        return None
-
-    def asks_for(self, number: int, size_bytes: float, slack_bytes: float) -> bool | None:
-        return None
-
-    def results_bytes(self) -> int:
-        return 0
-
-
-def test_results_wait_on_the_host_where_the_rows_that_fit_leave_them_no_room(subtests):
-    for kept, waits in [(0, False), (10 * MIB, False), (64 * MIB, True)]:
-        with subtests.test(kept=kept, waits=waits):
-            call = CallModel(16, 64 * MIB, trace=LineTrace(20 * MIB, kept_bytes=kept))
-
-            assert call.results_wait(incident(device_total_bytes=256 * MIB)) is waits
-
-
-def test_what_was_refused_and_no_trace_asks_for_is_left_room_for_by_the_rows(subtests):
-    for asks, cached, fit in [(None, True, 12), (True, True, 12), (False, True, 8), (False, False, 12)]:
-        with subtests.test(asks=asks, cached=cached, fit=fit):
-            call = CallModel(16, 0, trace=LineTrace(20 * MIB, asks=asks), is_cached=cached)
-
-            # 160 MiB of 16 rows: 10 MiB more for each
-            assert rows(call, device_total_bytes=256 * MIB, tried_bytes=160 * MIB).value == fit
 
 
 # What a row needs is known -----------------------------------------------------------------------------------------
@@ -200,53 +143,6 @@ def test_where_other_rows_ran_those_beside_a_heavy_one_are_run_in_halves():
 
 
 # A trace -----------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(number=st.integers(2, 500), row=st.integers(1, GIB), start=st.integers(0, GIB), total=st.integers(1, 80 * GIB))
-def test_a_trace_gives_the_most_rows_that_fit(number, row, start, total):
-    call = CallModel(number, 0, trace=LineTrace(row, start))
-    room = round(call.room_bytes(incident(device_total_bytes=total), traced=True))
-
-    solution = rows(call, device_total_bytes=total)
-
-    most = min(number - 1, (room - start) // row)
-    assert solution.value == (most if most >= 1 else None)
-    if most >= 1:
-        assert solution.predicts == {"peak_bytes": start + most * row}
-    assert call.is_traced
-
-
-def test_the_results_of_all_rows_stand_in_one_place_and_take_room_too():
-    trace = LineTrace(10 * MIB)
-    alone = rows(CallModel(64, 0, trace=trace), device_total_bytes=256 * MIB).value
-    beside = rows(CallModel(64, 0, trace=trace, total_rows=64, beside_row_bytes=MIB), device_total_bytes=256 * MIB)
-
-    assert beside.value == math.floor((0.998 * 256 - 64) / 10)
-    assert beside.value < alone
-
-
-def test_a_trace_is_asked_once_for_all_rules():
-    trace = LineTrace(10 * MIB)
-    call = CallModel(64, 0, trace=trace)
-    first = rows(call, device_total_bytes=256 * MIB)
-    asked = list(trace.asked)
-
-    assert rows(call, device_total_bytes=256 * MIB) == first
-    assert trace.asked == asked
-
-
-def test_where_a_trace_cannot_tell_what_the_rows_held_counts():
-    call = CallModel(64, 0, seen_row_bytes=MIB, trace=NoTrace())
-
-    assert rows(call, device_total_bytes=GIB).value == 63 // 8
-    assert not call.is_traced
-
-
-def test_one_row_is_tried_where_only_the_trace_says_that_it_does_not_fit():
-    call = CallModel(16, 0, seen_row_bytes=MIB, trace=LineTrace(GIB))
-
-    assert rows(call, device_total_bytes=256 * MIB).value == 1
 
 
 # In the plan -------------------------------------------------------------------------------------------------------

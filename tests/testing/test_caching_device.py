@@ -168,5 +168,6 @@ def test_the_rows_of_a_guarded_generate_are_solved_for_the_blocks_that_they_take
     right = model.generate(**call)
     with limit_memory("60 MiB", caching_allocator=True), oomguard.guard() as g:
         assert torch.equal(model.generate(**call), right)
-    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
-    assert g.attempts[1].patches[0].new > 20
+    # Blocks of 20 MiB are a third of so small a device, and no measurement of tensors tells of them.
+    assert [attempt.succeeded for attempt in g.attempts] in ([False, True], [False, False, True])
+    assert g.attempts[-1].settings["batch_size"] > 20

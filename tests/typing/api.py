@@ -158,3 +158,14 @@ def on_ray() -> None:
     arguments: dict[str, int] = oomguard.ray_patched({"max_model_len": 8}, diagnosis, engine_version="0.11.0")
     environment = oomguard.ray_runtime_env({"max_num_seqs": 8}, base={"pip": ["x"]}, ship=False)
     print(arguments, environment["env_vars"])
+
+
+class Job:
+    @oomguard.guard(batch="papers")
+    def run(self, papers: list[str]) -> int:
+        return len(papers)
+
+
+def what_happened() -> None:
+    number: int = Job().run(["a"])
+    print(number, plain.attempts, split.diagnosis, Job().run.attempts)

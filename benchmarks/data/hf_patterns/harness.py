@@ -18,7 +18,7 @@ from registry import Job, Pattern
 SHARE = 0.4
 EASE = 0.6
 SECONDS = 150
-REFUSAL = "not done by itself"
+REFUSAL = "not automatic"
 
 
 def _storages(result: Any, found: dict[int, int], depth: int = 0) -> dict[int, int]:

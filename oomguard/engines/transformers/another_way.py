@@ -17,7 +17,7 @@ from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as w
 from oomguard.engines.transformers.media import Media
 from oomguard.engines.transformers.packed import why_packed
 from oomguard.engines.transformers.shorter_prompt import with_shorter_prompt
-from oomguard.engines.transformers.whole_view import why_not_viewed, why_state_may_have_changed
+from oomguard.engines.transformers.step_functions import why_not_apart
 from oomguard.facts import FactValue
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def generate_another_way(
 
     ``failed_in`` are the functions that its failure went through; None: it has not been run.
     """
-    why_not = _why_not_again(call, failed_in) or why_state_may_have_changed(call.kwargs) or why_not_viewed(call.kwargs)
+    why_not = _why_not_again(call, failed_in) or why_not_apart(call.kwargs)
     changed = call
     for name, value in changes.items():
         found = why_not or _WAYS[name](changed, value)

@@ -6,7 +6,6 @@ it calls the method above cannot be split any more.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import sys
@@ -71,11 +70,33 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
             wrapt.register_post_import_hook(wrap, module)
 
 
-def _put_around(wrapper: Callable[..., Any], method: str, module: Any) -> None:
-    import wrapt
+def _put_around(handler: Callable[..., Any], method: str, module: Any) -> None:
+    """Have calls of a method go through ``handler``; a version that has no such method stays as it is."""
+    owner, _, name = method.partition(".")
+    cls = getattr(module, owner, None)
+    function = getattr(cls, name, None)
+    if function is not None:
+        setattr(cls, name, _watched_method(function, handler))
 
-    with contextlib.suppress(AttributeError):  # a version that has no such method is imported all the same
-        wrapt.wrap_function_wrapper(module, method, wrapper)
+
+def _watched_method(function: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plain function in the place of a method, so that objects and bound methods can be pickled and copied."""
+
+    @functools.wraps(function)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return handler(types.MethodType(function, self), self, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised again as it is
+            # One frame of ours is enough above the engine's.
+            raise error.with_traceback(_without_own_frames(error.__traceback__))  # noqa: B904 - the same one
+
+    return watched
+
+
+def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("oomguard."):
+        trace = trace.tb_next
+    return trace
 
 
 def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:
@@ -94,24 +115,20 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
 
 
 def _wrap(method: str, read: ReadCall, module: Any) -> None:
-    import wrapt
-
     owner, _, name = method.partition(".")
     if not hasattr(getattr(module, owner, None), name):
         return  # a version that has no such method is imported all the same
-    # A partial adds no frame between the user's code and the engine's.
-    wrapt.wrap_function_wrapper(module, method, functools.partial(_handlers[0], read))
+    _put_around(functools.partial(_handlers[0], read), method, module)
     _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
 
 
 def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
     """Watch the method ``name`` of every class below ``base`` that overrides it, of those to come as well."""
-    import wrapt
 
     def wrap(cls: Any) -> None:
         own = cls.__dict__.get(name)
         if isinstance(own, types.FunctionType):
-            setattr(cls, name, wrapt.FunctionWrapper(own, functools.partial(_handlers[0], read)))
+            setattr(cls, name, _watched_method(own, functools.partial(_handlers[0], read)))
 
     def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)

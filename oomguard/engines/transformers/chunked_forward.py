@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache, name_in, with_cache
-from oomguard.engines.transformers.independence import why_rows_depend
+from oomguard.engines.transformers.independence import ROPE_BY_LENGTH, own_code, why_state_of
 from oomguard.engines.transformers.packed import why_packed
 from oomguard.engines.transformers.tensors import of_host
 from oomguard.user_files import read_tables
@@ -24,7 +24,6 @@ _ALIKE: Final = frozenset({"cache_position", *NAMES, "use_cache", "labels"})
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
 _FILE: Final = Path(__file__).with_name("chunked_models.toml")
-_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
 # A model is changed while it runs another way, in chunks or with other attention: one call at a time.
 ONE_CALL: Final = threading.RLock()
 # How transformers names what reads on from its own tokens.
@@ -48,7 +47,9 @@ def _why_not_model(model: Any) -> str | None:
         return f"models of the type {family or name} are not known to give the same in chunks"
     if (kind := _rope_by_length(config)) is not None:
         return f"positions by {kind} change with the length of what is read at once"
-    return why_rows_depend(model)
+    if (own := own_code(model)) is not None:
+        return f"{own} is code of your own"
+    return why_state_of(model)
 
 
 def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
@@ -75,7 +76,7 @@ def _rope_by_length(config: Any) -> str | None:
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     each = [found, *found.values()] if isinstance(found, Mapping) else []
     kinds = (one.get("rope_type", one.get("type")) for one in each if isinstance(one, Mapping))
-    return next((str(kind) for kind in kinds if kind in _BY_LENGTH), None)
+    return next((str(kind) for kind in kinds if kind in ROPE_BY_LENGTH), None)
 
 
 def _is_of_tokens(name: str, value: Any) -> bool:

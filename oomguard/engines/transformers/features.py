@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from oomguard.engines.transformers.forward import ForwardCall
@@ -21,9 +21,8 @@ class FeaturesCall:
     kwargs: Mapping[str, Any]
     features: ForwardCall
     why_not_rows: str | None
-    beside_row_bytes: int = 0
+    estimated_row_bytes: int | None = None
     waits_on_host: bool = False
-    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     phase: str | None = None
@@ -107,12 +106,3 @@ class FeaturesCall:
         """Return the result as it is put together."""
         del place
         return result
-
-    def comparison(self) -> Any:
-        """Return what compares rows of the model's call."""
-        found = self.features.comparison()
-        return None if found is None else replace(found, gives_result=False)
-
-    def traced(self) -> Any:
-        """Return the call of the model, to be asked what other numbers of rows need."""
-        return self.features.traced()

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.attention import attending, why_not_attending
-from oomguard.engines.transformers.branch_on_rows import why_branches
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
-from oomguard.engines.transformers.comparing import RowsCompared, compared
-from oomguard.engines.transformers.forward_draws import WHY_NOT as WHY_NOT_DRAWN
-from oomguard.engines.transformers.forward_draws import AlikeDraws, noting_draws, tell_of_draws
 from oomguard.engines.transformers.forward_rows import is_cut, is_input, names, why_not_rows, why_over_batch
-from oomguard.engines.transformers.independence import records_gradients, why_drawn, why_rows_depend
+from oomguard.engines.transformers.independence import (
+    layout_of,
+    line_to_write,
+    records_gradients,
+    why_drawn,
+    why_rows_depend,
+)
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import LABELS, loss_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
-from oomguard.engines.transformers.own_function import with_own_function
-from oomguard.engines.transformers.taken_rows import common_rows, taken_for_rows, why_unlisted
+from oomguard.engines.transformers.taken_rows import common_rows, taken_for_rows
 from oomguard.engines.transformers.tensors import is_tensor, tensors
 from oomguard.engines.transformers.texts_of_images import texts_of_images
-from oomguard.engines.transformers.traced_forward import TracedForward
 from oomguard.facts import FactValue
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.draws import Draws
 
 _ITEMS: Final = "num_items_in_batch"
 WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
@@ -37,9 +40,8 @@ WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mo
 class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
-    ``positional`` are the names of its positional arguments, by the model's own signature; ``found`` is why parts of its results,
-    as a trace shows them, cannot be put together, ``drawn`` why another call would find or draw something else, as a trace or a part shows;
-    ``taken`` are arguments that nobody has listed, and are cut.
+    ``positional`` are the names of its positional arguments, by the model's own signature; ``taken`` are arguments that nobody has
+    listed, and are cut.
     """
 
     model: Any
@@ -51,24 +53,20 @@ class ForwardCall:
     why_not_rows: str | None
     may_train: bool
     max_new_tokens: int | None = 0
-    beside_row_bytes: int = 0
+    estimated_row_bytes: int | None = None
     waits_on_host: bool = False
-    unsettled: None = None
     pad_value: int | None = None
     puts_back: Collection[str] = ()
     phase: str | None = None
-    found: list[str] = field(default_factory=list)
-    drawn: list[str] = field(default_factory=list)
-    alike: AlikeDraws = field(default_factory=AlikeDraws)
+    draws: list[Draws] = field(default_factory=list)
     chunk_tokens: int | None = None
     attention: str | None = None
     media: Media = field(default_factory=lambda: Media({}))
     taken: frozenset[str] = frozenset()
     texts: int = 1  # of each row
     left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)
-    leaves: list[tuple[str, str]] = field(default_factory=list)
     stored: Stored = field(default_factory=dict)
-    layout: dict[str, tuple[int, int]] = field(default_factory=dict)
+    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
@@ -85,8 +83,7 @@ class ForwardCall:
                 ", ".join(name for name, value in arguments.items() if any(True for _ in tensors(value))) or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
-            why = with_own_function(why, model, arguments)
-            return cls(model, args, kwargs, positional, 1, None, why, trains)
+            return cls(model, args, kwargs, positional, 1, None, f"{why}. {line_to_write({}, 0)}", trains)
         reason = None if len(positional) == len(args) else "its positional arguments have no names"
         media: Media | str = Media({})
         if of_images is not None:
@@ -95,21 +92,31 @@ class ForwardCall:
             media = media_of(model, arguments, arguments[found])
         of_rows = Media({}) if isinstance(media, str) else media
         taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
-        reason = reason or why_rows_depend(model) or why_branches(model) or why_over_batch(model, arguments)
-        reason = reason or (
-            with_own_function(media, model, arguments, rows)
-            if isinstance(media, str)
-            else why_not_rows(model, arguments, rows, media, taken)
-        )
         tokens = int(arguments[found].shape[1]) if found in names("text") else None
+        reason = reason or why_rows_depend(model, "forward", arguments, rows, tokens)
+        reason = reason or why_over_batch(model, arguments)
+        if reason is None and isinstance(media, str):
+            reason = f"{media}. {line_to_write(arguments, rows)}"
+        reason = reason or why_not_rows(arguments, rows, of_rows, taken)
         return cls(
-            model, args, kwargs, positional, rows, tokens, reason, trains, media=of_rows, taken=taken, texts=texts
+            model,
+            args,
+            kwargs,
+            positional,
+            rows,
+            tokens,
+            reason,
+            trains,
+            media=of_rows,
+            taken=taken,
+            texts=texts,
+            layout=layout_of(model),
         )
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart, by the call or by what a trace of it found; None where they can."""
-        return self.why_not_rows or next(iter((*self.found, *self.drawn)), None)
+        """Why its rows cannot be run apart; None where they can."""
+        return self.why_not_rows
 
     @property
     def several(self) -> Collection[int]:
@@ -128,23 +135,26 @@ class ForwardCall:
         cut.update(self.media.part(given, start, stop))
         return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
 
-    def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return what has the model run another way, where it is to, and leave what the whole call leaves."""
-        together = put_together(self.model, self.left, start, self.rows - stop, self.leaves)
-        if self.chunk_tokens is None and self.attention is None:
-            return self._noting_draws(together, is_whole=stop - start == self.rows)
-        return self._noting_draws(self._another_way(self.model, together), is_whole=False)
-
     @contextlib.contextmanager
-    def _noting_draws(self, around: AbstractContextManager[object], *, is_whole: bool) -> Iterator[None]:
-        if is_whole:
-            noted = noting_draws(self.model, tell_of_draws)
-        elif self.alike.is_known:
-            noted = self.alike.of_part(self.model, self.drawn.append)
-        else:
-            noted = noting_draws(self.model, self.drawn.append)
-        with noted, around:
+    def around(self, start: int, stop: int) -> Iterator[None]:
+        """Run a part the other way that is asked for, draw what the whole call draws, and leave what the whole call leaves."""
+        together = put_together(self.model, self.left, start, self.rows - stop)
+        if self.attention is not None or self.chunk_tokens is not None:
+            together = self._another_way(self.model, together)
+        if stop - start == self.rows:
+            with together:
+                yield
+            return
+        with self._drawing().of_rows(start, stop), together:
             yield
+
+    def _drawing(self) -> Draws:
+        """Return what the parts draw, made with the first part."""
+        from oomguard.engines.transformers.draws import Draws, states_now
+
+        if not self.draws:
+            self.draws.append(Draws(states_now(getattr(self.model, "device", None)), self.rows, may_draw=True))
+        return self.draws[0]
 
     @contextlib.contextmanager
     def _another_way(self, model: Any, around: AbstractContextManager[object]) -> Iterator[None]:
@@ -162,7 +172,6 @@ class ForwardCall:
         del failed_in
         given = {**dict(self._positional()), **self.kwargs}
         why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_drawn(self.model)
-        why_not = why_not or next(iter(self.drawn), None)
         if why_not is None and given_cache(given) is not None:
             why_not = "what the failed call left in the cache it was given cannot be taken back"
         changed = self
@@ -191,9 +200,9 @@ class ForwardCall:
         return why_not or replace(self, attention=str(implementation))
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return what a trace found; every field of a part's result is looked at where it is put."""
+        """Return why a part drew other numbers than the whole call; every field of its result is looked at where it is put."""
         del part, rows
-        return next(iter((*self.found, *self.drawn)), None)
+        return self.draws[0].problem if self.draws else None
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return a part's result without what belongs to images and to no row, which is put in again in the end."""
@@ -203,45 +212,6 @@ class ForwardCall:
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the result with what was made of the images of all rows in it."""
         return put_back(result, self.stored, place) if self.stored else result
-
-    def traced(self) -> TracedForward | None:
-        """Return the call, to be asked what other numbers of rows need; None where it cannot be split."""
-        is_varied = self.chunk_tokens is not None or self.attention is not None
-        if (self.why_not_rows is not None and not is_varied) or self.media.starts:
-            return None
-        given = {**dict(self._positional()), **self.kwargs}
-        return TracedForward(
-            self.model,
-            self.rows,
-            lambda change: {name: self._changed(name, value, change) for name, value in given.items()},
-            given.get("attention_mask"),
-            self.found.append if self.why_not_rows is None else lambda _: None,
-            lambda model: self._another_way(model, contextlib.nullcontext()),
-            self._draws,
-            self.layout,
-            self.leaves,
-            self.drawn.append,
-            why_unlisted(self.taken),
-        )
-
-    def comparison(self) -> RowsCompared | None:
-        """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
-        if self.media.starts:
-            return None
-        given = {**dict(self._positional()), **self.kwargs}
-
-        def run(order: Sequence[int]) -> Any:
-            cut = {name: self._changed(name, value, lambda t: t[list(order)]) for name, value in given.items()}
-            with self._another_way(self.model, contextlib.nullcontext()):
-                return self.model(*(cut[name] for name in self.positional), **{name: cut[name] for name in self.kwargs})
-
-        return compared(self.model, given, run, gives_result=True, unlisted=why_unlisted(self.taken))
-
-    def _draws(self, alone: bool) -> None:
-        if alone:
-            self.alike.is_known = True
-        else:
-            self.drawn.append(WHY_NOT_DRAWN)
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)

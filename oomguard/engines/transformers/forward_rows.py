@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.engines.transformers.independence import line_to_write
 from oomguard.engines.transformers.media import Media
-from oomguard.engines.transformers.own_function import with_own_function
 from oomguard.engines.transformers.tensors import is_tensor, tensors
 
 _DATA: Final = Path(__file__).with_name("forward_arguments.toml")
@@ -24,7 +24,7 @@ def names(group: str) -> tuple[str, ...]:
 
 def is_known(name: str) -> bool:
     """Return whether it is known what an argument of this name holds."""
-    return any(name in names(group) for group in ("text", "others", "rows", "shared", "whole", "over_batch"))
+    return any(name in names(group) for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch"))
 
 
 def is_input(name: str, value: Any) -> bool:
@@ -42,9 +42,7 @@ def why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def why_not_rows(
-    model: Any, arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()
-) -> str | None:
+def why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()) -> str | None:
     """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together.
 
     ``taken`` are those that are cut though nobody has listed them.
@@ -53,7 +51,7 @@ def why_not_rows(
         for name in names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts and name not in taken:
                 why = f"the argument {name} is not known to belong to the text row by row"
-                return with_own_function(why, model, arguments, rows)
+                return f"{why}. {line_to_write(arguments, rows)}"
     for name, value in arguments.items():
         if name in media.starts or name in taken:
             continue
@@ -62,7 +60,7 @@ def why_not_rows(
         for tensor in tensors(value):
             if not is_cut(name, tensor, rows) and not _is_whole(name, tensor):
                 why = f"the argument {name} is not known to hold one row per input"
-                return with_own_function(why, model, arguments, rows)
+                return f"{why}. {line_to_write(arguments, rows)}"
         if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in tensors(value)):
             return f"the argument {name} has {rows} entries too"
     return None

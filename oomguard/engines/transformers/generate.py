@@ -14,8 +14,6 @@ from oomguard.engines.transformers.began import Began
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
 from oomguard.engines.transformers.cache_argument import given_cache
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.comparing import RowsCompared, generation_compared
-from oomguard.engines.transformers.generate_followed import followed_generate, may_be_followed
 from oomguard.engines.transformers.generate_rows import (
     ROW_LISTS,
     UNSPLITTABLE,
@@ -24,17 +22,17 @@ from oomguard.engines.transformers.generate_rows import (
     is_row_argument,
     why_not_rows,
 )
+from oomguard.engines.transformers.independence import line_to_write, why_rows_depend
 from oomguard.engines.transformers.inputs import by_name, inputs_of, main_name, rows_and_tokens
 from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
 from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
-from oomguard.engines.transformers.own_function import with_own_function
+from oomguard.engines.transformers.row_estimate import estimate_row_bytes
 from oomguard.engines.transformers.shorter_prompt import with_left_out
-from oomguard.engines.transformers.taken_rows import taken_for_rows, why_unlisted
+from oomguard.engines.transformers.step_functions import CRITERIA, NAMES, why_not_apart
+from oomguard.engines.transformers.taken_rows import taken_for_rows
 from oomguard.engines.transformers.tensors import is_tensor
-from oomguard.engines.transformers.traced_call import TracedCall
-from oomguard.engines.transformers.whole_view import CRITERIA, NAMES, WholeView, why_not_shown, why_not_viewed
 from oomguard.facts import FactValue
 
 if TYPE_CHECKING:
@@ -55,7 +53,6 @@ class GenerateCall:
     prompt_tokens: int | None
     draws: Draws
     began: Began
-    view: WholeView
     may_train: bool = False
     phase: str | None = "generate"
     chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
@@ -76,7 +73,7 @@ class GenerateCall:
         began = cls.begin(model, args, kwargs) if began is None else began
         began.restore_layers(model)
         draws = Draws(began.states, rows, may_draw=not is_overridden(model))
-        return cls(model, args, kwargs, rows, prompt_tokens, draws, began, WholeView())
+        return cls(model, args, kwargs, rows, prompt_tokens, draws, began)
 
     @staticmethod
     def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
@@ -103,7 +100,7 @@ class GenerateCall:
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
         """Return the call with these settings changed, or why it cannot be made so."""
-        return self.view.problem or generate_another_way(self, changes, failed_in)
+        return generate_another_way(self, changes, failed_in)
 
     @property
     def not_splittable(self) -> str | None:  # noqa: PLR0911, PLR0912 - one reason a line
@@ -125,27 +122,23 @@ class GenerateCall:
                 return f"the argument {name} belongs to the whole batch"
         media = self.media()
         if isinstance(media, str):
-            return with_own_function(media, self.model, kwargs, rows, self.max_new_tokens)
-        own = [name for name in NAMES if kwargs.get(name)]
-        if own and (why := self._why_not_viewed(own[0])) is not None:
-            return why
+            return f"{media}. {line_to_write(kwargs, rows)}"
+        if (why := why_not_apart(kwargs)) is not None:
+            return f"{why}. {line_to_write(kwargs, rows)}"
         for name, value in kwargs.items():
-            if name in media.starts or name in own or name in self.taken:
+            if name in media.starts or name in NAMES or name in self.taken:
                 continue
             known = self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
                 why = f"the argument {name} is not known to hold one row per input"
-                return with_own_function(why, self.model, kwargs, rows, self.max_new_tokens)
+                return f"{why}. {line_to_write(kwargs, rows)}"
             if isinstance(value, (list, tuple)) and not is_of_all_rows(self.model, name, value, rows):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
-        return None
-
-    def _why_not_viewed(self, name: str) -> str | None:
-        if is_overridden(self.model):
-            return f"the argument {name} belongs to the whole batch"
-        return why_not_viewed(self.kwargs) or why_not_shown(self.kwargs, self)
+        new = self.max_new_tokens
+        tokens = None if self.prompt_tokens is None or new is None else self.prompt_tokens + new
+        return why_rows_depend(self.model, "generate", self.given(), rows, tokens)
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -166,10 +159,7 @@ class GenerateCall:
             for n, v in self.kwargs.items()
             if n not in media.starts
         }
-        several = max(self.option("num_return_sequences") or 1, beams := self.option("num_beams") or 1)
-        pads = self.pad_value is not None
-        viewed = self.view.part(self.kwargs, (start, stop, self.rows), several // beams, pads=pads)
-        return args, {**kwargs, **media.given_to(self.kwargs, start, stop), **viewed}
+        return args, {**kwargs, **media.given_to(self.kwargs, start, stop)}
 
     def media(self) -> Media | str:
         """Return whose the images and videos beside the text are, or why that cannot be told."""
@@ -183,9 +173,9 @@ class GenerateCall:
 
     @property
     def taken(self) -> frozenset[str]:
-        """The tensors that are taken for one row per input, though nobody has listed them; none where they cannot be followed."""
+        """The tensors that are taken for one row per input, though nobody has listed them."""
         media = self.media()
-        if isinstance(media, str) or media.starts or not may_be_followed(self):
+        if isinstance(media, str) or media.starts or is_overridden(self.model):
             return frozenset()
         unknown = {name: value for name, value in self.kwargs.items() if is_tensor(value)}
         options = getattr(self.model, "generation_config", None)  # tokens that end rows may be as many as they
@@ -203,19 +193,13 @@ class GenerateCall:
         """Return why the result of a part cannot be put together with others; None where it can."""
         import torch
 
-        if (changed := self.draws.problem or self.view.problem) is not None:
-            return changed
+        if self.draws.problem is not None:
+            return self.draws.problem
         if self.gives_record and isinstance(part, Mapping):
             return None  # every field of it is looked at where it is put
         if isinstance(part, torch.Tensor) and part.dim() == 2 and part.shape[0] % rows == 0:
-            ends = frozenset(tokens_in(self.option("eos_token_id")))
-            return self.view.take(self.kwargs, part, self.pad_value, ends)
+            return None
         return f"generate returned a {type(part).__name__} that is not one row of tokens per input"
-
-    @property
-    def unsettled(self) -> str | None:
-        """Which function of the user's has not been asked about all rows, which it may look at; None where none is left to ask."""
-        return self.view.unsettled(self.kwargs)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the tokens of some rows, behind what their prompts had beside what was read."""
@@ -226,7 +210,7 @@ class GenerateCall:
         del place
         if self.gives_record:
             return number_beams(result, self.rows, int(self.option("num_beams") or 1))
-        return self.view.finished(result)
+        return result
 
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
@@ -249,11 +233,6 @@ class GenerateCall:
         """Whether the result is a record of fields."""
         return any(self.option(name) for name in _RECORDS)
 
-    @property
-    def _runs_another_way(self) -> bool:
-        changed = self.kwargs.get("prefill_chunk_size"), self.kwargs.get("cache_config"), self.attention
-        return (self.cache_on_host or changed != (None,) * 3) and given_cache(self.kwargs) is None
-
     def option(self, name: str) -> Any:
         """Return an option of the call, as transformers resolves it."""
         return option_of(self.model, self.args, self.kwargs, name)
@@ -272,29 +251,13 @@ class GenerateCall:
         return not self.gives_record
 
     @property
-    def beside_row_bytes(self) -> int:
-        """Bytes of the noise that every part draws for one row of the whole call."""
-        from oomguard.engines.transformers.draws import gives_row_by_row
-
-        if not self.option("do_sample") or gives_row_by_row(self.model.device):
-            return 0
-        vocabulary = int(getattr(self.model.config.get_text_config(), "vocab_size", 0) or 0)
-        return 4 * vocabulary * max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
-
-    def comparison(self) -> RowsCompared | None:
-        """Return what compares its rows with each other, where nothing else tells that they can be run apart."""
-        if self.media() != Media({}) or self.may_train:
+    def estimated_row_bytes(self) -> int | None:
+        """Bytes that one row needs in closed form; None if no closed form holds."""
+        if self.attention is not None or self.cache_on_host or self.chunk_tokens is not None:
             return None
-        kept = {name: value for name, value in self.given().items() if name not in NAMES}
-        of_rows = {name for name in kept if name in ROW_LISTS or self.is_cut(name)}
-        unlisted, draws = why_unlisted(self.taken), bool(self.option("do_sample"))
-        return generation_compared(self.model, kept, of_rows, draws=draws, unlisted=unlisted)
+        sequences = max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
+        return estimate_row_bytes(self.model, self.prompt_tokens, self.max_new_tokens, sequences=sequences)
 
     def given(self) -> dict[str, Any]:
         """Return its arguments by name."""
         return by_name(self.model, self.args, self.kwargs)
-
-    def traced(self) -> TracedCall | None:
-        """Return the call, to be asked what other numbers of rows need; None where a length or an argument is not known."""
-        is_refused = self.not_splittable is not None and not self._runs_another_way
-        return None if is_refused or not may_be_followed(self) else followed_generate(self)

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.transformers.branch_on_rows import why_branches
 from oomguard.engines.transformers.cache_argument import NAMES as CACHES
-from oomguard.engines.transformers.independence import why_drawn, why_hooked
 
 # Arguments that hold one text per row where they are a list of as many.
 ROW_LISTS: Final = frozenset({"adapter_names", "language"})
@@ -50,7 +48,7 @@ def why_not_rows(model: Any) -> str | None:
         return (
             f"generate of {type(model).__name__} gives {' and '.join(map(str, gives))}, not one row of tokens per input"
         )
-    return why_drawn(model) or why_hooked(model) or why_branches(model)
+    return None
 
 
 def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:

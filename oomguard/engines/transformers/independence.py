@@ -1,12 +1,41 @@
-"""Whether the rows of a model's call depend on each other, or on being together."""
+"""Whether the rows of a model's call depend on each other.
+
+For the model classes of transformers a table says so, which benchmarks/row_independence.py writes
+at development time. Code that is no library's is unknown: its rows are run apart only if its
+author names them, with ``oomguard.guard(batch=...)``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
-# Whose hooks on a module do not count rows: what they keep, they keep for the call they stand in.
-_LIBRARIES: Final = frozenset({"torch", "transformers", "accelerate", "peft"})
+_TABLE: Final = Path(__file__).with_name("row_independence.toml")
+# Libraries whose hooks on a module do not look at rows.
+_HOOKING: Final = frozenset({"torch", "transformers", "accelerate", "peft"})
+# Libraries whose layers look at no other row: those of models, and of quantized weights.
+_LIBRARIES: Final = _HOOKING | {
+    "auto_gptq",
+    "awq",
+    "bitsandbytes",
+    "compressed_tensors",
+    "functools",
+    "gptqmodel",
+    "hqq",
+    "oomguard",
+    "optimum",
+    "sentence_transformers",
+    "timm",
+    "torchao",
+    "wrapt",
+}
+# Rotary positions whose angles follow from the length of a batch.
+ROPE_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
+_NO_ROWS: Final = -1
+_ATTENTION: Final = "transformers.modeling_utils"
 
 
 def records_gradients(model: Any, arguments: Iterable[Any]) -> bool:
@@ -19,52 +48,209 @@ def records_gradients(model: Any, arguments: Iterable[Any]) -> bool:
     return any(tensor.requires_grad for tensor in given) or any(p.requires_grad for p in model.parameters())
 
 
-def why_rows_depend(model: Any) -> str | None:
-    """Return why the rows of a call cannot be run apart; None where nothing tells of it."""
-    if model.training:
+def why_rows_depend(
+    model: Any, call: str, arguments: Mapping[str, Any], rows: int, tokens: int | None = None
+) -> str | None:
+    """Return why the rows of a model's call cannot be run apart; None if they can.
+
+    Args:
+        model: the model.
+        call: ``forward`` or ``generate``.
+        arguments: the arguments of the call by name; the advice names those with one entry a row.
+        rows: how many rows the call has.
+        tokens: the tokens of its longest row, prompt and answer; None if they are not known.
+    """
+    why = why_state_of(model) or why_rope(model, tokens)
+    if why is not None:
+        return why
+    own = own_code(model)
+    if own is not None:
+        return f"{own} is code of your own. {line_to_write(arguments, rows)}"
+    return _by_table(model, call, arguments, rows)
+
+
+def why_state_of(model: Any) -> str | None:
+    """Return what the model is in that makes rows depend on the batch, or on hooks; None if nothing is."""
+    if getattr(model, "training", False):
         return "the model is in training mode, where rows depend on the batch: call model.eval() first"
     if (why := why_drawn(model)) is not None:
         return why
     if getattr(getattr(model, "config", None), "expert_capacity", None) is not None:
         return "its experts take a number of tokens of the whole batch"
-    for name, module in model.named_modules():
+    for name, module in _modules(model):
         if module.training and hasattr(module, "running_mean"):
             return f"{name} is in training mode, where it looks at the whole batch: call {name}.eval() first"
     return why_hooked(model)
 
 
+def why_rope(model: Any, tokens: int | None) -> str | None:
+    """Return why rows of these tokens change each other's positions; None if they do not.
+
+    longrope and dynamic NTK take their angles from the longest row of the batch, once it is longer
+    than the model's original window.
+    """
+    config: Any = getattr(model, "config", None)
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(found, Mapping):
+        return None
+    for one in (found, *found.values()):
+        kind = one.get("rope_type", one.get("type")) if isinstance(one, Mapping) else None
+        if kind not in ROPE_BY_LENGTH:
+            continue
+        window = one.get("original_max_position_embeddings")
+        window = window or getattr(config, "original_max_position_embeddings", None)
+        window = window or getattr(config, "max_position_embeddings", None) or 0
+        if tokens is None or tokens > window:
+            return f"positions by {kind} change with the longest row of the batch, beyond {window} tokens"
+    return None
+
+
 def why_hooked(model: Any) -> str | None:
-    """Return which function of the user's own a model calls with the rows that run; None where it calls none."""
+    """Return which function of the user's own a model calls with the rows that run; None if it calls none."""
     import torch
 
     everywhere = torch.nn.modules.module
     for hooks in (everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks):
-        if not all(map(_is_library, hooks.values())):
+        if not all(map(_is_of_library, hooks.values())):
             return "a hook on all modules would see the rows of each part"
-    for name, module in model.named_modules() if hasattr(model, "named_modules") else ():
+    for name, module in _modules(model):
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            if not _is_library(hook):
+            if not _is_of_library(hook):
                 return f"a hook on {name or 'the model'} would see the rows of each part"
     return None
 
 
 def why_drawn(model: Any) -> str | None:
-    """Return which module drops at random what rows hold, which other rows beside them change; None where none does."""
-    for name, module in model.named_modules() if hasattr(model, "named_modules") else ():
+    """Return which module drops at random what rows hold; None if none does."""
+    for name, module in _modules(model):
         if module.training and _drops(module):
-            return f"{name or 'the model'} drops at random (it is in training mode): parts would draw other numbers than the call"
+            where = name or "the model"
+            return f"{where} drops at random (it is in training mode): parts would draw other numbers than the call"
     return None
 
 
+def own_code(model: Any) -> str | None:
+    """Return the name of the first code of a model that is no library's; None if there is none."""
+    seen: set[type] = set()
+    for name, module in _modules(model):
+        kind = type(module)
+        if not is_library(kind.__module__):
+            return kind.__name__
+        for attribute, value in vars(module).items():
+            if callable(value) and hasattr(value, "__code__") and not _is_of_library(value):
+                return f"{name}.{attribute}" if name else attribute
+        if kind not in seen:
+            seen.add(kind)
+            forward = getattr(kind, "forward", None)
+            if forward is not None and not _is_of_library(forward):
+                return f"{kind.__name__}.forward"
+    return _own_attention(model)
+
+
+def is_library(module_name: Any) -> bool:
+    """Return whether a Python module of this name is of a library whose layers look at no other row."""
+    return str(module_name).partition(".")[0] in _LIBRARIES
+
+
+def layout_of(model: Any) -> Mapping[str, tuple[int, int]]:
+    """Return the fields of a forward's result whose rows are not one entry each along the first axis.
+
+    For each field the axis, and the entries a row: 0 if that differs from call to call, -1 if no
+    axis holds the rows in order, so that parts cannot be put together.
+    """
+    fields = _table()["forward"]["layout"].get(_class_of(model), {})
+    return {f"its result[{name!r}]": _place_of(field) for name, field in fields.items()}
+
+
+def _place_of(field: Mapping[str, Any]) -> tuple[int, int]:
+    if not field.get("rows", True) or field.get("interleaved", False):
+        return 0, _NO_ROWS
+    return field.get("axis", 0), field.get("entries", 1)
+
+
+def line_to_write(arguments: Mapping[str, Any], rows: int) -> str:
+    """Return what to write so that a call runs in parts, for somebody who knows that no row depends on another."""
+    names = [name for name, value in arguments.items() if rows > 1 and _entries(value) == rows]
+    batch = ", ".join(f'"{name}"' for name in names) or "..."
+    if len(names) > 1:
+        batch = f"({batch})"
+    return (
+        "If no row depends on the others, make the call in a function that takes what has one entry a row, "
+        f"under @oomguard.guard(batch={batch})"
+    )
+
+
+def _by_table(model: Any, call: str, arguments: Mapping[str, Any], rows: int) -> str | None:
+    table, name = _table()[call], _class_of(model)
+    if name in table["independent"]:
+        return None
+    if name in table["dependent"]:
+        return str(table["dependent"][name])
+    why = _of_version(table["by_version"].get(name, {}))
+    if why is not None:
+        return why or None
+    return f"whether the rows of {name} depend on each other is not known. {line_to_write(arguments, rows)}"
+
+
+def _of_version(by_version: Mapping[str, str]) -> str | None:
+    """Return what the table says of the newest version up to this one; None if it says nothing."""
+    import transformers
+    from packaging.version import Version
+
+    here = Version(transformers.__version__)
+    older = [version for version in by_version if Version(version) <= here]
+    return by_version[max(older, key=Version)] if older else None
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    for call in ("forward", "generate"):
+        table[call]["independent"] = frozenset(table[call]["independent"])
+    return table
+
+
+def _class_of(model: Any) -> str:
+    """Return the name of a model's class, of the model inside where PEFT or torch.compile is around it."""
+    inner = getattr(model, "_orig_mod", model)
+    base = getattr(inner, "get_base_model", None)
+    if callable(base):
+        inner = base()
+    return type(inner).__name__
+
+
+def _modules(model: Any) -> Iterator[tuple[str, Any]]:
+    return iter(model.named_modules() if hasattr(model, "named_modules") else ())
+
+
 def _drops(module: Any) -> bool:
-    """Return whether a module in training mode drops: it is for that, or has a rate for it (``attention_dropout``)."""
+    """Return whether a module in training mode drops: it is for that, or has a rate for it."""
     own = vars(module)
     rates = [own.get("p"), own.get("drop_prob")] if "drop" in type(module).__name__.lower() else []
     rates += [value for name, value in own.items() if "drop" in name.lower()]
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
-def _is_library(hook: Any) -> bool:
-    while hasattr(hook, "func"):
-        hook = hook.func
-    return str(getattr(hook, "__module__", "")).partition(".")[0] in _LIBRARIES
+def _own_attention(model: Any) -> str | None:
+    """Return the user's own function that is registered as a model's attention; None if it is a library's."""
+    import sys
+
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    known = getattr(sys.modules.get(_ATTENTION), "ALL_ATTENTION_FUNCTIONS", {})
+    if not isinstance(name, str) or name not in known:
+        return None
+    return None if _is_of_library(known[name]) else f"the attention {name}"
+
+
+def _is_of_library(function: Any) -> bool:
+    while hasattr(function, "func"):
+        function = function.func
+    namespace = getattr(function, "__globals__", {})  # a decorator of the user's own copies the name of the module
+    return is_library(namespace.get("__name__", getattr(function, "__module__", "")))
+
+
+def _entries(value: Any) -> int | None:
+    """Return how many entries a tensor or a list has; None for anything else."""
+    if hasattr(value, "untyped_storage"):
+        return int(value.shape[0]) if value.dim() else None
+    return len(value) if isinstance(value, (list, tuple)) else None

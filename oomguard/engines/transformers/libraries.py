@@ -10,10 +10,8 @@ from typing import Any, Final
 
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.transformers.began import Began
-from oomguard.engines.transformers.comparing import RowsCompared
 from oomguard.engines.transformers.generate import GenerateCall
 from oomguard.engines.transformers.inputs import size_of_generate
-from oomguard.engines.transformers.traced_call import TracedCall
 
 # What PEFT hangs on each of its layers for the time of a call, in tuners/lora/model.py.
 _HOOKS: Final = frozenset({"_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"})
@@ -57,25 +55,12 @@ class HarnessCall(GenerateCall):
         named = _named(lm, args, kwargs)
         call = GenerateCall.of(lm.model, (), {"input_ids": named["context"]}, began)
         pad = getattr(lm.tokenizer, "pad_token_id", None)
-        return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, call.view, pad=pad or 0)
+        return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, pad=pad or 0)
 
     @property
     def pad_value(self) -> int | None:
         """The token after a row that ended earlier than others."""
         return self.pad
-
-    def comparison(self) -> RowsCompared | None:
-        """Return what compares rows of the call of ``generate``."""
-        return self._without_criteria().comparison()
-
-    def traced(self) -> TracedCall | None:
-        """Return the call of ``generate``, without its criteria: no answer is longer than it."""
-        return self._without_criteria().traced()
-
-    def _without_criteria(self) -> GenerateCall:
-        given = {name: value for name, value in self.kwargs.items() if name not in {"context", "stop"}}
-        given.update(input_ids=self.kwargs["context"], pad_token_id=self.pad)
-        return GenerateCall(self.model, (), given, self.rows, self.prompt_tokens, self.draws, self.began, self.view)
 
 
 def _remove_hooks(model: Any) -> None:

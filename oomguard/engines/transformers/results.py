@@ -34,9 +34,8 @@ class AddedResults:
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     not_splittable: str = "the results of all batches are kept together: set eval_accumulation_steps"
-    beside_row_bytes: int = 0
+    estimated_row_bytes: int | None = None
     waits_on_host: bool = False
-    unsettled: None = None
     may_train: bool = False
     pad_value: int | None = None
     puts_back: Collection[str] = ()
@@ -79,12 +78,6 @@ class AddedResults:
         """Return the result as it is put together."""
         del place
         return result
-
-    def comparison(self) -> None:
-        """Return None: its rows are known by other means."""
-
-    def traced(self) -> None:
-        """Return nothing: no model runs."""
 
 
 def added(

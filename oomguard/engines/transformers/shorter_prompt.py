@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.engines.transformers.inputs import inputs_of
 from oomguard.engines.transformers.media import Media
-from oomguard.engines.transformers.whole_view import NAMES
+from oomguard.engines.transformers.step_functions import NAMES
 from oomguard.facts import FactValue
 from oomguard.observe import torch_memory
 

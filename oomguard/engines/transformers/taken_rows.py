@@ -1,8 +1,4 @@
-"""Arguments that nobody has listed, taken for rows where all that a call is given has as many entries.
-
-That alone says little: such a call is run in parts only where its model's code, followed with another number of rows, says that each
-row stands for itself, and where rows come out the same beside others and alone.
-"""
+"""Arguments that nobody has listed, taken for rows where all that a call is given has as many entries."""
 
 from __future__ import annotations
 
@@ -30,11 +26,6 @@ def taken_for_rows(arguments: Mapping[str, Any], rows: int, beside: Collection[s
     return frozenset(
         name for name, value in arguments.items() if (name in beside or not is_known(name)) and _has_rows(value, rows)
     )
-
-
-def why_unlisted(taken: Collection[str]) -> str | None:
-    """Return what has to be told of a call with such arguments; None without one."""
-    return f"{', '.join(sorted(taken))}: not known to have one entry a row" if taken else None
 
 
 def _has_rows(value: Any, rows: int) -> bool:

@@ -1,0 +1,338 @@
+"""One call run whole, then in parts: the first part is small and is the measurement.
+
+Its peak above the baseline, per row, gives the size of the next parts, and later parts refine it.
+Finished rows are kept, and the order never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Final
+
+from oomguard.attempting.ledger import Ledger
+from oomguard.engines.protocol import WatchedCall
+from oomguard.guarding.beginning import Generators, may_begin_in_parts
+from oomguard.guarding.changed_call import ChangedCall, log_patch
+from oomguard.guarding.failure import (
+    annotate,
+    clear,
+    facts_of,
+    forget,
+    in_phase,
+    let_go,
+    row_bytes_at_failure,
+    run_guarded,
+    scan_error,
+)
+from oomguard.guarding.gathered import Gathered
+from oomguard.guarding.making_room import make_room
+from oomguard.guarding.mistake import tell_of_mistake
+from oomguard.guarding.owner import Owner
+from oomguard.guarding.part_run import run_rows
+from oomguard.guarding.partial import keep_in, leave_in, partial_of
+from oomguard.guarding.row_measurements import RowMeasurements
+from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
+from oomguard.incident import Effect, Incident, Patch, SettingInForce
+from oomguard.log import get_logger
+from oomguard.observe import torch_memory
+from oomguard.observe.exceptions import may_be_oom
+from oomguard.remedy.call_variants import VARIED
+from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
+
+# Results that would take more than this part of the room wait on the host.
+_RESULTS_SHARE: Final = 4
+_FEWER_RESULTS: Final = (
+    "Make the call and compute what you need of it in one function, under @oomguard.guard(batch=...)"
+)
+
+
+class MicroBatchRun:
+    """One call under the guard: run whole, then in parts of as many rows as fit; finished rows are kept.
+
+    Args:
+        owner: the guard in force, which is told of each attempt, incident and patch.
+        wrapped: the engine's own function, or the user's.
+        call: one call of it, as it was made.
+    """
+
+    def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
+        self._owner, self._wrapped = owner, wrapped
+        self._changed = ChangedCall(call)
+        self._rows = self._size = self._begun = call.rows
+        self._whole: Any = None
+        self._gathered = Gathered.of(self._changed.made)
+        self._next_row = self._base_bytes = 0
+        self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
+        self._not_splittable: str | None = call.not_splittable
+        self._measured, self._generators = RowMeasurements(), Generators({})
+        unknown: float | None = None
+        self._room_bytes = self._peak_bytes = self._seconds = unknown
+        self._first_error: BaseException | None = None
+        self._part_error: str | None = None
+        self._incident: Incident | None = None
+
+    def run(
+        self,
+        failed: list[BaseException] | None = None,
+        *,
+        seconds: float | None = None,
+        measured: Mapping[str, float] | None = None,
+    ) -> tuple[Any, BaseException | None]:
+        """Return the call's result and None, or None and the exception to raise.
+
+        ``failed`` holds the exception of the whole call, where it has been run already, and is emptied: no frame may keep it.
+        """
+        self._first_error = failed.pop() if failed else None
+        self._peak_bytes, self._seconds = (measured or {}).get("peak_bytes"), seconds
+        if self._first_error is None:
+            self._begin()
+        try:
+            for _ in self._ledger.rounds():
+                for patch in self._ledger.patches:
+                    self._apply(patch)
+                if self._attempt():
+                    return self._joined()
+            return None, self._given_up()
+        except BaseException as stop:  # or our own mistake: what is done can be reached all the same
+            partial = partial_of(self._gathered)
+            self._owner.ended((), partial)
+            if partial is not None:
+                keep_in(stop, partial)
+            if self._first_error is None or not isinstance(stop, Exception):
+                raise
+            tell_of_mistake(stop, self._first_error)
+            return None, self._given_up()
+        finally:
+            self._first_error = None  # its frames' callers hold this run: neither would go before a collection
+
+    def _begin(self) -> None:
+        """Begin with the rows that earlier calls ran with, and with what is free for them now."""
+        self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
+        if not self._owner.known or not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
+            return
+        self._generators = Generators.now()
+        self._size = self._begun = self._owner.known.begin(self._call, free)
+        self._ledger.settings["batch_size"] = self._size
+        if self._size < self._rows:
+            self._gathered.park()  # what is known to fit was alone with the rows
+        for name, value in self._owner.known.varied(self._call).items():
+            self._changed.change(name, value)
+        self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
+
+    def _attempt(self) -> bool:
+        """Run the rows that are left; return False where one part failed."""
+        if self._ledger.attempts:
+            self._peak_bytes = self._seconds = None
+        self._ledger.settings.update(self._changed.settings)
+        failed = self._run_whole() if self._size >= self._rows else self._run_parts()
+        # Measured parts made room for larger ones: the last size is the one that holds.
+        self._ledger.settings["batch_size"] = self._size
+        measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
+        incident = None if failed is None else self._explain(failed)
+        error = "" if failed is None else self._part_error or type(failed).__name__
+        ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
+        is_changed = self._first_error is not None or self._changed.settings or self._gathered.done
+        self._owner.record(ended, is_healthy=not is_changed)
+        if incident is not None:
+            self._ledger.choose(incident, lambda name: name == "batch_size" or name in VARIED)
+        return failed is None
+
+    def _run_whole(self, *, again: bool = False) -> BaseException | None:
+        """Run the call as the user made it, unless it has been run, or another way, and keep its result; ``again``: it has begun."""
+        if self._changed.settings:
+            return self._run_changed()
+        error = self._first_error
+        around = self._call.around(0, self._rows) if again or error is not None else nullcontext()
+        while error is None or make_room(error, self._gathered, self._call):
+            with torch_memory.Peak() as measured, around:
+                self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
+            self._peak_bytes = measured.bytes
+            if error is None:
+                self._gathered = Gathered(self._rows)
+                if self._owner.known:
+                    self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
+                return None
+            around = self._call.around(0, self._rows)  # what the failed call drew is drawn again
+        return error
+
+    def _run_changed(self) -> BaseException | None:
+        """Run all rows another way; return the first failure where that shows that it cannot be done."""
+        with torch_memory.Peak() as measured, self._call.around(0, self._rows):
+            self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
+        self._peak_bytes = measured.bytes
+        if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
+            return error
+        why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
+        if why is None:
+            self._whole = self._call.completed(self._whole, 0, self._rows)
+            self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
+            return None
+        self._ledger.forget(self._changed.take_back(why))
+        self._generators.put_back()
+        return self._run_whole(again=True)
+
+    def _run_parts(self) -> BaseException | None:
+        while self._next_row < self._rows:
+            stop = min(self._rows, self._next_row + self._size)
+            torch_memory.empty_cache()  # blocks of parts of another size hold no whole tensor of this one's
+            rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
+            refusing = refusing_gradients(really=self._call.may_train)
+            with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
+                part, error = run_rows(self._wrapped, self._call, self._next_row, stop)
+            peak = measured.bytes
+            self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
+            problem = None if error is not None else self._call.problem(part, rows)
+            if problem is not None:
+                self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
+            elif error is None:
+                problem, error = run_guarded(self._gathered.take, (self._call, part, rows), {})
+            del part
+            if problem is not None:
+                return self._as_it_was_made(problem)
+            if error is not None and make_room(error, self._gathered, self._call):
+                continue
+            if error is not None:
+                return self._failed_in_part(error, stop)
+            self._measured.add(rows, before, peak)
+            self._next_row = stop
+            self._resize(before)
+        return None
+
+    def _failed_in_part(self, error: BaseException, stop: int) -> BaseException | None:
+        """Return what a part's failure is judged by: itself, or the call as it was made where the split may have caused it."""
+        if isinstance(error, GradientRecorded):
+            forget(error)
+            return self._as_it_was_made(str(error))
+        if may_be_oom(error) and scan_error(error).first_cause is not None:
+            self._measured.failed(stop - self._next_row)
+            return error
+        if self._first_error is None and stop - self._next_row >= self._begun:
+            return error  # earlier calls ran in parts of this size
+        self._part_error = type(error).__name__
+        forget(error)
+        return self._as_it_was_made(f"rows {self._next_row} to {stop} by themselves raised {self._part_error}: {error}")
+
+    def _as_it_was_made(self, why_not: str) -> BaseException | None:
+        """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
+        self._not_splittable, self._size = why_not, self._rows
+        self._ledger.forget(self._changed.take_back(why_not))
+        if self._first_error is None:
+            self._owner.known.forget(self._call)
+            self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
+            self._generators.put_back()
+        return self._run_whole(again=True)
+
+    def _resize(self, before_bytes: int | None) -> None:
+        """Set the rows of the next part from what the parts so far took; results that would fill the room wait on the host."""
+        if before_bytes is None or self._room_bytes is None:
+            return
+        if self._gathered.device_bytes * _RESULTS_SHARE > self._room_bytes:
+            self._gathered.park()
+        held = (torch_memory.live_bytes(self._call.model) or before_bytes) - self._base_bytes
+        rows = self._measured.rows_within(self._room_bytes - held)
+        if rows is not None:
+            self._size = min(self._rows, rows)
+
+    def _explain(self, error: BaseException) -> Incident | None:
+        """Diagnose a failure and plan for it; None where it is no memory failure. The first one is what is raised in the end."""
+        if self._first_error in (None, error):
+            self._report_split(error)
+        size = self._size if self._not_splittable is None else self._rows
+        scanned = scan_error(error, {"batch_size": SettingInForce("batch_size", size, None, "given")})
+        if (failure := scanned.first_cause) is None:
+            self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
+            return None
+        self._first_error = self._first_error or error
+        self._changed.failed(error)
+        if self._call.may_train and trains(error):
+            self._not_splittable = WHY_NOT
+        scanned = in_phase(scanned, self._call.phase or ("training" if self._not_splittable == WHY_NOT else None))
+        failure = scanned.first_cause or failure
+        clear(error, is_raised=error is self._first_error)
+        torch_memory.release()
+        model = self._model(failure)
+        from oomguard.diagnosing import default_rules  # only a failure waits for it
+
+        diagnosis = self._ledger.diagnose(
+            scanned,
+            default_rules(),
+            failed_with={**self._ledger.settings, "batch_size": model.rows},  # one that ran may be planned again
+            given=facts_of(self._call, model),
+            behind=model,
+        )
+        incident = diagnosis.first_cause or failure
+        self._base_bytes, self._room_bytes = model.base_bytes or 0, model.room_bytes(incident)
+        self._incident = incident
+        self._owner.incident(diagnosis)
+        return incident
+
+    def _report_split(self, error: BaseException) -> None:
+        """Log at once that the call goes on in parts, once for each kind of call: finding their size takes a moment."""
+        if self._not_splittable is not None or self._rows < 2 or "memory" not in str(error):
+            return
+        kind = type(self._call).__name__, id(self._call.model)
+        logger = get_logger()
+        log = logger.info if kind in self._owner.reported else logger.warning
+        self._owner.reported.add(kind)
+        log("out of memory: trying a few of the rows, then as many as fit", rows=self._rows)
+
+    def _model(self, failure: Incident) -> CallModel:
+        """Return the call as its model: what its rows held when they failed, and what of it may be done another way."""
+        rows = self._rows if self._not_splittable is not None else min(self._size, self._rows - self._next_row)
+        base = torch_memory.live_bytes(self._call.model)
+        return CallModel(
+            rows,
+            base,
+            seen_row_bytes=row_bytes_at_failure(failure, base, rows),
+            estimated_row_bytes=self._call.estimated_row_bytes,
+            is_cached=torch_memory.is_cached(),
+            not_splittable=self._not_splittable,
+            others_ran=self._next_row > 0,
+            attempts_left=self._owner.policy.max_relaunches - len(self._ledger.attempts),
+            variants=self._changed.variants(),
+        )
+
+    def _apply(self, patch: Patch) -> None:
+        self._owner.patched(patch)
+        if patch.setting == "batch_size":
+            assert isinstance(patch.new, int)  # noqa: S101 - a number of rows
+            self._size = patch.new
+        elif patch.new is not None:
+            self._changed.change(patch.setting, patch.new)
+            if patch.effect > Effect.OUTPUT_PRESERVING:  # the same for all rows
+                self._gathered, self._next_row = Gathered.of(self._changed.made), 0
+        log_patch(patch, self._incident.kind if self._incident else None, self._next_row)
+
+    @property
+    def _call(self) -> WatchedCall:
+        return self._changed.call
+
+    def _joined(self) -> tuple[Any, BaseException | None]:
+        """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
+        is_whole = not self._gathered.done
+        result, error = (self._whole, None) if is_whole else run_guarded(self._gathered.result_of, (self._call,), {})
+        if error is not None:
+            clear(error)
+            why = f"its rows cannot be put together: {error}"
+            if may_be_oom(error):
+                why = f"the results of all {self._rows} rows do not fit on the device together. {_FEWER_RESULTS}"
+            self._not_splittable = self._not_splittable or why
+            self._first_error = self._first_error or error
+            return None, self._given_up()
+        failed = self._first_error is not None
+        forget(self._first_error)
+        rows, row_bytes = self._measured.most_rows or self._rows, self._measured.row_bytes or None
+        self._owner.known.ran(self._call, rows, row_bytes, after_failure=failed, varied=self._changed.lasting)
+        self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
+        return result, None
+
+    def _given_up(self) -> BaseException | None:
+        """Return the first failure, with the diagnosis and the finished rows in it."""
+        error, partial = self._first_error, partial_of(self._gathered)
+        self._owner.ended(tuple(self._ledger.attempts), partial)
+        if error is None or self._incident is None:
+            return error
+        annotate(error, self._incident, self._ledger.attempts)
+        let_go(error)
+        return leave_in(error, partial, self._not_splittable)
