@@ -1,10 +1,12 @@
-"""Kill oomguard with SIGKILL at random moments of a run: no process, no folder and an intact journal may be left.
+"""Kill a process of oomguard with SIGKILL at random moments of a run: no process, no folder and an intact journal may be left.
 
 Each round starts a run that fails of memory, is run again and then waits, beside a process in a session of its own, and kills
-oomguard between 0 and 2.5 seconds later. 200 rounds by default; with ``--resume FILE`` they go on where they stopped.
+the supervisor, the reaper or the analyst, in turns, between 0 and 2.5 seconds later. Without its analyst the command goes on, and
+ends by the TERM that follows. 200 rounds by default; with ``--resume FILE`` they go on where they stopped.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import shlex
@@ -15,6 +17,8 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import psutil
+
 from support.figure import conclude
 from support.resume import Results
 from support.supervising import RUN, left, marked, wait_for
@@ -22,6 +26,7 @@ from support.supervising import RUN, left, marked, wait_for
 ENGINE = Path(__file__).parents[1] / "tests" / "supervise" / "fake_engine.py"
 LATEST_S = 2.5
 GONE_LIMIT_S = 60
+VICTIMS = ("", "oomguard-watch", "oomguard-analys")
 
 
 def killed_round(number: int, folder: Path) -> list[str]:
@@ -39,11 +44,10 @@ def killed_round(number: int, folder: Path) -> list[str]:
         env=marked(mark, {"TMPDIR": str(temporary)}),
     ) as process:
         wait_for(lambda: process.poll() is not None, moment_s)
-        process.kill()
-    problems = []
+        problems = _kill(process, VICTIMS[number % len(VICTIMS)])
     if not wait_for(lambda: left(mark) == [], GONE_LIMIT_S):
         problems.append(f"processes {left(mark)}")
-    if any(temporary.glob("oomguard-*")):
+    if any(path.is_dir() for path in temporary.glob("oomguard-*")):  # a file is output that was not explained
         problems.append("a folder in the temporary folder")
     if journal.exists():
         with closing(sqlite3.connect(journal)) as database:
@@ -51,6 +55,27 @@ def killed_round(number: int, folder: Path) -> list[str]:
             if state != "ok":
                 problems.append(f"the journal: {state}")
     return [f"killed after {moment_s:.2f} s: {problem}" for problem in problems]
+
+
+def _kill(process: subprocess.Popen, victim: str) -> list[str]:
+    """Kill one process of a run and wait for the run's end; return what is wrong with its status."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(process.pid).children()
+        one = next((child for child in children if child.name() == victim), None)
+        if victim and one is None:
+            victim = ""  # it has not begun, or has ended
+        if one is not None:
+            one.kill()
+    if victim != "oomguard-analys":
+        if not victim:
+            process.kill()
+        process.wait(GONE_LIMIT_S)
+        return []
+    wait_for(lambda: process.poll() is not None, 1)
+    if process.poll() is None:
+        process.terminate()
+    status = process.wait(GONE_LIMIT_S)
+    return [] if status in {1, 143, -15} else [f"status {status} without the analyst"]
 
 
 def main() -> None:

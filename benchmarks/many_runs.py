@@ -8,14 +8,11 @@ from pathlib import Path
 
 import psutil
 
-from oomguard.cli.run import configure_log
-from oomguard.engines.command import Launch
-from oomguard.remedy.policy import Policy
-from oomguard.rules.load import load_rules
-from oomguard.supervise import process
-from oomguard.supervise.process import become_subreaper
-from oomguard.supervise.relaunch import Supervision
-from oomguard.supervise.signals import Signals
+from oomguard.supervisor import process
+from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.process import become_subreaper
+from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.streams import StandardInput
 from support.figure import conclude
 from support.supervising import wait_for
 
@@ -51,16 +48,16 @@ def main() -> None:
 
 def measured(count: int) -> dict[str, int]:
     """Run so many and return what is there that was not before."""
-    configure_log("console", quiet=True, verbose=False)
     become_subreaper()
     process.SPARE_S = 0.0  # each orphan would be given its seconds, and a thousand of them take an hour
-    rules = load_rules()
     before = (children(), descriptors(), threading.active_count(), folders())
     began = time.perf_counter()
     for number in range(count):
+        buffer = OutputBuffer()
         with Signals() as signals:
-            outcome = Supervision(Launch(COMMAND), Policy(), lambda: rules).run(signals)
-        assert outcome.status == 3, outcome
+            ended = process.run_once(process.Command(COMMAND, {}), buffer, signals, StandardInput())
+        buffer.close()
+        assert ended.status == 3, ended
         if number == 0:  # what is loaded once is open from here on
             before = (before[0], descriptors(), *before[2:])
     took_s = time.perf_counter() - began

@@ -1,25 +1,92 @@
 """The program: ``oomguard``, and ``python -m oomguard``, which is the same."""
 
-import gc
+import _signal  # type: ignore[import-not-found] # it is in the interpreter, in no folder
 import sys
 
-from oomguard.clean_start import leave_working_directory
-
 _COLLECTED_AFTER = 50_000
+_START_S = 10.0
+_before: list = []  # type: ignore[type-arg]
 
 
 def main() -> None:
     """Run the command line; from here on nothing is imported from the working directory."""
+    words = sys.argv[2:]
+    if sys.argv[1:2] == ["run"] and "--" in words[:-1]:
+        _run(words)
     try:
+        from oomguard.clean_start import leave_working_directory
+
         leave_working_directory()
-        gc.set_threshold(_COLLECTED_AFTER)  # what is loaded stays: to look for garbage in it delays the command
-        if sys.argv[1:2] == ["run"]:
-            _end_by_interrupt()
+        import gc
+
+        gc.set_threshold(_COLLECTED_AFTER)  # what is loaded stays: to look for garbage in it takes time
         from oomguard.cli import main as run
 
         run()
     except KeyboardInterrupt:  # before a sub-command takes care of it
         raise SystemExit(130) from None
+
+
+def _run(words: list[str]) -> None:
+    """Run the command behind ``--`` under the supervisor; return where only help is asked for.
+
+    Whatever is wrong with oomguard, the command runs.
+    """
+    at = words.index("--")
+    command = words[at + 1 :]
+    try:
+        _arm(command)
+        status = _supervised(words[:at], command)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BaseException:  # noqa: BLE001 - as said
+        status = _become(command)
+    if status is not None:
+        raise SystemExit(status)
+
+
+def _supervised(own: list[str], command: list[str]) -> int | None:
+    """Supervise the command and never return, unless it cannot be started, or only help is asked for (None)."""
+    from oomguard.clean_start import leave_working_directory
+
+    leave_working_directory()
+    _end_by_interrupt()
+    if {"-h", "--help"} & set(own):
+        _disarm()
+        return None
+    from oomguard.supervisor.failsafe import become, run_safely
+    from oomguard.switch import disabled
+
+    if not disabled():
+        run_safely(own, command, ready=_disarm)
+    _disarm()
+    return become(command)
+
+
+def _become(command: list[str]) -> int:
+    """Become the command, by nothing but system calls; return the status where that fails."""
+    import os
+
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
+    try:
+        os.execvp(command[0], command)  # noqa: S606
+    except FileNotFoundError:
+        return 127
+    except (OSError, ValueError):
+        return 126
+
+
+def _arm(command: list[str]) -> None:
+    """Become the command where oomguard does not come so far as to supervise it in time."""
+    _before.append(_signal.signal(_signal.SIGALRM, lambda *_: sys.exit(_become(command))))
+    _signal.setitimer(_signal.ITIMER_REAL, _START_S)
+
+
+def _disarm() -> None:
+    """Take the alarm back: from here on the supervisor watches itself."""
+    while _before:
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        _signal.signal(_signal.SIGALRM, _before.pop())
 
 
 def _end_by_interrupt() -> None:

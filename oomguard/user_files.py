@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 from oomguard.regular_file import read_regular
 
 _MAX_KEPT_BYTES: Final = 64 << 20
+# What commands a user runs is nobody else's business.
+OWN_FOLDER: Final = 0o700
 _BELOW_HOME: Final = {"cache": ".cache", "config": ".config", "state": ".local/state"}
 
 
@@ -60,15 +62,15 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 def keep(path: Path, content: bytes) -> None:
     """Write a file for the next time, whole or not at all; do without a cache that cannot be written."""
     with contextlib.suppress(OSError):
-        write_whole(path, content)
+        write_whole(path, content, folder_mode=OWN_FOLDER)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, folder_mode: int = 0o777) -> None:
     """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then.
 
-    The rights of a file that was there stay.
+    The rights of a file that was there stay; ``folder_mode`` is of a folder that has to be made.
     """
-    make_folder(path.parent)
+    make_folder(path.parent, folder_mode)
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         partial.write_bytes(content)

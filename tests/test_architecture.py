@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
-    {"_version", "regular_file"},
+    {"_version", "regular_file", "supervisor", "switch"},
     {
         "clean_start",
         "errors",
@@ -21,10 +21,10 @@ ROOMS = (
         "installation",
         "fact_registry",
         "records",
-        "switch",
         "user_files",
         "live_storages",
         "loading",
+        "own_process",
         "partial",
     },
     {"facts"},
@@ -43,7 +43,7 @@ ROOMS = (
     {"budgeting", "comparing", "fleet"},
     {"placement"},
     {"report"},
-    {"rule_testing", "journal"},
+    {"rule_testing", "journal", "analyst"},
     {"attempting", "checking", "telemetry"},
     {"guarding", "supervise", "testing"},
     {"instrumentation", "mapping", "ranks", "serving"},
@@ -102,6 +102,12 @@ def test_imports_point_one_way():
         if name != room(path) and LEVEL[name] >= LEVEL[room(path)]
     ]
     assert not wrong
+
+
+def test_the_supervisor_knows_nothing_of_ours_but_itself():
+    assert not {name for path in (PACKAGE / "supervisor").glob("*.py") for name in imported(tree_of(path))} - {
+        "supervisor"
+    }
 
 
 # The same inside memory/: constants and bytes first, then the model, then what vLLM and a call of generate make of it.

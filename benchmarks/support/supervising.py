@@ -59,3 +59,12 @@ def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = No
         check=False,
         env={**os.environ, **(env or {})},
     )
+
+
+def hooked(folder: Path, code: str) -> dict[str, str]:
+    """Return an environment in which each Python that oomguard runs in executes ``code`` as it starts."""
+    hook = folder / "hook"
+    hook.mkdir(exist_ok=True)
+    (hook / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join([str(hook), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}

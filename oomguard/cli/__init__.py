@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import sys
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
 from oomguard.cli.own_output import GONE_STATUS, OutputLostError, pass_on, told_apart
 from oomguard.errors import OomguardError, exit_status_of
-from oomguard.switch import disabled
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
 _COMMANDS: Final = {
@@ -78,10 +76,7 @@ def _group(ctx: click.Context) -> None:
 def main(argv: list[str] | None = None) -> Any:
     """Run the command line and exit; a user's mistake is one message and status 2, never a traceback."""
     words = sys.argv[1:] if argv is None else argv
-    if disabled() and words[:1] == ["run"] and "--" in words[:-1]:
-        status: Any = become(words[words.index("--") + 1 :])
-    else:
-        status = _status_of(words)
+    status = _status_of(words)
     if (lost := pass_on(1)) is not None and not status:
         status = _told(lost)
     pass_on(2)
@@ -90,6 +85,20 @@ def main(argv: list[str] | None = None) -> Any:
 
 def _status_of(words: list[str]) -> Any:
     """Run the command line; return its exit status."""
+    try:
+        return run_group(words)
+    except Exception as error:  # noqa: BLE001 - a failure of oomguard's own has a status that no command has
+        show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
+        if "-v" in words or "--verbose" in words:
+            with contextlib.suppress(OSError):
+                import traceback
+
+                traceback.print_exc()
+        return 125
+
+
+def run_group(words: list[str]) -> Any:
+    """Run the command line; return its exit status, where it is not oomguard itself that fails."""
     try:
         return _group.main(args=words, prog_name="oomguard", standalone_mode=False)
     except OutputLostError as error:
@@ -103,14 +112,6 @@ def _status_of(words: list[str]) -> Any:
     except OomguardError as error:
         show_error(error)
         return exit_status_of(error)
-    except Exception as error:  # noqa: BLE001 - a failure of oomguard's own has a status that no command has
-        show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
-        if "-v" in words or "--verbose" in words:
-            with contextlib.suppress(OSError):
-                import traceback
-
-                traceback.print_exc()
-        return 125
 
 
 def _told(lost: OutputLostError) -> int:
@@ -118,18 +119,6 @@ def _told(lost: OutputLostError) -> int:
     if lost.exit_status != GONE_STATUS:
         show_error(OomguardError(f"standard output: {lost}"))
     return lost.exit_status
-
-
-def become(command: list[str]) -> int:
-    """Become the command, as if oomguard were not there (OOMGUARD_DISABLE); return the exit status where that fails."""
-    try:
-        os.execvp(command[0], command)  # noqa: S606
-    except FileNotFoundError:
-        show_error(OomguardError(f"{command[0]}: command not found"))
-        return 127
-    except OSError as error:
-        show_error(OomguardError(f"{command[0]}: {error.strerror}"))
-        return 126
 
 
 def show_error(error: OomguardError) -> None:

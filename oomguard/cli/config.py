@@ -16,6 +16,7 @@ from oomguard.cli.durations import seconds_in
 from oomguard.cli.restrictions import Restrictions, said_of_unknown
 from oomguard.errors import UsageError
 from oomguard.escapes import strip_escapes
+from oomguard.regular_file import read_regular
 from oomguard.user_files import user_folder
 
 OPTIONS: Final = (
@@ -43,6 +44,7 @@ OPTIONS: Final = (
     "quiet",
     "verbose",
     "grace",
+    "input",
     "pty",
     "exit_code",
     "color",
@@ -72,7 +74,7 @@ _PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
 _NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"})
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after", "rank_timeout"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
-_PARAMETERS: Final = {"format": "form", "min": "floors", "pin": "pinned", "set": "given"}
+_PARAMETERS: Final = {"format": "form", "input": "input_file", "min": "floors", "pin": "pinned", "set": "given"}
 _TABLE: Final = "[tool.oomguard]"
 # A stranger's file is read no further than this. tomllib takes a time and a memory that grow with the square of a key's dots.
 _MAX_BYTES: Final = 256 * 1024
@@ -134,7 +136,7 @@ def own_file() -> Path:
 def _own_options() -> OptionsFile | None:
     path = own_file()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, _MAX_BYTES).decode("utf-8")
         import tomllib  # most users have no such file
 
         table = tomllib.loads(text)
@@ -144,8 +146,9 @@ def _own_options() -> OptionsFile | None:
         if not os.access(path.parent, os.X_OK):  # another user's folder: a changed user keeps HOME in many containers
             return None
         raise UsageError(f"{path}: {error.strerror}", hint="oomguard reads your own options there") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}", hint="oomguard reads your own options there") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path}: {why}", hint="oomguard reads your own options there") from None
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")

@@ -15,10 +15,10 @@ from oomguard.errors import UsageError
 from oomguard.log import get_logger
 
 if TYPE_CHECKING:
+    from oomguard.analyst.link import Link
     from oomguard.supervise.companions import Companion
     from oomguard.supervise.outcome import Outcome
     from oomguard.supervise.relaunch import Supervision
-    from oomguard.supervise.signals import Signals
     from oomguard.telemetry.exporter import Exporter
     from oomguard.telemetry.run_metrics import Outlet
     from oomguard.telemetry.target import Address
@@ -37,13 +37,13 @@ def metrics_option(function: F) -> F:
 
 
 def run_told(
-    supervision: Supervision, signals: Signals, ctx: click.Context, metrics: str | None, *, is_inner: bool
+    supervision: Supervision, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
 ) -> Outcome:
     """Run the command, with what counts and tells its attempts beside what goes along already.
 
     Args:
         supervision: the run.
-        signals: tell whether the user has stopped it.
+        link: to the supervisor, which tells whether the user has stopped it.
         ctx: tells whether a flag or a variable asks for metrics.
         metrics: where they go; None: nowhere.
         is_inner: whether another run is around this one, which heeds the same variables.
@@ -54,7 +54,7 @@ def run_told(
     """
 
     def stopped() -> bool:
-        return signals.stopped_by is not None
+        return link.signals.stopped_by is not None
 
     from oomguard.supervise.companions import Companions
 
@@ -64,13 +64,13 @@ def run_told(
     tracing = _tracing()
     if tracing is None:
         supervision.companions = Companions(tuple(along))
-        return supervision.run(signals)
+        return supervision.run(link)
     from oomguard.telemetry.run_spans import RunSpans
 
     spans = RunSpans(tracing.provider, argv, stopped)
     supervision.companions, status = Companions((*along, spans)), None
     try:
-        outcome = supervision.run(signals)
+        outcome = supervision.run(link)
         status = outcome.status
     finally:
         try:

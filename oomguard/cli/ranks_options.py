@@ -16,11 +16,11 @@ from oomguard.errors import UsageError
 from oomguard.log import get_logger
 
 if TYPE_CHECKING:
+    from oomguard.analyst.link import Signals
     from oomguard.engines.command import Launch
     from oomguard.ranks.of_a_job import RankOfAJob
     from oomguard.supervise.companions import Companion
     from oomguard.supervise.ended_by_us import EndedByUs
-    from oomguard.supervise.signals import Signals
     from oomguard.supervise.together import Together
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0

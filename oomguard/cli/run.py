@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO, cast
@@ -30,19 +28,20 @@ from oomguard.cli.ranks_options import RanksOptions, ranks_options
 from oomguard.cli.reuse_option import reuse_option, reused
 from oomguard.cli.run_report import check_report, write_report
 from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
-from oomguard.cli.serving_options import BesideServer, ServingOptions, serving_options
+from oomguard.cli.serving_options import END_S, BesideServer, ServingOptions, serving_options
 from oomguard.errors import InputError, UsageError
 from oomguard.incident import Diagnosis
 from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
 from oomguard.supervise.own_files import OwnFiles, of_journal
-from oomguard.supervise.process import DEFAULT_GRACE_S
+from oomguard.supervisor.options import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
+    from oomguard.analyst.link import Link
     from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
+    from oomguard.supervise.hung_start import HungStart
     from oomguard.supervise.outcome import Outcome
-    from oomguard.supervise.signals import Signals
 
 
 # How long a run waits for others that write the journal; after it the run goes on without.
@@ -97,6 +96,13 @@ JOURNAL_BUSY_S: Final = 1.0
 @journal_option("Where attempts are recorded")
 @reuse_option
 @option(
+    "--input",
+    "input_file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Give FILE to the command as its standard input, at each attempt from its beginning.",
+)
+@option(
     "--grace",
     type=Duration(),
     default=DEFAULT_GRACE_S,
@@ -140,6 +146,7 @@ def command(
     snapshot: str | None,
     journal: Location | None,
     reuse: bool,
+    input_file: str | None,
     grace: float,
     pty: bool,
     log_format: str,
@@ -155,94 +162,102 @@ def command(
 ) -> int:
     """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
 
-    The exit status is the command's own, or 1 where that is 0 though the engine's log says that it died, or a full disk did not
-    take its output; 128+n after a signal; 125 when oomguard itself failed; 126 and 127 as a shell; see --exit-status.
+    The exit status is the command's own, whatever happens inside oomguard; 1 where that is 0 though the engine's log says that it
+    died, or a full disk did not take its output; 128+n after a signal; 125 where the command could not be started; 126 and 127
+    as a shell; see --exit-status.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
+    from oomguard.analyst.link import current_link
+
+    link = current_link()
+    if link is None:
+        raise UsageError("oomguard run is a command of its own", hint="oomguard run -- python script.py")
+    from oomguard.engines.command import Launch
+    from oomguard.log import get_logger
+    from oomguard.supervise.companions import Companions
+    from oomguard.supervise.keeping import Keeper
     from oomguard.supervise.nesting import outer_run
-    from oomguard.supervise.process import become_subreaper
-    from oomguard.supervise.signals import Signals
-    from oomguard.supervise.standard_streams import occupy
+    from oomguard.supervise.relaunch import Supervision
 
-    closed = occupy()  # before anything is opened
-    become_subreaper()
-    with Signals(closed) as signals:  # before anything heavy is loaded
-        from oomguard.engines.command import Launch
-        from oomguard.log import get_logger
-        from oomguard.supervise.companions import Companions
-        from oomguard.supervise.keeping import Keeper
-        from oomguard.supervise.relaunch import Supervision
+    signals = link.signals
+    configure_log(log_format, quiet=quiet, verbose=verbose)
+    tell_configuration(ctx, get_logger().warning, get_logger().debug)
+    link.options.update(
+        grace_s=grace,
+        pty=pty,
+        quiet=quiet,
+        is_json=log_format == "json",
+        status_by_cause=scheduling.exit_status != "own",
+        input_path=None if input_file is None else str(Path(input_file).absolute()),
+    )
+    outer = outer_run()
+    if outer is not None:
+        get_logger().debug("the outer run changes and runs again", outer_pid=outer)
+    serving = ServingOptions(restart, hang_after, termination_message).checked(is_inside=outer is not None)
+    relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
+    limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
+    policy = read_policy(allow, pinned, floors, **limits)
+    _check(rules, report)
 
-        configure_log(log_format, quiet=quiet, verbose=verbose)
-        tell_configuration(ctx, get_logger().warning, get_logger().debug)
-        outer = outer_run()
-        if outer is not None:
-            get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-        serving = ServingOptions(restart, hang_after, termination_message).checked(is_inside=outer is not None)
-        relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
-        limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
-        policy = read_policy(allow, pinned, floors, **limits)
-        _check(rules, report)
+    asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
 
-        asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
+    def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
+        if not quiet:
+            from oomguard.report.terminal import print_diagnosis
 
-        def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
-            if not quiet:
-                from oomguard.report.terminal import print_diagnosis
+            shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
+            print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
-                shown = Diagnosis("", tuple(filter(None, [diagnosis.first_cause])), diagnosis.notes)
-                print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
-
-        launch = Launch(tuple(argv))
-        beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
-        job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
-        scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None, tells=job.speaks)
-        configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
-        opens = partial(_journal, journal) if job.tells else None
-        keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
-        supervision = Supervision(
-            launch,
-            policy,
-            lambda: read_rules(rules),
-            keeper,
-            dry_run,
-            grace,
-            on_failure,
-            idempotent,
-            pty,
-            Companions((*beside.companions, *scheduler.companions, *job.companions)),
-            restarts=serving.restarts,
-            ended_by_us=lambda: beside.ended_by_us() or job.ended_by_us(),
-            placing=placement.placing(argv, pinned, outer),
-            own_files=OwnFiles(
-                report,
-                termination_message,
-                *of_journal(journal if isinstance(journal, Path) else None),
-                late=[] if asked is None else [asked.files],
-            ),
-            together=job.together,
-        )
-        known = reused(launch, policy, journal, reuse=reuse and outer is None and job.may_reuse())
-        supervision.begins_with = scheduler.begins_with(policy) or known
-        told = beside.telling_errors(scheduler.tell_error)(run_told)
-        with job:
-            outcome = scheduler.classified(told(supervision, signals, ctx, metrics, is_inner=outer is not None))
-            beside.tell(outcome)
-            if job.tells:  # of several ranks one does, and the others end after it
-                _tell_all(outcome, scheduler, asked, report)
-                _tell(outcome, color, quiet=quiet)
-                scheduler.requeue(outcome)
-    _end_as_the_command(signals, outcome.status)
+    launch = Launch(tuple(argv))
+    beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
+    job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
+    start = _hung_start(link, rules, grace)
+    scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None, tells=job.speaks)
+    configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
+    opens = partial(_journal, journal) if job.tells else None
+    keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
+    supervision = Supervision(
+        launch,
+        policy,
+        lambda: read_rules(rules),
+        keeper,
+        dry_run,
+        on_failure,
+        idempotent,
+        Companions((start, *beside.companions, *scheduler.companions, *job.companions)),
+        restarts=serving.restarts,
+        ended_by_us=lambda: start.ended_by_us() or beside.ended_by_us() or job.ended_by_us(),
+        placing=placement.placing(argv, pinned, outer),
+        own_files=OwnFiles(
+            report,
+            termination_message,
+            *of_journal(journal if isinstance(journal, Path) else None),
+            late=[] if asked is None else [asked.files],
+        ),
+        together=job.together,
+    )
+    known = reused(launch, policy, journal, reuse=reuse and outer is None and job.may_reuse())
+    supervision.begins_with = scheduler.begins_with(policy) or known
+    told = beside.telling_errors(scheduler.tell_error)(run_told)
+    with job:
+        outcome = scheduler.classified(told(supervision, link, ctx, metrics, is_inner=outer is not None))
+        beside.tell(outcome)
+        if job.tells:  # of several ranks one does, and the others end after it
+            _tell_all(outcome, scheduler, asked, report)
+            _tell(outcome, color, quiet=quiet)
+            scheduler.requeue(outcome)
     return outcome.status
 
 
-def _end_as_the_command(signals: Signals, status: int) -> None:
-    """End of Ctrl-C where the command did; else leave the status to the caller."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a late Ctrl-C ends us without a traceback
-    if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
-        os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
+def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
+    """Return what looks for a start that has failed and does not end."""
+    from oomguard.analyst.link import LiveOutput
+    from oomguard.supervise.ending import Ending
+    from oomguard.supervise.hung_start import HungStart
+
+    end = Ending(link.signals, min(grace, END_S))
+    return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)
 
 
 def _check(rules: tuple[str, ...], report: str | None) -> None:

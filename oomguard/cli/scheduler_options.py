@@ -91,7 +91,7 @@ class BesideScheduler:
         tells: whether this process speaks for all ranks of its job; None: it is no rank, and of a step's tasks the first one speaks.
 
     Raises:
-        UsageError: ``--probes`` names no port that can be had.
+        UsageError: ``--probes`` names no port.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class BesideScheduler:
         if is_inside:
             self._options = SchedulerOptions(None, "own", slurm_comment=False, slurm_requeue=0)
         if self._options.probes is not None:
-            self.companions += (_probes(self._options.probes, health),)
+            probes = _probes(self._options.probes, health)
+            self.companions += () if probes is None else (probes,)
         if self._options.slurm_comment or self._options.slurm_requeue:
             speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST if tells is None else tells
             self._begun = _run_in_job(self._options) if speaks or tells is not None else None
@@ -140,7 +141,8 @@ class BesideScheduler:
             self._job.requeue(outcome)
 
 
-def _probes(text: str, health: Health | None) -> Companion:
+def _probes(text: str, health: Health | None) -> Companion | None:
+    """Return what answers probes; None, with a warning, where it cannot listen there: the command runs all the same."""
     from oomguard.log import get_logger
     from oomguard.serving.probes import ALIVE, Probes
     from oomguard.telemetry.target import ANY, parse_address
@@ -154,9 +156,8 @@ def _probes(text: str, health: Health | None) -> Companion:
         probes = Probes(address, health)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(
-            f"--probes {text}: {reason}", hint="name another port; --probes 0 takes any that is free"
-        ) from None
+        get_logger().warning("probes are not answered: the run goes on without", address=str(address), reason=reason)
+        return None
     tell = get_logger().info if address.port == 0 else get_logger().debug
     tell("probes are answered", port=probes.address.port, path=ALIVE)
     return probes

@@ -17,20 +17,20 @@ from oomguard.cli.options import decorated, option
 from oomguard.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
+    from oomguard.analyst.link import Signals
     from oomguard.engines.command import Launch
     from oomguard.serving.health import Health
     from oomguard.serving.systemd import Told
     from oomguard.supervise.companions import Companion
     from oomguard.supervise.ended_by_us import EndedByUs
     from oomguard.supervise.outcome import Outcome
-    from oomguard.supervise.signals import Signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_HANG_AFTER_S: Final = 300.0
 # Restarts of weeks are bounded by the hour: the user did not bound the whole.
 NO_BOUND: Final = 10**9
 # The server's own time to end after a hang; what hangs seldom takes it.
-_END_S: Final = 10.0
+END_S: Final = 10.0
 
 
 def serving_options(function: F) -> F:
@@ -127,7 +127,7 @@ class BesideServer:
         from oomguard.serving.health import Health
         from oomguard.supervise.ending import Ending
 
-        end = Ending(signals, min(grace_s, _END_S))
+        end = Ending(signals, min(grace_s, END_S))
         name = launcher_of(launch).NAME
         self._health = Health(name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped)
         if "NOTIFY_SOCKET" in os.environ:

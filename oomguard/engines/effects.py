@@ -15,6 +15,8 @@ from oomguard.user_files import read_tables
 
 # What joins several commands in a shell's text, or sends what one prints into a file.
 _DOES_MORE: Final = re.compile(r"[;&|<>`\n]|\$\(")
+# What a shell does for itself before the command, and what leaves nothing behind.
+_PREPARES: Final = re.compile(r"\A(?:\s*(?:cd|export|set|ulimit|umask|unset)\s[^;&|<>`\n$()]*(?:;|&&))+\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ def is_server(launch: Launch) -> bool:
     own = next((engine for engine in launchers() if engine.is_own_command(launch.argv)), None)
     if own is None:
         return False
-    texts = [word.split() for word in launch.argv if " " in word and not _DOES_MORE.search(word)]  # bash -c "…"
+    lines = [_PREPARES.sub("", word, count=1) for word in launch.argv if " " in word]  # bash -c "…"
+    texts = [line.split() for line in lines if not _DOES_MORE.search(line)]
     return any(_names_one(words, own.NAME) for words in ([*launch.argv], *texts))
 
 

@@ -29,6 +29,11 @@ def watched(launch: Launch, _session: Path) -> Launch:
     return launch
 
 
+def begun(launch: Launch, _env: Mapping[str, str]) -> Launch:
+    """Return the launch as it is."""
+    return launch
+
+
 def started(_launch: Launch) -> tuple[StartedEngine, ...]:
     """Return none."""
     return ()

@@ -89,6 +89,9 @@ class Insight(Protocol):
     def watched(self, launch: Launch, session: Path) -> Launch:
         """Return the launch with what makes it tell which engines it starts, and nothing else changed."""
 
+    def begun(self, launch: Launch, env: Mapping[str, str]) -> Launch:
+        """Return the launch that runs already, started with these variables, as ``watched`` would have returned it."""
+
     def started(self, launch: Launch) -> tuple[StartedEngine, ...]:
         """Return the engines that a launch of ``watched`` or ``apply`` started, as far as they were told."""
 

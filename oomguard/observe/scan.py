@@ -102,7 +102,7 @@ class Scanner:
         self._errors, self._clock = EngineErrors(), clock
         self._finder: Finder | None = None
         self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
-        self._looked = 0
+        self._looked = self._repeats = 0
         self._time = SearchTime()
         self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
 
@@ -134,6 +134,7 @@ class Scanner:
             self._unrecognized.leave_out()
             self._errors.leave_out()
             self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
+            self._repeats += line.repeats
             return
         plain = peel(line.text)
         service = self._services.setdefault(stream, Services()).of(plain)
@@ -332,6 +333,8 @@ class Scanner:
         kept = sorted([*kept, *self._errors.deaths(self.found.all, newer_than_s)], key=_line)
         starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
         notes += () if kept else self._own.note
+        if self._repeats and kept:
+            notes += (f"{self._repeats:,} more lines repeat the same messages: they were counted, not read",)
         several = len({context.service for context in self._contexts}) > 1
         incidents = tuple(
             concluded_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several) for f in kept

@@ -13,6 +13,7 @@ from typing import IO, Final, cast
 
 from oomguard.escapes import strip_escapes
 from oomguard.observe.anchors import Finder
+from oomguard.observe.repeats import LEAST_RUN, Repeats, without
 from oomguard.observe.source import Line, LineSplitter, encoding_of, read_lines
 from oomguard.observe.text import TRACEBACK
 
@@ -40,7 +41,13 @@ Ends = Callable[[memoryview], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Lines were left out: what follows does not continue what came before."""
+    """Lines were left out: what follows does not continue what came before.
+
+    Attributes:
+        repeats: how many of them only repeat what was printed many times before.
+    """
+
+    repeats: int = 0
 
 
 @dataclass(slots=True)
@@ -72,11 +79,12 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | No
     is_whole = is_wide or (is_cut and _PIECE.search(head) is not None)
     if is_short and not is_whole and head.count(b"\n") > MANY_LINES and not _holds(make_finder(), head):
         return
-    if is_first and (is_wide or is_short):
+    dropped = _repeats_of_anchors(head, make_finder) if is_short and not is_whole else []
+    if is_first and (is_wide or is_short) and not dropped:
         yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
         return
     if is_short:
-        yield from _lines(head, place)
+        yield from _without(head, dropped, place)
         return
     finder = make_finder()
     if is_first and head.startswith(codecs.BOM_UTF8):
@@ -106,12 +114,12 @@ def _ends_with_pieces(finder: Finder) -> Ends:
 
 def _blocks(head: bytes, stream: IO[bytes], ends: Ends, place: Place) -> Iterator[Line | Gap]:
     """Read block after block into two buffers that take turns: nothing of a healthy log is copied or kept."""
-    buffer, lo, hi, owed = bytearray(head), 0, len(head), 0
+    buffer, lo, hi, owed, repeats = bytearray(head), 0, len(head), 0, Repeats()
     spare = bytearray(REACH_BYTES + BLOCK_BYTES)
     while hi > lo:
         more = _fill(stream, memoryview(spare)[REACH_BYTES:])
         keep = _tail(buffer, lo, hi) if more else 0
-        owed = yield from _block(buffer, lo, hi, hi - keep, place, ends, owed)
+        owed = yield from _block(buffer, lo, hi, hi - keep, place, ends, owed, repeats)
         spare[REACH_BYTES - keep : REACH_BYTES] = buffer[hi - keep : hi]
         buffer, spare = spare, buffer if len(buffer) == len(spare) else bytearray(len(spare))
         lo, hi = REACH_BYTES - keep, REACH_BYTES + more
@@ -147,7 +155,14 @@ def _tail(block: bytearray, lo: int, hi: int) -> int:
 
 
 def _block(
-    block: bytearray, lo: int, hi: int, limit: int, place: Place, ends_in: Ends, owed: int
+    block: bytearray,
+    lo: int,
+    hi: int,
+    limit: int,
+    place: Place,
+    ends_in: Ends,
+    owed: int,
+    repeats: Repeats,
 ) -> Generator[Line | Gap, None, int]:
     """Yield the wanted lines that begin before ``limit``; return how many the next block owes.
 
@@ -155,21 +170,27 @@ def _block(
     """
     done, beyond = lo, 0
     around = []
-    for end in ends_in(memoryview(block)[lo:hi]):
+    ends, dropped = _ends_and_dropped(block, lo, hi, ends_in, repeats)
+    for end in ends:
         stop, missing = _behind(block, hi, lo + end)
         around.append((_backward(block, lo, lo + end, LINES_BEFORE), stop))
         beyond = max(beyond, missing)
     regions = _merged(around)
+    if dropped:
+        regions = without(regions, dropped)
     if owed:
         regions = _merged([(lo, _forward(block, hi, lo, owed)), *regions])
     for start, stop in regions:
         if start >= limit:
             break
+        left_out = 0
         if start > done:
+            before = place.line
             _count(block, done, start, place)
+            left_out = place.line - before if any(done <= begin < start for begin, _ in dropped) else 0
             done = start
         if not (owed and start == lo):
-            yield Gap()
+            yield Gap(repeats=left_out)
         end = min(stop, limit)
         yield from _lines(bytes(block[done:end]), place)
         done = end
@@ -178,6 +199,41 @@ def _block(
     if done < limit:
         _count(block, done, limit, place)
     return 0 if left is None else block.count(b"\n", limit, left) + 1 + beyond
+
+
+def _ends_and_dropped(
+    block: bytearray, lo: int, hi: int, ends_in: Ends, repeats: Repeats
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ends of the anchors that are to be read, from ``lo``, and the stretches of mere repeats.
+
+    Repeats are looked for where the block before was full of anchors, or this one is.
+    """
+    view = memoryview(block)
+    ends = [] if repeats.are_many else ends_in(view[lo:hi])
+    if not repeats.are_many and len(ends) <= LEAST_RUN:
+        return ends, []
+    first = block.find(b"\n", lo, hi) + 1 or hi
+    dropped = [(first + start, first + stop) for start, stop in repeats.dropped(bytes(view[first:hi]))]
+    ends = [at - lo + end for at, stop in without([(lo, hi)], dropped) for end in ends_in(view[at:stop])]
+    repeats.are_many = bool(dropped)
+    return ends, dropped
+
+
+def _repeats_of_anchors(head: bytes, make_finder: Callable[[], Finder]) -> list[tuple[int, int]]:
+    """Return the stretches of mere repeats in a short input that is full of anchors; none in any other."""
+    dropped = Repeats().dropped(head) if head.count(b"\n") > LEAST_RUN else []
+    return dropped if dropped and len(make_finder().ends(memoryview(head))) > LEAST_RUN else []
+
+
+def _without(head: bytes, dropped: list[tuple[int, int]], place: Place) -> Iterator[Line | Gap]:
+    """Yield the lines of a short input without stretches of mere repeats."""
+    done = 0
+    for start, stop in [*dropped, (len(head), len(head))]:
+        yield from _lines(head[done:start], place)
+        if start < stop:
+            yield Gap(repeats=head.count(b"\n", start, stop))
+            _count(head, start, stop, place)
+        done = stop
 
 
 def _behind(block: bytearray, hi: int, end: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.own_process import pid_of_run
 from oomguard.placement.locks import Lock
 
 DEFAULT_FOLDER: Final = Path("/tmp/oomguard-leases")  # noqa: S108 - shared on purpose, and its files are opened as a stranger's
@@ -147,7 +148,7 @@ class LeaseFolder:
                 for other in (lock, *taken.values()):
                     other.close()
                 return None
-            lock.write({"pid": os.getpid(), "command": command[:_SHOWN_CHARS], "since_s": time.time(), "until": until})
+            lock.write({"pid": pid_of_run(), "command": command[:_SHOWN_CHARS], "since_s": time.time(), "until": until})
             taken[key] = lock
         return taken
 

@@ -18,7 +18,7 @@ from typing import Final
 from oomguard.log import get_logger
 from oomguard.ranks.folder import Folder
 from oomguard.ranks.rendezvous import Rendezvous
-from oomguard.supervise.environment import inherited
+from oomguard.supervisor.process import inherited
 
 _CHILD: Final = Path(__file__).with_name("mirror_child.py")
 # Its last documents are put into the store.

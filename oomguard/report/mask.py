@@ -13,6 +13,7 @@ from oomguard.report.secret_commands import hide_in_text, kept_chars
 from oomguard.report.secret_names import MASK, NUMBER, PROMPT, PROMPT_IDS, looks_made, secrecy, tells
 from oomguard.report.secret_scripts import hide_in_script, is_script
 from oomguard.report.secret_shapes import hide_shapes
+from oomguard.report.secret_yaml import hide_in_yaml
 from oomguard.report.values import ValueSpan, value_at
 
 HOME: Final = "~"
@@ -160,7 +161,7 @@ def _pass_words(words: Sequence[str]) -> list[str]:
 
 
 def _pass(text: str) -> str:
-    text = _mask_fields(hide_in_text(hide_shapes(text)))
+    text = _mask_fields(hide_in_yaml(hide_in_text(hide_shapes(text))))
     for pattern in () if _KEEPS_HOMES.get() else _HOMES:
         text = pattern.sub(HOME, text)
     return text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.supervise import tree
+from oomguard.supervisor import tree
 
 _PROC: Final = Path("/proc")
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")

@@ -12,9 +12,9 @@ from oomguard.engines.listening import Address, address_of
 from oomguard.engines.serving import ServingNames, serving_names
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
-from oomguard.supervise import tree
 from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.nesting import innermost
+from oomguard.supervisor import tree
 
 # A run of seconds never looks at its health: what does is loaded in its own thread.
 if TYPE_CHECKING:

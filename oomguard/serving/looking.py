@@ -15,7 +15,7 @@ from oomguard.serving.connections import unanswered_s
 from oomguard.serving.counters import Counters, read_counters
 from oomguard.serving.engine_processes import engine_processes
 from oomguard.serving.progress import Finding, Look, Progress
-from oomguard.supervise import tree
+from oomguard.supervisor import tree
 
 if TYPE_CHECKING:
     from oomguard.serving.health import Health

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Final
 
 from oomguard.log import get_logger
+from oomguard.telemetry.http_port import HttpPort
 from oomguard.telemetry.target import Address, listening_at
 
 if TYPE_CHECKING:
@@ -80,14 +81,7 @@ class Probes:
             def log_message(self, *_args: object) -> None:
                 """Say nothing: standard error is the command's."""
 
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, _request: object, _client_address: object) -> None:
-                """Say nothing of a probe that broke off."""
-
         try:
-            server = Server(listening.getsockname()[:2], Handler, bind_and_activate=False)
-            server.socket.close()
-            server.socket = listening
-            server.serve_forever()
+            HttpPort(listening, Handler).serve_forever()
         except OSError as error:
             get_logger().warning("probes are not answered any more", reason=str(error))

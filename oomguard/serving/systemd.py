@@ -7,7 +7,6 @@ environment, so that nothing below answers in its place. Without a socket nobody
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -15,12 +14,14 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
+from oomguard.analyst.link import current_link
 from oomguard.engines.command import Launch
 from oomguard.incident import Attempt
 from oomguard.log import get_logger
+from oomguard.own_process import pid_of_run
 from oomguard.serving.engine_processes import cpu_of
 from oomguard.serving.health import Health
-from oomguard.supervise import tree
+from oomguard.supervisor import tree
 
 _EVERY_S: Final = 5.0
 _USEC: Final = 1_000_000
@@ -45,6 +46,10 @@ class Systemd:
     def tell(self, **what: object) -> None:
         """Send one message; nobody may be there any more."""
         text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in what.items())
+        link = current_link()
+        if link is not None:  # systemd hears nobody but its service's main process
+            link.say("notify", address=self.address, text=text)
+            return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.setblocking(False)
             out.sendto(text.encode("utf-8", "replace"), self.address)
@@ -56,7 +61,7 @@ def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
     usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
     if not address.startswith(("/", "@")):
         return None
-    is_ours = usec.isdecimal() and int(usec) > 0 and pid in {"", str(os.getpid())}
+    is_ours = usec.isdecimal() and int(usec) > 0 and pid in {"", str(pid_of_run())}
     path = f"\0{address[1:]}" if address.startswith("@") else address
     return Systemd(path, int(usec) / _USEC if is_ours else None)
 

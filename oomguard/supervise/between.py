@@ -59,11 +59,18 @@ class Between:
         self._segments: frozenset[tuple[str, int]] = frozenset()
         self._had_socket = False
 
-    def begins(self, launch: Launch) -> None:
-        """Take note of the machine before an attempt."""
+    def begins(self, launch: Launch, began_at: float | None = None) -> None:
+        """Take note of the machine before an attempt.
+
+        Args:
+            launch: the command of the attempt.
+            began_at: when one that runs already began, in Unix seconds; None (default): it has not begun.
+        """
         address = address_of(innermost(launch.argv), self._engine.NAME)
-        self._had_socket = address is not None and address.path is not None and os.path.lexists(address.path)
-        self._segments = left_memory.known(shared_memory_names(self._engine.NAME), self._shared_memory)
+        path = None if address is None else address.path
+        self._had_socket = path is not None and _is_older(path, began_at)
+        names = shared_memory_names(self._engine.NAME)
+        self._segments = left_memory.known(names, self._shared_memory, began_at)
         self._devices, self._began_s = memory_wait.devices_by_index(), time.monotonic()
 
     def leads_on(self, launch: Launch, attempt: Attempt, folder: Path, devices: Collection[int] | None = None) -> bool:
@@ -177,6 +184,15 @@ def _is_quick_and_like(one: Attempt, last: Attempt) -> bool:
     """Return whether an attempt ended soon, of the same as the last one, and not of memory."""
     of_memory = one.incident is not None and one.incident.is_oom
     return one.seconds < QUICK_S and one.error == last.error and not of_memory
+
+
+def _is_older(path: str, began_at: float | None) -> bool:
+    """Return whether something of this name is there and was made before then."""
+    try:
+        made_at = os.lstat(path).st_ctime
+    except OSError:
+        return False
+    return began_at is None or made_at < began_at
 
 
 def _clock_time(wait_s: float | None) -> str:

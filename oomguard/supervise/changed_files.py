@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from oomguard.supervise.places import Places
-from oomguard.supervise.written_files import MOST_ENTRIES, Identity, identity, is_written, open_for_writing
+from oomguard.supervise.written_files import MOST_ENTRIES, is_written
+from oomguard.supervisor.open_files import Identity, identity, open_for_writing
 
 LIMIT_S: Final = 2.0  # a network's file system answers slowly
 _PROC: Final = "/proc"

@@ -6,7 +6,7 @@ import signal
 import threading
 from dataclasses import dataclass
 
-from oomguard.supervise.signals import Signals
+from oomguard.analyst.link import Signals
 
 
 @dataclass(frozen=True, slots=True)

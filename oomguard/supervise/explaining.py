@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from oomguard.analyst.link import Attempted
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Insight
@@ -20,15 +21,12 @@ from oomguard.supervise.by_variable import WithVariables
 from oomguard.supervise.ended_by_us import EndedByUs
 from oomguard.supervise.in_force import as_it_ran, given_settings
 from oomguard.supervise.kernel_kill import killed_by_kernel
-from oomguard.supervise.process import Exit
 from oomguard.supervise.rank_in_text import with_ranks
-from oomguard.supervise.recording import Recording
 from oomguard.supervise.side_effects import Witness
 from oomguard.supervise.taking_back import take_back
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 if TYPE_CHECKING:
-    from oomguard.observe.anchors import Finder
     from oomguard.rules.load import RuleSet
     from oomguard.supervise.heard import Heard
 
@@ -70,14 +68,9 @@ class Explainer:
             self._rules = self.load_rules()
         return self._rules
 
-    def finder(self) -> Finder:
-        """Return what finds the anchors of all wordings."""
-        from oomguard.observe.anchors import finder
-
-        return finder(self.rules.anchors)
-
-    def hear(self, recording: Recording, ended: Exit, witness: Witness, first: Launch) -> Heard | None:
+    def hear(self, ended: Attempted, witness: Witness, first: Launch) -> Heard | None:
         """Read what the command printed; None where it ended of our reader, can only quote, or ended well and no engine spoke."""
+        recording = ended.output
         with contextlib.closing(recording):
             if ended.of_reader or (ended.status == 0 and not recording.may_hold(self.engine.SPEAKS)):
                 return None

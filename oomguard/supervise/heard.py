@@ -13,8 +13,8 @@ from oomguard.observe.scan import Scanner, scan
 from oomguard.observe.source import Line
 from oomguard.rules.load import RuleSet
 from oomguard.supervise.last_words import TAIL_BYTES, last_words
-from oomguard.supervise.recording import Recording
 from oomguard.supervise.replay import replayed
+from oomguard.supervisor.output_buffer import RecordedOutput
 
 _ALWAYS: Final = {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
 
@@ -47,11 +47,10 @@ class Heard:
         return {name: value for name, value in self.scanner.measured.items() if name in wanted}
 
 
-def hear(recording: Recording, status: int, rules: RuleSet) -> Heard:
+def hear(recording: RecordedOutput, status: int, rules: RuleSet) -> Heard:
     """Read a recording whose command ended with ``status``."""
-    if recording.unseen_bytes or recording.failed:
-        reason = recording.failed or "it came faster than it could be read"
-        get_logger().warning("a part of the output is not diagnosed", bytes=recording.unseen_bytes, reason=reason)
+    if recording.failed:
+        get_logger().warning("a part of the output is not diagnosed", reason=recording.failed)
 
     def make_finder() -> Finder:
         return finder(rules.anchors)
@@ -63,7 +62,7 @@ def hear(recording: Recording, status: int, rules: RuleSet) -> Heard:
     return Heard(scanner, _other_end(recording, rules), tail)
 
 
-def _other_end(recording: Recording, rules: RuleSet) -> str | None:
+def _other_end(recording: RecordedOutput, rules: RuleSet) -> str | None:
     words = last_words(recording.tail(2, TAIL_BYTES)) or last_words(recording.tail(1, TAIL_BYTES))
     if words is None or words.passes_on:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from oomguard.supervise.tree import pids
+from oomguard.supervisor.tree import pids
 
 _PROC: Final = Path("/proc")
 

@@ -62,13 +62,18 @@ class Keeper:
         return None if self._journal is None else self._journal.path
 
     def begin(
-        self, number: int, command: Sequence[str], settings: Mapping[str, FactValue], patches: tuple[Patch, ...]
+        self,
+        number: int,
+        command: Sequence[str],
+        settings: Mapping[str, FactValue],
+        patches: tuple[Patch, ...],
+        began_at: float | None = None,
     ) -> None:
-        """Write, beside what goes on, that an attempt has begun."""
+        """Write, beside what goes on, that an attempt has begun; ``began_at`` in Unix seconds, None (default): now."""
         self._wait()
         self._begun = None
         if self._open is not None:
-            given = (number, tuple(command), dict(settings), patches, time.time())
+            given = (number, tuple(command), dict(settings), patches, time.time() if began_at is None else began_at)
             self._beginning = threading.Thread(target=self._begin, args=given, name="oomguard-journal")
             try:
                 self._beginning.start()

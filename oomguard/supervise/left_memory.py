@@ -28,11 +28,13 @@ class Segment(NamedTuple):
     name: str
     inode: int
     bytes: int
+    made_at: float
 
 
-def known(patterns: Iterable[str], folder: Path) -> frozenset[tuple[str, int]]:
-    """Return this user's files that are named so, by name and inode."""
-    return frozenset((segment.name, segment.inode) for segment in _segments(patterns, folder))
+def known(patterns: Iterable[str], folder: Path, before: float | None = None) -> frozenset[tuple[str, int]]:
+    """Return this user's files that are named so and were made before then, by name and inode; None: up to now."""
+    found = (segment for segment in _segments(patterns, folder) if before is None or segment.made_at < before)
+    return frozenset((segment.name, segment.inode) for segment in found)
 
 
 def left_since(before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path) -> tuple[Segment, ...]:
@@ -61,7 +63,7 @@ def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
         except OSError:
             continue
         if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
-            yield Segment(entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES)
+            yield Segment(entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES, status.st_ctime)
 
 
 def told(left: tuple[Segment, ...], folder: Path) -> dict[str, str]:

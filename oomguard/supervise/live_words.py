@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from oomguard.supervise.recording import Recording
+from oomguard.analyst.link import LiveOutput
 
 POLL_S: Final = 0.25
 
@@ -21,7 +21,7 @@ class LiveWords:
         then: called once, in the thread.
     """
 
-    def __init__(self, recording: Recording, words: bytes, times: int, then: Callable[[], None]) -> None:
+    def __init__(self, recording: LiveOutput, words: bytes, times: int, then: Callable[[], None]) -> None:
         self._recording, self._words, self._left, self._then = recording, words, times, then
         self._stopped = threading.Event()
         self._came = 0

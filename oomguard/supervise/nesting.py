@@ -5,29 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 from oomguard.engines.inner_command import inner_commands
 from oomguard.log import get_logger
 from oomguard.remedy.policy import Policy
-from oomguard.supervise import tree
-
-OUTER: Final = "OOMGUARD_OUTER_RUN"
-
-
-def variables() -> dict[str, str]:
-    """Return what tells the command, and all that it starts, whose run it is in."""
-    return {OUTER: str(os.getpid())}
+from oomguard.supervisor import tree
+from oomguard.supervisor.process import OUTER
+from oomguard.supervisor.reaper_process import REAPER_NAME
 
 
 def outer_run() -> int | None:
     """Return the process of the run around this one; None without one, or where the variable names a run that we are not below."""
     named = os.environ.get(OUTER, "")
-    pid = os.getpid()
+    pid, below = os.getpid(), 0
     while pid > 1:
-        pid = tree.parent(pid) or 0
-        if str(pid) == named:
-            return pid
+        pid, below = tree.parent(pid) or 0, pid
+        if str(pid) == named:  # what is below a run is below its reaper
+            return pid if tree.name_of(below) == REAPER_NAME else None
     return None
 
 

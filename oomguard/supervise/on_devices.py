@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
+from oomguard.analyst.link import LiveOutput
 from oomguard.diagnosing import replanned
 from oomguard.engines.command import Launch
 from oomguard.engines.known import launcher_of
@@ -23,7 +24,6 @@ from oomguard.placement.places import VISIBLE
 from oomguard.placement.reaching import refuse_own_variable, why_not_reached
 from oomguard.supervise.by_variable import DEVICE
 from oomguard.supervise.live_words import LiveWords
-from oomguard.supervise.recording import Recording
 from oomguard.surfaces import as_env
 
 _NEIGHBOUR: Final = "colocated_process"
@@ -81,7 +81,7 @@ class OnDevices:
         return replace(launch, env={**launch.env, **self._taken.env})
 
     @contextmanager
-    def watching(self, recording: Recording) -> Iterator[None]:
+    def watching(self, recording: LiveOutput) -> Iterator[None]:
         """Give the leases back once the engine has told that it has taken its memory."""
         words = started_words(launcher_of(Launch(self._argv)).NAME) if self.until == "start" else None
         need = self._needs.get(self._argv)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from oomguard.analyst.link import Signals
 from oomguard.attempting.ledger import Ledger
 from oomguard.exit_status import status_in_words
 from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.supervise.signals import Signals
 
 # The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it; and where
 # we ended it, whatever our signal made of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.supervise.nesting import options_of_inner_runs
-from oomguard.supervise.written_files import Identity, identity
+from oomguard.supervisor.open_files import Identity, identity
 
 _OF_A_JOURNAL: Final = ("", "-journal", "-wal", "-shm")
 _STANDARD: Final = (1, 2)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from oomguard.analyst.link import LiveOutput
 from oomguard.engines.command import Launch
 from oomguard.incident import Diagnosis, Incident
-from oomguard.supervise.recording import Recording
 
 
 class Placing(Protocol):
@@ -23,7 +23,7 @@ class Placing(Protocol):
             OomguardError: there is no device for it.
         """
 
-    def watching(self, recording: Recording) -> AbstractContextManager[object]:
+    def watching(self, recording: LiveOutput) -> AbstractContextManager[object]:
         """Return what is entered while the attempt runs: its output tells when others may start on its devices."""
 
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
@@ -46,7 +46,7 @@ class AsGiven:
         """Return the launch as it is."""
         return launch
 
-    def watching(self, _recording: Recording) -> AbstractContextManager[object]:
+    def watching(self, _recording: LiveOutput) -> AbstractContextManager[object]:
         """Return nothing to enter."""
         return nullcontext()
 

@@ -12,7 +12,6 @@ from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
 from oomguard.supervise.between import cannot_make
-from oomguard.supervise.standard_input import StandardInput
 
 # Of the policy alone: where a scheduler starts the job anew, the change can be made.
 NO_RELAUNCH: Final = "no relaunch is left"
@@ -20,13 +19,13 @@ NO_TIME: Final = "its --deadline has passed"
 OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 
 
-def refusal_of(number: int, ledger: Ledger, stdin: StandardInput, folder: Path, *, dry_run: bool) -> str | None:
+def refusal_of(number: int, ledger: Ledger, lost_input: str | None, folder: Path, *, dry_run: bool) -> str | None:
     """Return why a command cannot be run again after an attempt; None where it may be.
 
     Args:
         number: the attempt that has ended.
         ledger: those before it, with the policy.
-        stdin: the command's standard input, which it would have from its beginning.
+        lost_input: why it would not have the same standard input; None: it would.
         folder: a temporary one, which a change may need.
         dry_run: nothing is run again.
     """
@@ -36,8 +35,8 @@ def refusal_of(number: int, ledger: Ledger, stdin: StandardInput, folder: Path, 
         return NO_RELAUNCH
     if ledger.time_left_s() <= 0:
         return NO_TIME
-    if stdin.lost is not None:
-        return f"it would not have the same standard input: {stdin.lost}"
+    if lost_input is not None:
+        return f"it would not have the same standard input: {lost_input}"
     if (missing := cannot_make(folder)) is not None:
         return f"it needs a temporary folder: {missing}"
     return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from logging import DEBUG
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oomguard.analyst.link import Link, LiveOutput, Signals
 from oomguard.attempting.ledger import Ledger
 from oomguard.engines.command import Launch, with_change, with_failed_engine, without_changes
 from oomguard.engines.known import insight_of, launcher_of
@@ -17,7 +17,7 @@ from oomguard.engines.started import StartedEngine
 from oomguard.errors import DeadlineError, PlacementError, UsageError
 from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.log import get_logger
-from oomguard.observe.host import read_cgroup
+from oomguard.observe.host import Cgroup, read_cgroup
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.wording import arrow
 from oomguard.supervise.between import Between, cannot_make
@@ -28,17 +28,13 @@ from oomguard.supervise.explaining import Explained, Explainer
 from oomguard.supervise.failure_told import tell_failure
 from oomguard.supervise.keeping import Keeper
 from oomguard.supervise.learning import last_start, learn
-from oomguard.supervise.marking import Marker
 from oomguard.supervise.nesting import tell_exhausted
 from oomguard.supervise.outcome import Outcome, error_of, outcome_of
 from oomguard.supervise.own_files import OwnFiles, of_inner_runs, of_journal
 from oomguard.supervise.pasting import to_paste
 from oomguard.supervise.placing import AsGiven, Placing
-from oomguard.supervise.process import DEFAULT_GRACE_S, run_once
 from oomguard.supervise.refusals import chosen_in, refusal_of
 from oomguard.supervise.side_effects import Witness
-from oomguard.supervise.signals import Signals
-from oomguard.supervise.standard_input import StandardInput
 from oomguard.supervise.together import Agreed, Alone, OwnDeed, OwnEnd, Together, record_of
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
@@ -57,10 +53,8 @@ class Supervision:
         load_rules: returns what explains a failure; called when there is one.
         keeper: records each attempt.
         dry_run: say what would change, and run nothing again.
-        grace_s: time that the command has after a stop signal.
         on_failure: gets each diagnosis, and the commands to paste by setting.
         idempotent: run the command again also where it had written files or served requests.
-        pty: whether the command has a terminal of its own where our output is one.
         companions: what is told of each attempt.
         placing: which devices each attempt gets.
         begins_with: what is changed in the first attempt already, as an earlier run found it to work.
@@ -75,10 +69,8 @@ class Supervision:
     load_rules: Callable[[], RuleSet]
     keeper: Keeper = field(default_factory=lambda: Keeper(None))
     dry_run: bool = False
-    grace_s: float = DEFAULT_GRACE_S
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     idempotent: bool = False
-    pty: bool = True
     companions: Companions = field(default_factory=Companions)
     begins_with: tuple[Patch, ...] = ()
     restarts: bool = False
@@ -92,7 +84,7 @@ class Supervision:
     _ledger: Ledger = field(init=False)
     _explainer: Explainer = field(init=False)
     _between: Between = field(init=False)
-    _stdin: StandardInput = field(init=False)
+    _link: Link = field(init=False)
     _witness: Witness = field(init=False)
     _refused: str = field(init=False, default="")
     _is_cut: bool = field(init=False, default=False)
@@ -110,7 +102,7 @@ class Supervision:
         self.own_files.add(lambda: of_inner_runs(self._first.argv))
         self._witness = Witness(self.own_files, idempotent=self.idempotent)
 
-    def run(self, signals: Signals) -> Outcome:
+    def run(self, link: Link) -> Outcome:
         """Run the command, and again after each choice of patches.
 
         Raises:
@@ -118,19 +110,20 @@ class Supervision:
             PlacementError: it was to be placed, and no device is there for it.
             DeadlineError: the time was over before the first attempt.
         """
-        ledger = self._ledger
+        ledger, signals, self._link = self._ledger, link.signals, link
         self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
         ledger.pending = self.begins_with
-        keeps = self.policy.max_relaunches > 0 and not self.dry_run
-        with signals.watcher.session_folder() as folder, StandardInput(keeps=keeps) as self._stdin:
-            if cannot_make(folder) is None:
-                self.launch = self._insight.watched(self._first, folder)
-            for number in ledger.rounds():
-                if number > 1 or ledger.patches:
-                    self._apply(folder)
-                if not self._place(number):
-                    break
-                self._attempt(number, signals, folder)
+        folder = link.session
+        if link.is_running:
+            self.launch = self._insight.begun(self._first, link.environment())
+        elif cannot_make(folder) is None:
+            self.launch = self._insight.watched(self._first, folder)
+        for number in ledger.rounds():
+            if number > 1 or ledger.patches:
+                self._apply(folder)
+            if not self._place(number):
+                break
+            self._attempt(number, signals, folder)
         self.keeper.finish()
         if ledger.exhausted:
             tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
@@ -157,23 +150,21 @@ class Supervision:
         if number > 1 or log.isEnabledFor(DEBUG):
             tell("attempt started", number=number, command=self._shown())
 
-        def begin() -> None:
-            self.keeper.begin(number, self.launch.argv, dict(ledger.settings), ledger.patches)
-            self.companions.began(number, self.launch, signals.watcher.command_pid)
+        def begin(pid: int, began_at: float) -> None:
+            self.keeper.begin(number, self.launch.argv, dict(ledger.settings), ledger.patches, began_at)
+            self.companions.began(number, self.launch, pid)
 
-        self._between.begins(self.launch)
+        self._between.begins(self.launch, self._link.facts["began"]["at"] if self._link.is_running else None)
         self.companions.begins(number, ledger.patches)
-        witness, marker, cgroup = self._witness, Marker(self._explainer.finder, self._witness.take), read_cgroup()
-        try:
-            with witness.watching(self.launch, signals.watcher.pid), self.placing.watching(marker.recording):
-                run = partial(run_once, grace_s=self.grace_s, on_started=begin, on_failing=witness.look, pty=self.pty)
-                ended = run(self.launch, marker.recording, signals, self._stdin)
-        finally:
-            marker.stop()
+        witness, cgroup = self._witness, _control_group(self._link)
+        witness.begins(self.launch)
+        with self.placing.watching(LiveOutput(self._link)):
+            ended = self._link.run(self.launch.argv, self.launch.env, begin)
+        witness.ended(ended.files, ended.since_ns)
         self._is_cut |= ended.is_cut
         ours = self.ended_by_us() if signals.stopped_by is None else None
         self._is_ended_by_us = ours is not None
-        heard = self._explainer.hear(marker.recording, ended, witness, self._first)
+        heard = self._explainer.hear(ended, witness, self._first)
         stopped, explained, launches = signals.stopped_by is not None, Explained(), (self._first, self.launch)
         if heard is not None:
             explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
@@ -211,7 +202,7 @@ class Supervision:
             return None
         incident = found.first_cause
         patches = () if incident is None or self._refused else self._ledger.wanted(incident, self._carries)
-        refusal = refusal_of(number, self._ledger, self._stdin, folder, dry_run=self.dry_run)
+        refusal = refusal_of(number, self._ledger, self._link.signals.lost_input, folder, dry_run=self.dry_run)
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
@@ -229,8 +220,7 @@ class Supervision:
         of_memory = incident is not None and incident.is_oom
         if not is_wanted or attempt.succeeded or of_memory or of_reader or self._refused:
             return False
-        if self._stdin.lost is not None:
-            get_logger().warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
+        if self._lacks_input():
             return False
         if not self._witness.permits_another(incident, self._shown()):
             return False
@@ -258,8 +248,8 @@ class Supervision:
             would_change = ", ".join(f"{p.setting} {arrow(p)}" for p in wanted)
             log.info("dry run: nothing is run again", would_change=would_change)
             self._witness.permits_another(incident, commands[wanted[0].setting], dry_run=True)
-        elif self._stdin.lost is not None:
-            log.warning("not run again: it would not have the same standard input", reason=self._stdin.lost)
+        elif self._lacks_input():
+            pass
         elif (missing := cannot_make(folder)) is not None:
             log.warning("not run again: it needs a temporary folder", reason=missing)
         elif signals.stopped_by is None:
@@ -268,6 +258,14 @@ class Supervision:
             if chosen and not self._witness.permits_another(incident, paste):
                 self._ledger.refuse(self._witness.refusal)
             self._first = with_change(self._first, incident, started, chosen)
+
+    def _lacks_input(self) -> bool:
+        """Return whether the command, run again, would not read what it read; say so."""
+        lost = self._link.signals.lost_input
+        if lost is not None:
+            hint = "give it as a file, with --input"
+            get_logger().warning("not run again: it would not have the same standard input", reason=lost, hint=hint)
+        return lost is not None
 
     def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
         """Change what all ranks change; what any of them failed with is not tried again."""
@@ -298,3 +296,9 @@ class Supervision:
             log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
+
+
+def _control_group(link: Link) -> Cgroup | None:
+    """Return the counts of our control group, those of before the first attempt where it was started before they could be read."""
+    found, kills = read_cgroup(), link.facts["began"]["kills"]
+    return found if found is None or kills is None or not link.is_running else replace(found, oom_kills=kills)

@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 from oomguard.log import get_logger
 from oomguard.observe.scan import Scanner
 from oomguard.observe.skim import Gap, Place, skim
-from oomguard.supervise.recording import Recording
-from oomguard.supervise.slots import Missing
+from oomguard.supervisor.output_buffer import Missing, RecordedOutput
 
 LIMIT_S: Final = 20.0
 END_BYTES: Final = 1 << 20
@@ -33,7 +32,7 @@ class _Stretch:
 
 
 def replayed(
-    recording: Recording, rules: RuleSet, make_finder: Callable[[], Finder], *, unrecognized: bool = False
+    recording: RecordedOutput, rules: RuleSet, make_finder: Callable[[], Finder], *, unrecognized: bool = False
 ) -> Scanner:
     """Feed a scanner with what is kept, in the order in which it came; ``unrecognized`` as in ``Scanner``.
 
@@ -58,7 +57,7 @@ def replayed(
     return scanner
 
 
-def _stretches(recording: Recording) -> dict[int, list[_Stretch]]:
+def _stretches(recording: RecordedOutput) -> dict[int, list[_Stretch]]:
     found: dict[int, list[_Stretch]] = {}
     missing: dict[int, Missing] = {}
     came = 0
@@ -76,7 +75,7 @@ def _stretches(recording: Recording) -> dict[int, list[_Stretch]]:
     return found
 
 
-def _behind(own: list[_Stretch], gap: Missing | None, number: int, recording: Recording) -> Place:
+def _behind(own: list[_Stretch], gap: Missing | None, number: int, recording: RecordedOutput) -> Place:
     """Return where a stretch begins: behind the one before it and what is missing between."""
     place = Place()
     if own:
@@ -85,14 +84,14 @@ def _behind(own: list[_Stretch], gap: Missing | None, number: int, recording: Re
         size = sum(length for _, length, _ in before.pieces)
         place = Place(before.start.line + newlines, before.start.byte + size)
     if gap is not None:
-        place.line += (gap.newlines or {}).get(number, 0)
+        place.line += gap.newlines.get(number, 0)
         place.byte += gap.sizes.get(number, 0)
         place.inside = gap.inside.get(number, False)
     return place
 
 
 def _lines(
-    number: int, stretches: list[_Stretch], recording: Recording, make_finder: Callable[[], Finder]
+    number: int, stretches: list[_Stretch], recording: RecordedOutput, make_finder: Callable[[], Finder]
 ) -> Iterator[tuple[int, int, int, Line | Gap]]:
     """Yield a stream's lines, each with its place in all output, the stream and a count that keeps the order."""
     count = came = 0
@@ -118,7 +117,7 @@ def _lines(
 class _Pieces:
     """A stretch as a stream of bytes."""
 
-    def __init__(self, recording: Recording, pieces: list[tuple[int, int, int]]) -> None:
+    def __init__(self, recording: RecordedOutput, pieces: list[tuple[int, int, int]]) -> None:
         self._recording, self._pieces = recording, pieces
         self._index, self._done = 0, 0
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from oomguard.engines.effects import RequestLine, engine_effects
-from oomguard.supervise.recording import Recording
-from oomguard.supervise.slots import Slot
+from oomguard.supervisor.output_buffer import RecordedOutput, Slot
 
 # So many are "many": beyond it nothing is looked for any more.
 MOST: Final = 1000
@@ -20,7 +19,7 @@ _STEP_BYTES: Final = 1 << 16
 
 @dataclass(slots=True)
 class ServedRequests:
-    """Counts lines, slot by slot: by the marker while a long output comes, the rest when the command has ended."""
+    """Counts lines, slot by slot: when the command has ended."""
 
     _counts: dict[bytes, int] = field(default_factory=dict)
     _some: bool = False
@@ -47,7 +46,7 @@ class ServedRequests:
             end = data[max(whole, len(data) - _SEAM_BYTES) :]
             self._ends[stream] = number, end if whole else (seam + end)[-_SEAM_BYTES:]
 
-    def take_rest(self, recording: Recording) -> None:
+    def take_rest(self, recording: RecordedOutput) -> None:
         """Count in the slots that are kept and were not counted yet; nothing follows them."""
         for part in recording.kept():
             if isinstance(part, Slot) and part.number not in self._taken:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +17,8 @@ from oomguard.engines.command import Launch
 from oomguard.incident import Incident
 from oomguard.log import get_logger
 from oomguard.supervise.own_files import OwnFiles
-from oomguard.supervise.recording import Recording
-from oomguard.supervise.written_files import OpenFiles, now_ns
+from oomguard.supervise.written_files import written_since
+from oomguard.supervisor.output_buffer import RecordedOutput
 
 # What finds and judges it is loaded when there is a failure: the command starts at once.
 if TYPE_CHECKING:
@@ -99,32 +99,18 @@ class Witness:
         self._own_files = own_files
         self._launch = Launch(())
         self._since_ns = 0
-        self._files: OpenFiles | None = None
+        self._files: tuple[tuple[int, int, str], ...] | None = None
         self._served: ServedRequests | None = None
 
-    @contextlib.contextmanager
-    def watching(self, launch: Launch, root: int) -> Iterator[None]:
-        """Watch an attempt: the processes below ``root``."""
-        self._launch, self._served = launch, None
-        self._files = OpenFiles(root)
-        self._since_ns = now_ns()
-        self._files.start()
-        try:
-            yield
-        finally:
-            self._files.stop()
-            get_logger().debug("looked for open files", looks=self._files.looks, cpu_s=round(self._files.cpu_s, 4))
+    def begins(self, launch: Launch) -> None:
+        """Note the attempt that begins."""
+        self._launch, self._served, self._files = launch, None, None
 
-    def look(self) -> None:
-        """Look at the open files now: the command has ended, what it left running has not."""
-        if self._files is not None:
-            self._files.look()
+    def ended(self, files: tuple[tuple[int, int, str], ...], since_ns: int) -> None:
+        """Note the files that its processes had open for writing, and when it began."""
+        self._files, self._since_ns = files, since_ns
 
-    def take(self, number: int, parts: Mapping[int, bytes]) -> None:
-        """Count requests in a part of the output that may be dropped."""
-        self._requests().take(number, parts)
-
-    def read(self, recording: Recording) -> None:
+    def read(self, recording: RecordedOutput) -> None:
         """Count requests in the output that was kept."""
         self._requests().take_rest(recording)
 
@@ -169,7 +155,7 @@ class Witness:
         launch = replace(self._launch, argv=innermost(self._launch.argv))
         server, places = is_server(launch), Places(self._launch.argv, self._environment(), folder)
         own = self._own_files.identities()
-        opened = {file: path for file, path in self._files.written(self._since_ns).items() if file not in own}
+        opened = {file: path for file, path in written_since(self._files, self._since_ns).items() if file not in own}
         known = {*own, *opened}
         # Beside a server its clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)

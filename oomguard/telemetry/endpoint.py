@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,7 @@ from oomguard.telemetry.exporter import Exporter, registry_of
 from oomguard.telemetry.target import EVERYWHERE, Address, listening_at
 
 if TYPE_CHECKING:
-    from http.server import ThreadingHTTPServer
+    from oomguard.telemetry.http_port import HttpPort
 # An address to listen at that is none to open.
 _OPENED: Final = {"0.0.0.0": "127.0.0.1", EVERYWHERE: "::1"}  # noqa: S104
 
@@ -51,7 +50,7 @@ class Endpoint:
 
     def _serve(self, listening: socket.socket) -> None:
         try:
-            _server(listening, self.address, self._exporter).serve_forever()
+            _server(listening, self._exporter).serve_forever()
         except Exception as error:  # noqa: BLE001 - an installation of the library that is broken raises anything
             listening.close()
             get_logger().warning(
@@ -59,15 +58,10 @@ class Endpoint:
             )
 
 
-def _server(listening: socket.socket, address: Address, exporter: Exporter) -> ThreadingHTTPServer:
-    from http.server import ThreadingHTTPServer
-
+def _server(listening: socket.socket, exporter: Exporter) -> HttpPort:
     from prometheus_client import MetricsHandler
 
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            """Tell of a scrape that broke off as an event: standard error is the command's."""
-            get_logger().debug("a scrape failed", of=str(client_address), reason=repr(sys.exception()))
+    from oomguard.telemetry.http_port import HttpPort
 
     class Handler(MetricsHandler):
         registry = registry_of(exporter)
@@ -80,7 +74,4 @@ def _server(listening: socket.socket, address: Address, exporter: Exporter) -> T
             head, end, _ = answer.partition(b"\r\n\r\n")
             self.wfile.write(head + end)
 
-    server = Server((address.host, address.port), Handler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    return server
+    return HttpPort(listening, Handler)

@@ -39,6 +39,7 @@ RAISING = {
     "quiet": ("true", "only a flag"),
     "verbose": ("'yes'", "true or false"),
     "grace": ("0", "only a flag"),
+    "input": ("'/etc/passwd'", "only a flag"),
     "pty": ("false", "only a flag"),
     "exit_code": ("true", "only a flag"),
     "color": ("'pink'", "one of auto, always, never"),

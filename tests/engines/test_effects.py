@@ -53,6 +53,8 @@ def test_an_engine_s_own_command_behind_a_wrapper_is_its_server(monkeypatch):
     monkeypatch.setattr(launch, "is_own_command", lambda _argv: True)
     assert is_server(Launch(("timeout", "1h", "/opt/bin/vllm", "serve", "org/model")))
     assert is_server(Launch(("bash", "-c", "exec vllm serve org/model")))
+    assert is_server(Launch(("bash", "-c", "ulimit -v 8000000; cd /srv && export A=1; exec vllm serve org/model")))
+    assert not is_server(Launch(("bash", "-c", "export A=$(date); vllm serve org/model")))
     assert not is_server(Launch(("timeout", "1h", "vllm", "bench", "serve")))
 
 

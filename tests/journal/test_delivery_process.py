@@ -19,7 +19,7 @@ from oomguard.journal.outbox import Outbox, delivered_of, waiting
 from oomguard.journal.read import Asked, open_journal, past_runs
 from oomguard.journal.record import Record
 from oomguard.journal.shared import SharedJournal
-from oomguard.supervise import tree
+from oomguard.supervisor import tree
 from support.supervising import LIMIT_S
 
 AWAY = JournalUrl("postgresql://ann:Hunter2correct@127.0.0.1:1/team")

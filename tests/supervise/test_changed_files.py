@@ -11,7 +11,7 @@ import pytest
 from oomguard.supervise import changed_files as module
 from oomguard.supervise.changed_files import changed_files
 from oomguard.supervise.places import Places
-from oomguard.supervise.written_files import now_ns
+from oomguard.supervisor.open_files import now_ns
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 
 from oomguard.supervise.live_words import LiveWords
-from oomguard.supervise.recording import SLOT_BYTES, Recording
+from oomguard.supervisor.output_buffer import SLOT_BYTES, OutputBuffer
 
 
 def test_they_are_found_across_slots_and_once_for_each_time(monkeypatch):
     monkeypatch.setattr("oomguard.supervise.live_words.POLL_S", 0.01)
-    recording, found = Recording(), threading.Event()
+    recording, found = OutputBuffer(), threading.Event()
     live = LiveWords(recording, b"took its memory", 2, found.set)
     recording.write(1, memoryview(b"x" * (SLOT_BYTES - 4) + b"took its memory\n"))
     assert not found.wait(0.2)
@@ -23,7 +23,7 @@ def test_they_are_found_across_slots_and_once_for_each_time(monkeypatch):
 
 
 def test_it_ends_with_the_command_where_they_never_come():
-    recording = Recording()
+    recording = OutputBuffer()
     live = LiveWords(recording, b"never", 1, lambda: None)
     live.stop()
     recording.close()

@@ -30,7 +30,9 @@ def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     assert outer_run() is None
     monkeypatch.setenv(OUTER, str(os.getpid()))
     assert outer_run() is None
-    monkeypatch.setenv(OUTER, str(os.getppid()))
+    monkeypatch.setenv(OUTER, str(os.getppid()))  # it is above us, and no run
+    assert outer_run() is None
+    monkeypatch.setattr("oomguard.supervisor.tree.name_of", lambda _pid: "oomguard-watch")
     assert outer_run() == os.getppid()
 
 

@@ -111,15 +111,16 @@ def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, stat
     assert (bare.returncode == 0) == (status == 0)
 
 
-def test_a_failure_of_our_own_is_125_and_no_traceback(tmp_path):
+def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import oomguard.supervise.explaining as e\ndef broken(*_, **__): raise ZeroDivisionError('ours')\ne.Explainer.explain = broken\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ran = run("sh", "-c", "exit 3", env={**os.environ, "PYTHONPATH": path})
-    assert ran.returncode == 125
-    assert b"internal error: ZeroDivisionError: ours" in ran.stderr
-    assert b"Traceback" not in ran.stderr
+    ran = run("sh", "-c", "echo printed; exit 3", env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)})
+    assert (ran.returncode, ran.stdout) == (3, b"printed\n")
+    said = b"oomguard: not explained: reason=it failed: ZeroDivisionError: ours output="
+    assert ran.stderr.startswith(said)
+    assert Path(ran.stderr.removeprefix(said).decode().strip()).read_bytes() == b"printed\n"
 
 
 def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run():

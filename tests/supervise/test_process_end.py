@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import psutil
 
-from oomguard.engines.command import Launch
-from oomguard.supervise import tree
-from oomguard.supervise.process import run_once
-from oomguard.supervise.recording import Recording
-from oomguard.supervise.signals import Signals
-from oomguard.supervise.standard_input import StandardInput
+from oomguard.supervisor import tree
+from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.process import Command, run_once
+from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.streams import StandardInput
 from support.each import each
 
 
 @each(("status", "looks"), [(0, 0), (3, 1)])
 def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, looks):
     left = []
-    with Signals() as signals, StandardInput() as source:
-        recording = Recording()
+    with Signals() as signals:
+        source = StandardInput()
+        recording = OutputBuffer()
         ended = run_once(
-            Launch(("sh", "-c", f"sleep 600 >/dev/null 2>&1 & exit {status}")),
+            Command(("sh", "-c", f"sleep 600 >/dev/null 2>&1 & exit {status}"), {}),
             recording,
             signals,
             source,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from oomguard.supervise.program import _is_binary, read_failure
+from oomguard.supervisor.reaper_process import _is_binary, read_failure
 from support.each import each
 
 

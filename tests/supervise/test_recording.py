@@ -12,11 +12,9 @@ from oomguard.observe.anchors import finder
 from oomguard.observe.scan import scan
 from oomguard.observe.skim import skim
 from oomguard.rules.load import load_rules
-from oomguard.supervise import recording as module
-from oomguard.supervise.marking import Marker
-from oomguard.supervise.recording import Recording
 from oomguard.supervise.replay import replayed
-from oomguard.supervise.slots import Missing, Slot
+from oomguard.supervisor import output_buffer as module
+from oomguard.supervisor.output_buffer import Missing, OutputBuffer, RecordedOutput
 from support.each import each
 
 RULES = load_rules()
@@ -35,29 +33,16 @@ def anchors():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Slots of 4 KiB, of which two are the head, two the tail, six hold anchors and four wait."""
+    """Slots of 4 KiB, of which two are the head and twelve the end."""
     monkeypatch.setattr(module, "SLOT_BYTES", 4096)
     monkeypatch.setattr(module, "HEAD_SLOTS", 2)
-    monkeypatch.setattr(module, "TAIL_SLOTS", 2)
-    monkeypatch.setattr(module, "MARKED_SLOTS", 6)
-    monkeypatch.setattr(module, "WAITING_SLOTS", 4)
     monkeypatch.setattr(module, "CAP_BYTES", 14 * 4096)
 
 
-def mark_all(recording: Recording) -> None:
-    find = anchors()
-    while (slot := recording.unmarked()) is not None:
-        parts = recording.read(slot)
-        newlines = {stream: data.count(b"\n") for stream, data in parts.items()}
-        recording.mark(slot, anchored=any(find.holds(data) for data in parts.values()), newlines=newlines)
-
-
-def recorded(chunks, *, marked: bool = True) -> Recording:
-    found = Recording()
+def recorded(chunks) -> OutputBuffer:
+    found = OutputBuffer()
     for stream, data in chunks:
         found.write(stream, memoryview(data))
-        if marked:
-            mark_all(found)
     return found
 
 
@@ -71,7 +56,7 @@ def as_a_file(data: bytes):
     return told(scan(skim(io.BytesIO(data), anchors), RULES))
 
 
-def as_recorded(recording: Recording):
+def as_recorded(recording: RecordedOutput):
     return told(replayed(recording, RULES, anchors).diagnosis())
 
 
@@ -86,30 +71,62 @@ def test_a_failure_is_found_where_it_stands_in_a_file_of_the_same_bytes(before, 
 
 
 @pytest.mark.parametrize("before", [700, 2000])
-def test_it_is_found_at_its_line_and_byte_where_most_of_the_output_is_given_back(before, small):
-    data = HEALTHY * before + FAILURE + HEALTHY * 2000
+def test_it_is_found_at_its_line_and_byte_where_most_of_the_output_is_dropped(before, small):
+    data = HEALTHY * before + FAILURE + HEALTHY * 200
     recording = recorded([(1, data[i : i + 1000]) for i in range(0, len(data), 1000)])
 
-    assert recording.size < len(data) / 3
-    assert recording.unseen_bytes == 0
+    assert recording.size <= module.CAP_BYTES < len(data)
     assert as_recorded(recording) == as_a_file(data)
 
 
-def test_what_nobody_could_look_into_is_dropped_and_counted(small):
-    data = HEALTHY * 2000
-    recording = recorded([(1, data)], marked=False)
+def test_the_beginning_and_the_end_are_kept(small):
+    data = b"".join(HEALTHY.replace(b"12.1", b"%d.1" % n) for n in range(2000))
+    recording = recorded([(1, data)])
 
-    assert recording.unseen_bytes == len(data) - recording.size
+    kept = recording.kept()
     assert recording.size <= module.CAP_BYTES
+    assert b"".join(recording.read(part)[1] for part in kept[:2]) == data[: 2 * 4096]
+    assert recording.tail(1, 4096) == data[-4096:]
 
 
 def test_the_newest_failure_is_kept_however_many_there_were(small):
     data = b"".join(HEALTHY * 100 + FAILURE.replace(b"2.00", b"%d.00" % n) for n in range(3, 60))
     recording = recorded([(1, data[i : i + 1000]) for i in range(0, len(data), 1000)])
 
-    lines = [line for _, line, _, _ in as_recorded(recording)]
-    assert lines[0] == as_a_file(data)[0][1]
     assert "59.00 GiB" in as_recorded(recording)[-1][3]
+
+
+def test_another_process_reads_the_same_from_the_index(small):
+    import json
+
+    data = HEALTHY * 700 + FAILURE + HEALTHY * 10
+    recording = recorded([(1 + i % 2, data[i : i + 1001]) for i in range(0, len(data), 1001)])
+    read = RecordedOutput.from_index(os.dup(recording.fd), json.loads(json.dumps(recording.index())))
+
+    assert as_recorded(read) == as_recorded(recording)
+    assert [read.tail(n, 9000) for n in (1, 2)] == [recording.tail(n, 9000) for n in (1, 2)]
+    assert (read.came, read.size) == (len(data), recording.size)
+
+
+def test_the_next_attempt_begins_with_nothing(small):
+    recording = recorded([(1, FAILURE * 500)])
+    recording.forget()
+    recording.write(1, memoryview(HEALTHY))
+
+    assert (recording.came, recording.size) == (len(HEALTHY), len(HEALTHY))
+    assert as_recorded(recording) == []
+
+
+def test_what_is_kept_can_be_written_for_its_user_alone(small, tmp_path):
+    data = HEALTHY * 700 + FAILURE
+    recording = recorded([(1, data)])
+    recording.copy_to(str(tmp_path / "output.log"))
+
+    written = (tmp_path / "output.log").read_bytes()
+    assert written.startswith(HEALTHY * 10)
+    assert written.endswith(FAILURE)
+    assert b" bytes are missing here]" in written
+    assert (tmp_path / "output.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_two_streams_are_read_in_the_order_in_which_they_came():
@@ -120,12 +137,12 @@ def test_two_streams_are_read_in_the_order_in_which_they_came():
     assert [(i.framework_version, i.location.line) for i in found] == [("0.32.0", 3)]
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9000)), max_size=20), st.booleans())
-def test_no_byte_is_kept_twice_changed_or_out_of_order(chunks, marked):
-    before = {name: getattr(module, name) for name in ("SLOT_BYTES", "HEAD_SLOTS", "TAIL_SLOTS", "CAP_BYTES")}
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9000)), max_size=20))
+def test_no_byte_is_kept_twice_changed_or_out_of_order(chunks):
+    before = {name: getattr(module, name) for name in ("SLOT_BYTES", "HEAD_SLOTS", "CAP_BYTES")}
     try:
-        module.SLOT_BYTES, module.HEAD_SLOTS, module.TAIL_SLOTS, module.CAP_BYTES = 4096, 2, 2, 14 * 4096
-        recording = recorded(chunks, marked=marked)
+        module.SLOT_BYTES, module.HEAD_SLOTS, module.CAP_BYTES = 4096, 2, 14 * 4096
+        recording = recorded(chunks)
         whole = {n: b"".join(data for stream, data in chunks if stream == n) for n in (1, 2)}
         at, came = {1: 0, 2: 0}, 0
         for part in recording.kept():
@@ -146,7 +163,7 @@ def test_no_byte_is_kept_twice_changed_or_out_of_order(chunks, marked):
 
 
 def test_a_pipe_s_bytes_go_into_the_copy_and_out_of_the_pipe():
-    recording = Recording()
+    recording = OutputBuffer()
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n")
     recording.take(1, reader, 8)
@@ -158,25 +175,8 @@ def test_a_pipe_s_bytes_go_into_the_copy_and_out_of_the_pipe():
     recording.close()
 
 
-def test_the_marker_gives_back_what_holds_no_anchor_while_output_comes(small):
-    import time
-
-    marker = Marker(anchors)
-    for i in range(300):
-        marker.recording.write(1, memoryview(HEALTHY * 40 if i != 150 else FAILURE))
-        while marker.recording.unmarked() is not None:
-            time.sleep(0.001)
-    marker.stop()
-
-    assert marker.recording.unseen_bytes == 0
-    assert marker.recording.size < 60000
-    assert len(as_recorded(marker.recording)) == 1
-    assert any(isinstance(part, Slot) and part.anchored for part in marker.recording.kept())
-    marker.recording.close()
-
-
 def test_where_the_copy_cannot_be_written_the_bytes_are_taken_all_the_same(monkeypatch):
-    recording = Recording()
+    recording = OutputBuffer()
 
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
@@ -204,7 +204,7 @@ def test_on_a_full_disk_the_beginning_and_the_end_are_kept(full_at, small, monke
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     data = HEALTHY * 1000 + FAILURE
-    recording = recorded([(1, data[i : i + 512]) for i in range(0, len(data), 512)], marked=False)
+    recording = recorded([(1, data[i : i + 512]) for i in range(0, len(data), 512)])
 
     assert recording.failed is None
     assert recording.size <= full_at * 4096

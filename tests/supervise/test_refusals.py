@@ -11,7 +11,6 @@ from oomguard.ranks.decision import decide
 from oomguard.ranks.documents import RankEnd
 from oomguard.remedy.policy import Policy
 from oomguard.supervise.refusals import refusal_of
-from oomguard.supervise.standard_input import StandardInput
 
 PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity", "reason": ""},)
 
@@ -28,8 +27,7 @@ PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "redu
 def test_what_the_policy_of_a_rank_leaves_is_told_by_its_name_and_a_later_start_may_change_it(
     policy: Policy, why: str, tmp_path: Path
 ):
-    with StandardInput(keeps=False) as stdin:
-        refusal = refusal_of(1, Ledger(policy), stdin, tmp_path / "f", dry_run=False)
+    refusal = refusal_of(1, Ledger(policy), None, tmp_path / "f", dry_run=False)
     assert refusal == why
     ends = {0: RankEnd(1, "ended", 143), 1: RankEnd(1, "memory", 1, "exit status 1", {}, PATCH, refusal)}
     decision = decide(1, ends, {})

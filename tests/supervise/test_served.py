@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from oomguard.observe.anchors import finder
-from oomguard.supervise import recording as module
 from oomguard.supervise import served
-from oomguard.supervise.marking import Marker
-from oomguard.supervise.recording import Recording
 from oomguard.supervise.served import ServedRequests
-from oomguard.supervise.slots import Slot
+from oomguard.supervisor import output_buffer as module
+from oomguard.supervisor.output_buffer import OutputBuffer
 from support.each import each
 
 POST = b'INFO:     127.0.0.1:41882 - "POST /v1/completions HTTP/1.1" 200 OK\n'
@@ -31,7 +26,7 @@ def throughput(prompt: float, generation: float, process: bytes = b"(APIServer p
 
 def counted(*parts: bytes) -> int | None:
     found = ServedRequests()
-    recording = Recording()
+    recording = OutputBuffer()
     for part in parts:
         recording.write(1, memoryview(part))
     found.take_rest(recording)
@@ -90,26 +85,6 @@ def test_a_slot_without_a_line_s_end_does_not_part_a_line_from_its_head(monkeypa
     assert len(POST) > 2 * 32
     assert counted(POST) == 1
     assert counted(b"x\n" + POST * 3) == 3
-
-
-def test_requests_in_the_middle_of_a_long_output_are_counted_though_it_is_not_kept(monkeypatch):
-    for name, value in {"HEAD_SLOTS": 2, "TAIL_SLOTS": 2, "MARKED_SLOTS": 6, "WAITING_SLOTS": 4}.items():
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module, "SLOT_BYTES", 4096)
-    monkeypatch.setattr(module, "CAP_BYTES", 14 * 4096)
-    found = ServedRequests()
-    marker = Marker(lambda: finder(["no such anchor"]), found.take)
-    for i in range(200):
-        marker.recording.write(1, memoryview(POST if i == 100 else STEP * 100))
-        while marker.recording.unmarked() is not None:
-            time.sleep(0.001)
-    marker.stop()
-    kept = [part for part in marker.recording.kept() if isinstance(part, Slot)]
-    assert not any(POST in data for slot in kept for data in marker.recording.read(slot).values())
-
-    found.take_rest(marker.recording)
-    marker.recording.close()
-    assert found.count == 1
 
 
 @pytest.mark.parametrize("step", [1, 7, 80, 1000])

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from oomguard.engines.command import Launch
-from oomguard.supervise.process import run_once
-from oomguard.supervise.recording import Recording
-from oomguard.supervise.signals import Signals
-from oomguard.supervise.standard_input import StandardInput
+from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.process import run_once
+from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.streams import StandardInput
 from support.each import each
 from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
 
@@ -249,7 +249,7 @@ def test_a_signal_that_came_before_the_start_goes_to_the_command_then(number):
     with Signals() as signals:
         os.kill(os.getpid(), number)
         assert wait_for(lambda: bool(signals._early), LIMIT_S)
-        ended = run_once(Launch(("sleep", "60")), Recording(), signals, StandardInput())
+        ended = run_once(Launch(("sleep", "60")), OutputBuffer(), signals, StandardInput())
     assert ended.status == 128 + number
 
 
@@ -257,7 +257,7 @@ def test_after_a_stop_nothing_is_started():
     with Signals() as signals:
         stop_us()
         assert wait_for(lambda: signals.stopped_by is not None)
-        ended = run_once(Launch(("no-such-command",)), Recording(), signals, StandardInput())
+        ended = run_once(Launch(("no-such-command",)), OutputBuffer(), signals, StandardInput())
     assert ended.status == 143
     assert signals.stopped_between_runs
 

@@ -1,4 +1,4 @@
-"""Standard input: a command that is run again reads all of it, and what it does not read stays for the next reader."""
+"""Standard input: it is the command's, a file is read again from its beginning, and what was read of a pipe is gone."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import os
 import shlex
 import socket
 import subprocess
-import threading
-from pathlib import Path
 
 import pytest
 
-from oomguard.supervise import kept_input as module
-from oomguard.supervise.pipes import waiting_bytes
-from oomguard.supervise.standard_input import StandardInput
+from oomguard.supervisor.streams import StandardInput
 from support.each import each
-from support.supervising import LIMIT_S, QUIET, wait_for
+from support.supervising import LIMIT_S, QUIET, run
+
+ENDED = "the command has read from a pipe, and what it read is gone"
 
 
 @pytest.fixture
@@ -28,92 +26,57 @@ def pipe():
             os.close(fd)
 
 
-def read_all(fd: int) -> bytes:
-    with os.fdopen(fd, "rb") as stream:
-        return stream.read()
-
-
-def test_each_attempt_reads_all_of_a_pipe(pipe):
-    reader, writer = pipe
-    data = os.urandom(3 << 20)
-    threading.Thread(
-        target=lambda: (os.write(writer, data[: 1 << 16]), _write(writer, data[1 << 16 :]), os.close(writer))
-    ).start()
-
-    with StandardInput(reader) as source:
-        first = source.for_child()
-        assert read_all(first) == data
-        source.end()
-        assert read_all(source.for_child()) == data
-        assert source.lost is None
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def test_what_the_first_attempt_left_unread_comes_behind_what_it_read(pipe):
-    reader, writer = pipe
-    os.write(writer, b"one\n")
-
-    with StandardInput(reader) as source:
-        first = source.for_child()
-        assert os.read(first, 100) == b"one\n"
-        os.close(first)
-        source.end()
-        os.write(writer, b"two\n")
-        os.close(writer)
-        assert read_all(source.for_child()) == b"one\ntwo\n"
-
-
-def test_a_command_that_ends_without_reading_does_not_hold_us_up(pipe):
-    reader, writer = pipe
-    _fill = os.write(writer, b"x" * 65536)
-
-    with StandardInput(reader) as source:
-        os.close(source.for_child())
-        source.end()
-        second = source.for_child()
-        os.close(writer)
-        assert read_all(second) == b"x" * _fill
-
-
-def test_more_than_is_kept_is_passed_on_and_told(pipe, monkeypatch):
-    monkeypatch.setattr(module, "CAP_BYTES", 1000)
-    reader, writer = pipe
-    os.write(writer, b"x" * 5000)
-    os.close(writer)
-
-    with StandardInput(reader) as source:
-        assert read_all(source.for_child()) == b"x" * 5000
-        source.end()
-        assert source.lost == "more than 0 MiB of standard input have been read"
-
-
-@each("read_bytes", [0, 5000])
 @each("kind", ["pipe", "socket"])
-def test_what_no_attempt_has_read_stays_for_the_next_reader(kind, read_bytes):
-    data = os.urandom(150_000)
+@each(("read_bytes", "lost"), [(0, None), (3, ENDED)])
+def test_what_was_read_of_a_pipe_is_gone(kind, read_bytes, lost):
     ends = os.pipe() if kind == "pipe" else tuple(end.detach() for end in socket.socketpair())
-    writing = threading.Thread(target=lambda: (_write(ends[1], data), os.close(ends[1])))
-    writing.start()
-    with StandardInput(ends[0]) as source:
-        first = source.for_child()
-        got = b""
-        while len(got) < read_bytes:
-            got += os.read(first, read_bytes - len(got))
-        os.close(first)
-        source.end()
-        second = source.for_child()
-        again = b""
-        while len(again) < read_bytes:
-            again += os.read(second, read_bytes - len(again))
-        os.close(second)
-    assert (got, again) == (data[:read_bytes], data[:read_bytes])
-    assert read_all(ends[0]) == data[read_bytes:]
-    writing.join()
+    os.write(ends[1], b"one\ntwo\n")
+    source = StandardInput(ends[0])
+    assert source.for_child() is None
+    source.look()
+    os.read(ends[0], read_bytes)
+    source.look()
+
+    assert source.lost == lost
+    for end in ends:
+        os.close(end)
+
+
+def test_what_came_and_was_read_between_two_looks_is_gone_once_its_writer_has_ended(pipe):
+    source = StandardInput(pipe[0])
+    os.write(pipe[1], b"one\n")
+    os.read(pipe[0], 4)
+    source.look()
+    assert source.lost is None
+    os.close(pipe[1])
+    source.look()
+    assert source.lost == ENDED
+
+
+def test_a_pipe_that_had_ended_or_says_nothing_is_the_same_at_each_attempt(pipe):
+    idle = StandardInput(pipe[0])
+    idle.look()
+    os.close(pipe[1])
+    ended = StandardInput(pipe[0])
+    ended.look()
+
+    assert (idle.lost, ended.lost) == (None, None)
+
+
+def test_a_file_of_the_option_is_read_by_each_attempt_from_its_beginning(tmp_path):
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    source = StandardInput(path=str(tmp_path / "prompts.txt"))
+    for _ in range(2):
+        with os.fdopen(source.for_child()) as stream:
+            assert stream.read() == "one\ntwo\n"
+    assert source.lost is None
+
+
+def test_the_command_reads_the_file_of_the_option(tmp_path):
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    ran = run("--input", str(tmp_path / "prompts.txt"), command=("cat",))
+
+    assert (ran.stdout, ran.returncode) == ("one\ntwo\n", 0)
 
 
 LOOPS = [
@@ -138,54 +101,24 @@ def test_a_file_is_read_again_from_where_it_stood(tmp_path):
     path.write_bytes(b"skipped\none\ntwo\n")
     fd = os.open(path, os.O_RDONLY)
     os.lseek(fd, 8, os.SEEK_SET)
-
-    with StandardInput(fd) as source:
-        for _ in range(2):
-            assert source.for_child() is None
-            assert os.read(fd, 100) == b"one\ntwo\n"
+    source = StandardInput(fd)
+    for _ in range(2):
+        assert source.for_child() is None
+        assert os.read(fd, 100) == b"one\ntwo\n"
     os.close(fd)
 
 
-def test_where_nothing_is_run_again_the_command_has_our_own(pipe):
-    with StandardInput(pipe[0], keeps=False) as source:
-        assert source.for_child() is None
-        assert source.lost is None
-
-
 def test_a_closed_standard_input_stays_closed():
-    with StandardInput(987) as source:
-        assert source.for_child() is None
-
-
-def test_no_descriptor_is_left(pipe):
-    def open_now() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = open_now()
-    with StandardInput(pipe[0]) as source:
-        for _ in range(5):
-            os.close(source.for_child())
-            source.end()
-    assert open_now() == before
+    source = StandardInput(987)
+    assert source.for_child() is None
+    source.look()
+    assert source.lost is None
 
 
 def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch_reads_it_again(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     both = os.open(tmp_path / "fifo", os.O_RDWR)
-    try:
-        with StandardInput(both) as source:
-            assert source.for_child() is None
-            assert source.lost == "standard input is a pipe that is open for writing too, which is the command's own"
-    finally:
-        os.close(both)
-
-
-def test_one_read_gives_what_was_written_at_once(pipe):
-    messages = [65_536, 10_000, 1]
-    reader, writer = pipe
-    with StandardInput(reader) as source:
-        first = source.for_child()
-        for size_bytes in messages:
-            os.write(writer, b"x" * size_bytes)
-            assert wait_for(lambda n=size_bytes: waiting_bytes(first) == n)
-            assert len(os.read(first, 1 << 20)) == size_bytes
+    source = StandardInput(both)
+    assert source.for_child() is None
+    assert source.lost == "standard input is a pipe that is open for writing too"
+    os.close(both)

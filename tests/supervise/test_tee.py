@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.supervise.recording import Recording
-from oomguard.supervise.tee import Tee
+from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.streams import Tee
 
 LIMIT_S = 120
 
@@ -25,7 +25,7 @@ class Copying:
         self.child = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, bufsize=0, **options
         )
-        self.recording, self.stopping = Recording(), False
+        self.recording, self.stopping = OutputBuffer(), False
         self.tee = Tee(self.recording)
         self.tee.add(self.child.stdout, out)
         if errors is not None:
@@ -149,7 +149,7 @@ def test_a_reader_that_is_slower_than_the_end_gets_all_after_a_stop():
 
     reader = threading.Thread(target=take)
     reader.start()
-    tee = Tee(Recording())
+    tee = Tee(OutputBuffer())
     tee.add(os.fdopen(source[0], "rb", buffering=0), sink[1])
     tee.pump(lambda: True, lambda: None, lambda: True)
     os.close(sink[1])

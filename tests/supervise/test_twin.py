@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from oomguard.supervise.twin import Twin
+from oomguard.supervisor.reaper_process import Twin
 from support.each import each
 
 FIRST = (signal.SIGTERM, 7, 1.0)

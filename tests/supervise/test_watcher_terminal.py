@@ -11,8 +11,8 @@ import subprocess
 
 import pytest
 
-from oomguard.supervise.terminal_modes import Modes, raw, read_modes, set_modes
-from oomguard.supervise.watcher_terminal import Lent
+from oomguard.supervisor.reaper_process import Lent
+from oomguard.supervisor.terminal_modes import Modes, raw, read_modes, set_modes
 
 
 @pytest.fixture

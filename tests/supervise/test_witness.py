@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from oomguard.supervise.witness import Witness
+from oomguard.supervisor.reaper_process import Witness
 from support.supervising import wait_for
 
 SENT_BY_KILL = 0  # SI_USER

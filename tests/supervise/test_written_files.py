@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.supervise import written_files
-from oomguard.supervise.written_files import OpenFiles, now_ns
+from oomguard.supervise.written_files import written_since
+from oomguard.supervisor import open_files as module
+from oomguard.supervisor.open_files import OpenFiles, now_ns
 
 LIMIT_S = 60
 
@@ -42,7 +43,7 @@ def names(tmp_path: Path) -> Callable[..., list[str]]:
     """The names of what was written in this test's folder: other tests' services may run in this process tree."""
 
     def names(files: OpenFiles, since_ns: int = 0) -> list[str]:
-        written = [Path(path) for path in files.written(since_ns).values()]
+        written = [Path(path) for path in written_since(files.seen(), since_ns).values()]
         return sorted(path.name for path in written if path.parent == tmp_path)
 
     return names
@@ -114,7 +115,7 @@ def test_the_whole_tree_is_looked_at(tmp_path, names):
 
 
 def test_the_thread_looks_by_itself_and_ends(tmp_path, monkeypatch, names):
-    monkeypatch.setattr(written_files, "FIRST_S", 0.0)
+    monkeypatch.setattr(module, "FIRST_S", 0.0)
     files = OpenFiles(os.getpid())
     with holding("f = open('out', 'w'); f.write('1'); f.flush()", tmp_path):
         files.start()
@@ -141,6 +142,6 @@ def test_what_a_look_costs_decides_when_the_next_one_is(monkeypatch):
     looking.start()
     looking.join()
 
-    assert waits[:2] == [written_files.FIRST_S, written_files.LEAST_S]
+    assert waits[:2] == [module.FIRST_S, module.LEAST_S]
     assert waits[2] >= 100 * 0.05
-    assert waits[3] == written_files.LEAST_S
+    assert waits[3] == module.LEAST_S

@@ -55,6 +55,12 @@ def watched(launch: Launch, session: Path) -> Launch:
     return telling(launch, session)
 
 
+def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
+    """Return the launch that runs already with these variables: the engine's own commands tell their arguments by themselves."""
+    told = {plugin.SAID} if own_command(launch.argv) is not None else {plugin.SAID, plugin.REPORT, plugin.ACKNOWLEDGE}
+    return replace(launch, env={**launch.env, **{name: value for name, value in env.items() if name in told}})
+
+
 def telling(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt, whose engines the plugin tells."""
     launch = noting(launch, session)

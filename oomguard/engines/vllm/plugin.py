@@ -87,7 +87,7 @@ def _record_snapshot() -> None:
 
 
 def _is_off() -> bool:
-    return os.environ.get("OOMGUARD_DISABLE", "").lower() in ("1", "true", "yes", "on")
+    return os.environ.get("OOMGUARD_DISABLE", "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def _say(error: Exception) -> None:
@@ -111,8 +111,12 @@ def _parsed(raw: str, kind: type) -> Any:
 def _names(asked: str | None) -> list[str]:
     """Return the arguments that are to be told; none where they cannot be read: a report is no reason to lose a change."""
     try:
+        if asked == "all":
+            from oomguard.engines.vllm.told import arguments_told
+
+            return arguments_told()
         return [name for name in _parsed(asked, list) if _is_name(name)] if asked else []
-    except (ValueError, TypeError, RecursionError):
+    except Exception:  # noqa: BLE001 - as said
         return []
 
 

@@ -25,7 +25,7 @@ from oomguard.memory.vllm.same_model import refuse_other_start
 from oomguard.memory.vllm.start import Correction, StartBudget, VllmSettings
 from oomguard.memory.vllm.start_budget import budget_start
 from oomguard.regular_file import read_regular
-from oomguard.user_files import state_file, write_whole
+from oomguard.user_files import OWN_FOLDER, state_file, write_whole
 
 _SCHEMA: Final = 1
 _MAX_BYTES: Final = 16_000_000
@@ -208,7 +208,7 @@ class Calibrations:
         """Write these entries in place of all; raises InputError where the file cannot be written."""
         text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
         try:
-            write_whole(self.path, text.encode())
+            write_whole(self.path, text.encode(), folder_mode=OWN_FOLDER)
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder") from None
 

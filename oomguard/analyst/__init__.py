@@ -1,0 +1,1 @@
+"""The second process of ``oomguard run``: recorded output in, diagnosis and the next command out."""

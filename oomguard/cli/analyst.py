@@ -1,0 +1,69 @@
+"""The analyst's process: it reads the command line of ``oomguard run``, follows the attempts and says what comes next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from typing import Final
+
+from oomguard.analyst.link import Link, set_link
+from oomguard.supervisor.process_control import die_with_parent, set_name
+from oomguard.supervisor.signal_sets import STOPS
+
+# All that it holds of its own: reading a long log takes far less.
+_MOST_BYTES: Final = 4 << 30
+_IGNORED: Final = (
+    *STOPS,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+)
+
+
+def main(fd: int) -> None:
+    """Serve the supervisor at the other end of a socket; end without a word where it goes."""
+    link = Link(socket.socket(fileno=fd))
+    _prepare()
+    try:
+        link.begin()
+        set_link(link)
+        link.say("end", status=_status(link))
+    except BaseException as error:  # noqa: BLE001 - the command's own status stands, whatever failed here
+        if os.environ.get("OOMGUARD_TRACEBACKS"):
+            import traceback
+
+            traceback.print_exc()
+        with contextlib.suppress(BaseException):
+            link.say("broken", reason=f"{type(error).__name__}: {error}")
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(0)
+
+
+def _prepare() -> None:
+    """Leave signals to the supervisor, end with it, and take no more memory than a diagnosis may."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    set_name("oomguard-analys")
+    die_with_parent(os.getppid())
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        least = min(limit for limit in (soft, hard, _MOST_BYTES) if limit != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
+
+
+def _status(link: Link) -> int | None:
+    from oomguard.cli import run_group
+
+    status = run_group(list(link.facts["words"]))
+    return status if isinstance(status, int) else None

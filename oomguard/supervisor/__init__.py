@@ -1,0 +1,1 @@
+"""Run a command: streams, signals, process tree, exit status. Imports nothing that explains a failure."""

@@ -1,0 +1,426 @@
+"""The attempts of one ``oomguard run``: start the command, have its failure explained, start what the analyst answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from oomguard.supervisor import analyst_process, tree
+from oomguard.supervisor.analyst_process import AnalystProcess
+from oomguard.supervisor.failsafe import PROGRESS, beat
+from oomguard.supervisor.messages import Messages, write_line
+from oomguard.supervisor.open_files import OpenFiles, now_ns
+from oomguard.supervisor.options import read_options
+from oomguard.supervisor.output_buffer import OutputBuffer
+from oomguard.supervisor.process import Command, Exit, NotStartedError, run_once
+from oomguard.supervisor.process_control import become_subreaper
+from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.streams import StandardInput, Tee
+
+# The command has the machine to itself at first; what ends well before this time costs no analyst.
+ANALYST_AFTER_S: Final = 0.5
+# A run fails with this status where its command says 0 though its engine died, or its output did not arrive, as tee has it.
+FAILED_STATUS: Final = 1
+_BY_CAUSE: Final = frozenset({90, 91, 92})
+_NOTHING_RAN: Final = frozenset({0, 1, 2, 125, 130, 141})
+# Words of which one, in lower case, is in every output of an engine that the analyst knows.
+SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore", "sglang", "llama", "tensorrt")
+# The analyst has nothing more to do by then than to end.
+_LAST_S: Final = 2.0
+_POD: Final = "KUBERNETES_SERVICE_HOST"
+# What the plugin in vLLM's process is told, as engines/vllm/plugin.py reads it.
+_SAID: Final = "OOMGUARD_VLLM_SAID"
+_REPORT: Final = "OOMGUARD_VLLM_REPORT"
+_ACKNOWLEDGE: Final = "OOMGUARD_VLLM_ACKNOWLEDGE"
+_MEMORY_EVENTS: Final = ("memory.events", "memory.oom_control")
+
+
+class Next(NamedTuple):
+    """What comes next: an attempt with its command, or the end with a status that the analyst gives the run."""
+
+    command: Command | None
+    status: int | None = None
+
+
+class Loop:
+    """One run.
+
+    Args:
+        words: the command line between ``run`` and the command's own words.
+        argv: the command.
+        closed: standard streams that oomguard was started without.
+    """
+
+    def __init__(self, words: Sequence[str], argv: Sequence[str], closed: frozenset[int]) -> None:
+        self._words, self._argv, self._closed = tuple(words), tuple(argv), closed
+        self._options = read_options(words, argv, os.environ)
+        self._messages = Messages(quiet=self._options.quiet, is_json=self._options.is_json)
+        self._number = 0
+        self._is_cut = False
+        self._session: str | None = None
+        self._source: StandardInput | None = None
+        self._tee: Tee | None = None
+        self._watched: int | None = None
+        self._told_stop = False
+
+    def run(self) -> int:
+        """Run the command, and again as the analyst answers; return the exit status of the whole run."""
+        become_subreaper()
+        signals = self._signals = Signals(self._closed)
+        signals.__enter__()  # left only where all went well: leaving it ends the command
+        self._buffer = OutputBuffer()
+        self._began = {"at": time.time(), "kills": _memory_kills()}
+        self._make_session()
+        self._analyst = AnalystProcess(self._facts(), self._buffer.fd)
+        status = self._attempts()
+        PROGRESS.final = status
+        self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
+        if self._analyst.failed is not None:  # else what it has left is to outlive it: what delivers a shared journal
+            self._end_helpers()
+        if self._session is not None:
+            tree.remove_tree(self._session)
+        signals.__exit__(None, None, None)
+        self._end_as_the_command(status)
+        return status
+
+    def _attempts(self) -> int:
+        status, following = 125, self._first()
+        while following.command is not None:
+            try:
+                ended = self._attempt(following.command)
+            except NotStartedError as error:
+                return self._not_started(error)
+            status, self._is_cut = ended.status, self._is_cut or ended.is_cut
+            following = self._after(ended)
+            if self._signals.watcher.is_lost:
+                break
+        if following.status is not None:
+            status = following.status
+        if self._is_cut and status == 0:
+            status = FAILED_STATUS
+        if self._signals.stopped_between_runs and self._signals.stopped_by is not None:
+            status = 128 + self._signals.stopped_by
+        return status
+
+    def _first(self) -> Next:
+        """Return the first attempt: the command as it is, or what the analyst makes of its options."""
+        if not self._options.analyst_first:
+            return Next(Command(self._argv, self._told_to_plugin()))
+        self._start_analyst()
+        answer = self._answer()
+        if answer is None:
+            if self._signals.stopped_by is not None:
+                return Next(None, 128 + self._signals.stopped_by)
+            self._messages.say("warning", "the command runs without oomguard's help", reason=self._analyst.failed)
+            return Next(Command(self._argv, {}))
+        return answer
+
+    def _attempt(self, command: Command) -> Exit:
+        self._number += 1
+        self._buffer.forget()
+        self._since_ns = now_ns()
+        self._files = OpenFiles(self._signals.watcher.pid)
+        self._command = command
+        options = self._options
+        self._source = self._source or StandardInput(path=options.input_path)
+        try:
+            return run_once(
+                command,
+                self._buffer,
+                self._signals,
+                self._source,
+                grace_s=options.grace_s,
+                on_started=self._started,
+                on_failing=self._failing,
+                pty=options.pty,
+                along=self,
+                messages=self._messages,
+            )
+        finally:
+            self._files.stop()
+
+    def _started(self) -> None:
+        self._started_s = time.monotonic()
+        with contextlib.suppress(RuntimeError):  # no more threads are permitted
+            self._files.start()
+        self._tell_started()
+
+    def _start_analyst(self) -> None:
+        self._analyst.start()
+        self._signals.watcher.spared_pid = self._analyst.pid
+
+    def _tell_started(self) -> None:
+        self._analyst.tell(
+            say="started",
+            number=self._number,
+            pid=self._signals.watcher.command_pid,
+            env=dict(self._command.env),
+            at=time.time() - (time.monotonic() - self._started_s),
+        )
+
+    def attach(self, tee: Tee) -> None:
+        """Hear what the analyst says between the copying."""
+        self._tee, self._watched, self._told_stop = tee, None, False
+
+    def tick(self) -> None:
+        """Start the analyst when it is due, while the command runs, and tell it of a stop."""
+        analyst = self._analyst
+        if self._is_analyst_due():
+            self._start_analyst()
+            self._tell_started()
+        if analyst.runs and self._watched is None and self._tee is not None:
+            self._watched = analyst.fileno()
+            self._tee.watch(self._watched, selectors.EVENT_READ, self._hear)
+        if not self._told_stop and self._signals.stopped_by is not None:
+            self._told_stop = True
+            analyst.tell(say="stop", **self._stops())
+        if not analyst.runs:
+            self._unwatch()
+
+    def _hear(self) -> None:
+        for message in self._analyst.messages(0):
+            self._read_safely(message)
+        if not self._analyst.runs:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watched is not None and self._tee is not None:
+            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):  # the copying has ended
+                self._tee.unwatch(self._watched)
+            self._watched = -1  # it is not watched again
+
+    def _is_analyst_due(self) -> bool:
+        analyst = self._analyst
+        is_late = time.monotonic() - self._started_s > ANALYST_AFTER_S
+        return is_late and not analyst.runs and analyst.failed is None and self._signals.stopped_by is None
+
+    def _failing(self) -> None:
+        self._files.look()
+
+    def _not_started(self, error: NotStartedError) -> int:
+        """Report a command that cannot be started: the analyst does where others are to hear of it."""
+        if not self._analyst.runs and _POD in os.environ:
+            self._start_analyst()
+        if self._analyst.runs:
+            self._analyst.tell(say="not started", number=self._number, text=str(error), status=error.status)
+            if self._answer() is not None:
+                return error.status
+        write_line(f"oomguard: {error}")
+        return error.status
+
+    def _after(self, ended: Exit) -> Next:
+        """Return what comes after an attempt."""
+        analyst, signals = self._analyst, self._signals
+        if not analyst.runs and (not self._has_to_explain(ended) or signals.hurries):
+            return self._unexplained(ended)
+        if not analyst.runs:
+            self._start_analyst()
+            self._tell_started()
+        analyst.tell(
+            say="ended",
+            number=self._number,
+            status=ended.status,
+            seconds=ended.seconds,
+            is_cut=ended.is_cut,
+            of_reader=ended.of_reader,
+            exited=signals.watcher.exited,
+            since_ns=self._since_ns,
+            files=self._files.seen(),
+            lost_input=None if self._source is None else self._source.lost,
+            output_index=self._buffer.index(),
+            **self._stops(),
+        )
+        answer = self._answer()
+        return self._unexplained(ended) if answer is None else answer
+
+    def _has_to_explain(self, ended: Exit) -> bool:
+        """Return whether an attempt that ended before the analyst was started needs one."""
+        if self._analyst.failed is not None:
+            return False
+        return bool(ended.status and not ended.of_reader) or (not ended.status and self._buffer.may_hold(SPEAKS))
+
+    def _unexplained(self, ended: Exit) -> Next:
+        """End with the command's status; say so, and where its output is, where a failure was not explained."""
+        if ended.status and self._analyst.failed is not None and self._signals.stopped_by is None:
+            place = self._keep_output()
+            where = {} if place is None else {"output": place}
+            self._messages.say("error", "not explained", reason=self._analyst.failed, **where)
+        return Next(None)
+
+    def _keep_output(self) -> str | None:
+        """Write the recorded output where its user finds it; return where, None where there is none or it cannot be written."""
+        if not self._buffer.size:
+            return None
+        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - a new file
+            path = f"{folder}/oomguard-output-{os.getpid()}-{self._number}.log"
+            with contextlib.suppress(OSError, ValueError):
+                if folder.startswith("/"):
+                    self._buffer.copy_to(path)
+                    return path
+        return None
+
+    def _answer(self) -> Next | None:
+        """Wait for the analyst's decision; None where there is none, for whatever reason."""
+        analyst = self._analyst
+        began_s, until_s = time.monotonic(), time.monotonic() + analyst_process.LIMIT_S
+        told_stop, presses = False, self._signals.presses
+        while analyst.runs:
+            beat()
+            if self._signals.stopped_by is not None and not told_stop:
+                told_stop = True
+                analyst.tell(say="stop", **self._stops())
+            if told_stop:
+                # A user at the terminal may want to read why it failed, and can press the key again.
+                is_short = self._signals.hurries or self._signals.presses > presses
+                limit_s = analyst_process.STOPPED_S if is_short else analyst_process.TYPED_S
+                until_s = min(until_s, max(began_s, self._signals.last_stop_s) + limit_s)
+            for message in analyst.messages(min(0.1, until_s - time.monotonic())):
+                if not told_stop:
+                    until_s = time.monotonic() + analyst_process.LIMIT_S
+                found = self._read_safely(message)
+                if found is not None:
+                    return found
+            if time.monotonic() >= until_s:
+                is_stopped = self._signals.stopped_by is not None
+                analyst.fail("a signal asked to stop" if is_stopped else "it did not answer in time")
+        return None
+
+    def _read_safely(self, message: dict[str, Any]) -> Next | None:
+        """Do what the analyst says; one that breaks the protocol has failed."""
+        try:
+            return self._read(message)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._analyst.fail("its answer cannot be read")
+            return None
+
+    def _read(self, message: dict[str, Any]) -> Next | None:
+        """Do what the analyst says; return what comes next where that is decided."""
+        match message["say"]:
+            case "start":
+                self._set_options(message.get("options") or {})
+                argv, env = message["argv"], message["env"]
+                values = [value for value in env.values() if value is not None]
+                if not argv or not all(isinstance(word, str) for word in (*argv, *env, *values)):
+                    raise TypeError("a command is words")
+                return Next(Command(tuple(argv), env))
+            case "end":
+                return Next(None, self._permitted(message["status"]))
+            case "broken":
+                self._analyst.fail(f"it failed: {str(message.get('reason'))[:300]}")
+            case "forward":
+                self._signals.watcher.forward(int(message["number"]), None, None)
+            case "kill":
+                self._signals.watcher.kill()
+            case "notify":
+                _notify(message["address"], message["text"])
+            case "output?":
+                self._analyst.tell(say="output", output_index=self._buffer.index(counts=bool(message.get("counts"))))
+        return None
+
+    def _permitted(self, status: Any) -> int | None:
+        """Return a status that the analyst gives the run, as far as it may: None leaves the command's own."""
+        if status is None or isinstance(status, bool) or not isinstance(status, int):
+            return None
+        if self._number == 0:
+            return status if status in _NOTHING_RAN else 125
+        is_by_cause = status in _BY_CAUSE and self._options.status_by_cause
+        return status if is_by_cause or status == FAILED_STATUS else None
+
+    def _set_options(self, given: dict[str, Any]) -> None:
+        options = self._options
+        options.grace_s = float(given.get("grace_s", options.grace_s))
+        options.pty = bool(given.get("pty", options.pty))
+        options.status_by_cause = bool(given.get("status_by_cause", options.status_by_cause))
+        options.input_path = given.get("input_path", options.input_path)
+        self._messages.quiet = bool(given.get("quiet", self._messages.quiet))
+        self._messages.is_json = bool(given.get("is_json", self._messages.is_json))
+
+    def _stops(self) -> dict[str, Any]:
+        signals = self._signals
+        return {
+            "stopped_by": None if signals.stopped_by is None else int(signals.stopped_by),
+            "stopped_at_s": signals.stopped_at_s,
+            "stopped_between_runs": signals.stopped_between_runs,
+            "was_typed": signals.was_typed,
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "words": ["run", *self._words, "--", *self._argv],
+            "supervisor": os.getpid(),
+            "reaper": self._signals.watcher.pid,
+            "session": self._session,
+            "analyst_first": self._options.analyst_first,
+            "began": self._began,
+        }
+
+    def _make_session(self) -> None:
+        """Make the folder of this run where one can be made: it goes at the end, however oomguard ends."""
+        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - a new folder
+            path = f"{folder}/oomguard-{os.urandom(16).hex()}"
+            with contextlib.suppress(OSError, ValueError):
+                if folder.startswith("/"):
+                    self._signals.watcher.remove_at_end(path)
+                    os.mkdir(path, 0o700)
+                    self._session = PROGRESS.folder = path
+                    return
+
+    def _told_to_plugin(self) -> dict[str, str]:
+        """Return the variables by which oomguard's plugin tells of a vLLM engine that the command starts."""
+        if self._session is None or _SAID in os.environ or _ACKNOWLEDGE in os.environ:
+            return {}
+        folder = f"{self._session}/attempt-first"
+        try:
+            os.mkdir(folder, 0o700)
+        except OSError:
+            return {}
+        return {
+            _SAID: f"{folder}/said.jsonl",
+            _REPORT: "all",
+            _ACKNOWLEDGE: f"{folder}/acknowledged.jsonl",
+        }
+
+    def _end_helpers(self) -> None:
+        """End what the analyst has left: all of our children but the reaper and what is below it."""
+        for pid in tree.children(os.getpid()):
+            if pid != self._signals.watcher.pid:
+                tree.send(pid, signal.SIGKILL)
+
+    def _end_as_the_command(self, status: int) -> None:
+        """End of Ctrl-C where the command did; else leave the status to the caller."""
+        signals = self._signals
+        if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
+
+
+def _notify(address: str, text: str) -> None:
+    """Send a message to systemd, which hears nobody but its service's main process."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)
+        out.sendto(text.encode("utf-8", "replace"), address)
+
+
+def _memory_kills() -> int | None:
+    """Return how many processes of our control group the kernel has killed for memory; None where it does not say."""
+    try:
+        groups = [line.split(":", 2) for line in tree.read_file("/proc/self/cgroup").decode().splitlines()]
+    except (OSError, ValueError):
+        return None
+    for _, controllers, path in (group for group in groups if len(group) == 3):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            for name in _MEMORY_EVENTS:
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    text = tree.read_file("/".join((mount, *parts[:depth], name))).decode()
+                    return int(text.partition("oom_kill ")[2].split()[0])
+    return None

@@ -1,0 +1,44 @@
+"""The supervisor's own lines on standard error: they are few, and writing them cannot fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class Messages:
+    """Writes events as ``oomguard run`` shows them.
+
+    Args:
+        quiet: whether only errors are shown.
+        is_json: whether each is one line of JSON.
+    """
+
+    def __init__(self, *, quiet: bool = False, is_json: bool = False) -> None:
+        self.quiet, self.is_json = quiet, is_json
+
+    def say(self, level: str, event: str, **fields: object) -> None:
+        """Write one event."""
+        if self.quiet and LEVELS[level] < LEVELS["error"]:
+            return
+        if self.is_json:
+            import json
+
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            line = json.dumps({**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now})
+        else:
+            extra = " ".join(f"{key}={value}" for key, value in fields.items())
+            line = f"oomguard: {event}: {extra}" if extra else f"oomguard: {event}"
+        write_line(line)
+
+
+def write_line(line: str) -> None:
+    """Write a line to standard error where somebody reads it, without anything that a terminal would act on."""
+    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    try:
+        os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        return

@@ -1,0 +1,158 @@
+"""The command line of ``oomguard run`` as far as the supervisor reads it.
+
+A run without options, or with plain ones, starts its command at once. Any other command line, variable or file of options is read
+by the analyst before the command starts: it knows settings, rules, devices and ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+DEFAULT_GRACE_S: Final = 30.0
+LONGEST_S: Final = 10**9
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_EFFECTS: Final = ("output-preserving", "reduces-capacity", "changes-outputs")
+# Options that need nothing before the command starts: their values, None for a time and an empty tuple for a whole number.
+_PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
+    "--allow": _EFFECTS,
+    "--color": ("auto", "always", "never"),
+    "--exit-status": ("own", "by-cause"),
+    "--grace": None,
+    "--hang-after": None,
+    "--log-format": ("console", "json"),
+    "--max-per-hour": (),
+    "--max-relaunches": (),
+    "--restart": ("no", "on-failure"),
+}
+_SWITCHES: Final = frozenset({"--dry-run", "--idempotent", "--no-pty", "--pty", "--quiet", "-q"})
+# Variables of which one gives an option of a run, or something that the analyst does before the command starts.
+_OPTION_NAMES: Final = (
+    "allow pin min rules max-relaunches max-per-hour deadline dry-run idempotent report metrics snapshot journal reuse",
+    "grace pty log-format gpus wait lease lease-folder rank world-size rendezvous rank-timeout restart hang-after input",
+    "termination-message probes exit-status slurm-comment slurm-requeue quiet verbose color",
+)
+_OPTION_VARIABLES: Final = frozenset(
+    f"OOMGUARD_{name}" for names in _OPTION_NAMES for name in names.upper().replace("-", "_").split(" ")
+)
+_EARLY_VARIABLES: Final = frozenset({"NOTIFY_SOCKET", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"})
+# Words of a command that may be one rank of several.
+_RANK_WORDS: Final = ("--nnodes", "-n", "--node-rank", "-r", "--data-parallel-s", "-dp")
+_MOST_BYTES: Final = 256 * 1024
+_TABLE_BYTES: Final = (b"tool.oomguard", b"[tool]", b'tool."', b"tool.'", b'tool"', b"tool'", b"tool=")
+
+
+class Options:
+    """What the supervisor does of it: ``analyst_first`` is whether the analyst has to read it before the command starts."""
+
+    def __init__(self) -> None:
+        self.analyst_first = False
+        self.grace_s = DEFAULT_GRACE_S
+        self.pty = True
+        self.quiet = False
+        self.is_json = False
+        self.status_by_cause = False
+        self.input_path: str | None = None
+
+
+def read_options(words: Sequence[str], command: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Read the words before ``--``; what is not plain is left to the analyst."""
+    found = Options()
+    is_plain = _read_words(found, list(words))
+    found.analyst_first = not is_plain or _is_asked_early(command, environ) or _has_own_file(environ) or _has_table()
+    return found
+
+
+def _read_words(found: Options, words: list[str]) -> bool:
+    """Note what plain options say; return False at the first other one."""
+    while words:
+        name, is_joined, value = words.pop(0).partition("=")
+        if name in _SWITCHES and not is_joined:
+            found.pty = {"--pty": True, "--no-pty": False}.get(name, found.pty)
+            found.quiet = found.quiet or name in {"-q", "--quiet"}
+            continue
+        if name not in _PLAIN or not (is_joined or words):
+            return False
+        value = value if is_joined else words.pop(0)
+        if not _note(found, name, value):
+            return False
+    return True
+
+
+def _note(found: Options, name: str, value: str) -> bool:
+    choices = _PLAIN[name]
+    if choices is None:
+        seconds = seconds_of(value)
+        if seconds is None:
+            return False
+        if name == "--grace":
+            found.grace_s = seconds
+        return True
+    if not choices:
+        return value.isascii() and value.isdecimal() and len(value) < 9
+    found.is_json = value == "json" if name == "--log-format" else found.is_json
+    found.status_by_cause = value == "by-cause" if name == "--exit-status" else found.status_by_cause
+    return value in choices
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a time such as 90 or 30m in seconds; None for any other form, which the analyst may know."""
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS_S else (text, "s")
+    if not (number.isascii() and number.isdecimal() and len(number) < 9):
+        return None
+    seconds = float(number) * _UNITS_S[unit]
+    return seconds if seconds <= LONGEST_S else None
+
+
+def _is_asked_early(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    names = set(environ)
+    return (
+        bool(names & _OPTION_VARIABLES)
+        or bool(names & _EARLY_VARIABLES)
+        or any(name.startswith("OTEL_") for name in names)
+        or any(word.startswith(_RANK_WORDS) for word in command[1:])
+    )
+
+
+def _has_own_file(environ: Mapping[str, str]) -> bool:
+    """Return whether the user has a file of options, or it is not clear where it would be."""
+    named, home = environ.get("XDG_CONFIG_HOME", ""), environ.get("HOME", "")
+    if not home.startswith("/"):
+        return True
+    folder = named if named.startswith("/") else f"{home}/.config"
+    return os.path.lexists(f"{folder}/oomguard/config.toml")
+
+
+def _has_table() -> bool:
+    """Return whether a pyproject.toml of the working directory, or above it, may have a table for oomguard."""
+    try:
+        folder = os.getcwd()
+    except OSError:
+        return False
+    while True:
+        if _may_hold_table(f"{folder}/pyproject.toml"):
+            return True
+        above = os.path.dirname(folder)
+        if above == folder:
+            return False
+        folder = above
+
+
+def _may_hold_table(path: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        content = os.read(fd, _MOST_BYTES + 1)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    if b"oomguard" not in content:
+        return False
+    packed = content.replace(b" ", b"").replace(b"\t", b"")
+    return len(content) > _MOST_BYTES or any(mark in packed for mark in _TABLE_BYTES)

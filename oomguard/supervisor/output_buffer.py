@@ -1,0 +1,351 @@
+"""A bounded copy of what a command prints, in an unlinked file: the beginning and the end.
+
+The file is cut into slots. The first ones are kept, and of the others the last ones: where no slot is free, the oldest behind the
+first ones is dropped and counted. ``index`` says what lies where, for another process that reads the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+SLOT_BYTES: Final = 1 << 20
+HEAD_SLOTS: Final = 16
+SLOTS: Final = 256
+CAP_BYTES: Final = SLOTS * SLOT_BYTES
+# Two streams that take turns make a piece of each line: a slot ends there, so that their table stays small.
+MOST_PIECES: Final = 1 << 13
+# An engine speaks when it starts and when it dies.
+_SEARCHED_SLOTS: Final = 4
+TIME_STEP_S: Final = 1.0
+# Of what comes faster than this within a step, and is dropped, no lines are counted.
+FLOOD_BYTES: Final = 16 << 20
+MOST_TIMES: Final = 4096
+_COPIED_BYTES: Final = 1 << 20
+
+
+class Slot:
+    """A part of the output: where it is in the file, and which pieces of it came from which stream.
+
+    Attributes:
+        number: counts from 0, in the order of arrival.
+        at: where it begins in the file.
+        size: bytes in it.
+        pieces: ``length << 8 | stream``, in the order of arrival.
+    """
+
+    __slots__ = ("at", "number", "pieces", "size")
+
+    def __init__(self, number: int, at: int, size: int = 0, pieces: Iterable[int] = ()) -> None:
+        self.number, self.at, self.size = number, at, size
+        self.pieces = array("Q", pieces)
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Yield each piece as stream, offset in the file and length."""
+        at = self.at
+        for piece in self.pieces:
+            yield piece & 0xFF, at, piece >> 8
+            at += piece >> 8
+
+    def sizes(self) -> dict[int, int]:
+        """Return the bytes of each stream."""
+        found: dict[int, int] = {}
+        for piece in self.pieces:
+            found[piece & 0xFF] = found.get(piece & 0xFF, 0) + (piece >> 8)
+        return found
+
+
+class Missing:
+    """What was dropped between two slots that are kept, by stream: bytes, lines, and whether it ended within a line."""
+
+    __slots__ = ("inside", "newlines", "sizes")
+
+    def __init__(
+        self,
+        sizes: dict[int, int] | None = None,
+        newlines: dict[int, int] | None = None,
+        inside: dict[int, bool] | None = None,
+    ) -> None:
+        self.sizes, self.newlines, self.inside = sizes or {}, newlines or {}, inside or {}
+
+    def add(self, other: Missing) -> None:
+        """Count what was dropped behind it."""
+        for own, more in ((self.sizes, other.sizes), (self.newlines, other.newlines)):
+            for stream, count in more.items():
+                own[stream] = own.get(stream, 0) + count
+        self.inside |= other.inside
+
+
+class RecordedOutput:
+    """What is kept of an output, to be read.
+
+    Attributes:
+        came: bytes that came, over all streams.
+        failed: why nothing is recorded any more, None while it is.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._parts: list[Slot | Missing] = []
+        self._times: list[tuple[int, float]] = []
+        self.came = 0
+        self.failed: str | None = None
+
+    @classmethod
+    def from_index(cls, fd: int, index: dict[str, Any]) -> RecordedOutput:
+        """Return an output that another process has recorded, from what its ``index`` returned."""
+        found = cls(fd)
+        found.came, found.failed = index["came"], index["failed"]
+        found._times = [(came, at_s) for came, at_s in index["times"]]
+        for part in index["parts"]:
+            if "at" in part:
+                found._parts.append(Slot(part["number"], part["at"], part["size"], part["pieces"]))
+            else:
+                tables = (part["sizes"], part["newlines"], part["inside"])
+                found._parts.append(Missing(*({int(key): value for key, value in one.items()} for one in tables)))
+        return found
+
+    def index(self, *, counts: bool = False) -> dict[str, Any]:
+        """Return what lies where in the file, as JSON may hold it; only how much came, with ``counts``."""
+        if counts:
+            return {"came": self.came, "failed": self.failed, "times": [], "parts": []}
+        parts: list[dict[str, Any]] = [
+            {"number": part.number, "at": part.at, "size": part.size, "pieces": part.pieces.tolist()}
+            if isinstance(part, Slot)
+            else {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
+            for part in self.kept()
+        ]
+        return {"came": self.came, "failed": self.failed, "times": self._times, "parts": parts}
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return sum(slot.size for slot in self.kept() if isinstance(slot, Slot))
+
+    def kept(self) -> list[Slot | Missing]:
+        """Return what is kept, and what is missing between, in the order of arrival."""
+        return list(self._parts)
+
+    def read(self, slot: Slot) -> dict[int, bytes]:
+        """Return what each stream printed into a slot."""
+        parts: dict[int, list[bytes]] = {}
+        for stream, at, length in slot.spans():
+            parts.setdefault(stream, []).append(os.pread(self._fd, length, at))
+        return {stream: b"".join(found) for stream, found in parts.items()}
+
+    def newlines(self, at: int, length: int) -> int:
+        """Count the newlines in a piece of the file."""
+        return os.pread(self._fd, length, at).count(b"\n")
+
+    def read_into(self, view: memoryview, at: int) -> int:
+        """Read bytes of the file from offset ``at`` until the view is full; return how many came."""
+        return os.preadv(self._fd, [view], at)
+
+    def may_hold(self, words: Iterable[str]) -> bool:
+        """Return whether one of these words, in lower case, is at the beginning or the end of what is kept, in any case."""
+        wanted = [word.encode() for word in words]
+        slots = [part for part in self.kept() if isinstance(part, Slot)]
+        ends = slots if len(slots) <= 2 * _SEARCHED_SLOTS else [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
+        texts = (data.lower() for slot in ends for data in self.read(slot).values())
+        return any(word in text for text in texts for word in wanted)
+
+    def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
+        """Return what came since a place, as far as it is kept, all streams together, and the place behind it.
+
+        (0, 0) is the beginning.
+        """
+        number, offset = place
+        parts: list[bytes] = []
+        for slot in self.kept():
+            if not isinstance(slot, Slot) or slot.number < number:
+                continue
+            begin, size = offset if slot.number == number else 0, slot.size
+            parts.append(os.pread(self._fd, size - begin, slot.at + begin))
+            place = slot.number, size
+        return b"".join(parts), place
+
+    def printed_s(self, came: int) -> float:
+        """Return when the byte came that ``came`` others came before, on the monotonic clock, to about a second."""
+        from bisect import bisect_right  # the analyst asks
+
+        at = bisect_right(self._times, (came, math.inf)) - 1
+        return self._times[max(0, at)][1] if self._times else 0.0
+
+    def tail(self, stream: int, limit_bytes: int) -> bytes:
+        """Return the last bytes of a stream, as far back as nothing is missing."""
+        parts: list[bytes] = []
+        size = 0
+        for part in reversed(self.kept()):
+            if isinstance(part, Missing) or size >= limit_bytes:
+                break
+            parts.append(self.read(part).get(stream, b""))
+            size += len(parts[-1])
+        return b"".join(reversed(parts))[-limit_bytes:]
+
+
+class OutputBuffer(RecordedOutput):
+    """The copy while it is written: ``room``, ``take``, ``write``; ``forget`` begins the next one in the same file."""
+
+    def __init__(self) -> None:
+        super().__init__(unlinked_file())
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parts, self._times = [], []
+        self._free = list(range(CAP_BYTES - SLOT_BYTES, -1, -SLOT_BYTES))
+        self._count = self.came = 0
+        self.failed = None
+        self._open = self._next()
+
+    def forget(self) -> None:
+        """Begin with nothing."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        self._begin()
+
+    @property
+    def fd(self) -> int:
+        """The file, for a process that reads it too."""
+        return self._fd
+
+    @property
+    def room(self) -> int:
+        """Bytes that the slot in use still takes."""
+        return SLOT_BYTES - self._open.size
+
+    def take(self, stream: int, pipe: int, count: int) -> None:
+        """Move ``count`` bytes, at most ``room``, from a pipe into the copy; they are gone from the pipe in any case."""
+        while count:
+            at = self._open.at + self._open.size
+            try:
+                if self.failed is not None:
+                    count -= len(os.read(pipe, count))
+                    continue
+                moved = os.splice(pipe, self._fd, count, offset_dst=at)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # a file system that takes no splice
+                    data = os.read(pipe, count)
+                    count -= len(data)
+                    self.write(stream, memoryview(data))
+                    continue
+                self._refused(error)
+                continue
+            count -= moved
+            self._add(stream, moved)
+
+    def write(self, stream: int, data: memoryview) -> None:
+        """Copy bytes that were read."""
+        while data and self.failed is None:
+            part = data[: self.room]
+            try:
+                written = os.pwrite(self._fd, part, self._open.at + self._open.size)
+            except OSError as error:
+                self._refused(error)
+                continue
+            data = data[written:]
+            self._add(stream, written)
+
+    def kept(self) -> list[Slot | Missing]:
+        """Return what is kept, and what is missing between, in the order of arrival."""
+        return [*self._parts, self._open]
+
+    def copy_to(self, path: str) -> None:
+        """Write what is kept into a new file that only its user may read; raises OSError."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for part in self.kept():
+                if isinstance(part, Missing):
+                    os.write(fd, f"\n[{sum(part.sizes.values())} bytes are missing here]\n".encode())
+                    continue
+                at, end = part.at, part.at + part.size
+                while at < end:
+                    data = os.pread(self._fd, min(_COPIED_BYTES, end - at), at)
+                    if not data:
+                        break
+                    at += len(data)
+                    os.write(fd, data)
+        finally:
+            os.close(fd)
+
+    def _refused(self, error: OSError) -> None:
+        """Go on in the oldest slot that can be spared where the disk is full, so that the end is kept; else record no more."""
+        self._free.clear()  # no place that was not written yet can be
+        full = [s for s in self._parts if isinstance(s, Slot) and s.size == SLOT_BYTES]
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
+            self.failed = os.strerror(error.errno or 0)
+            return
+        if self._open.size:
+            self._parts.append(self._open)
+        behind_head = (slot for slot in full if slot.number >= HEAD_SLOTS)
+        self._drop(next(behind_head, full[1]))
+        self._open = self._next()
+
+    def _add(self, stream: int, count: int) -> None:
+        slot, now_s = self._open, time.monotonic()
+        if not self._times or now_s - self._times[-1][1] >= TIME_STEP_S:
+            self._times.append((self.came, now_s))
+            if len(self._times) > MOST_TIMES:  # what is long ago needs no second
+                del self._times[1 : MOST_TIMES // 2 : 2]
+        self.came += count
+        slot.size += count
+        if slot.pieces and slot.pieces[-1] & 0xFF == stream:
+            slot.pieces[-1] += count << 8
+        else:
+            slot.pieces.append(count << 8 | stream)
+        if slot.size == SLOT_BYTES or len(slot.pieces) >= MOST_PIECES:
+            self._parts.append(slot)
+            if not self._free:
+                kept = [part for part in self._parts if isinstance(part, Slot)]
+                self._drop(next((part for part in kept if part.number >= HEAD_SLOTS), kept[0]))
+            self._open = self._next()
+
+    def _next(self) -> Slot:
+        slot = Slot(self._count, self._free.pop())
+        self._count += 1
+        return slot
+
+    def _drop(self, slot: Slot) -> None:
+        """Count a slot as missing, with what is missing next to it."""
+        at = self._parts.index(slot)
+        before = self._parts[at - 1] if at else None
+        gap = before if isinstance(before, Missing) else Missing()
+        gap.add(self._as_missing(slot))
+        if gap is before:
+            del self._parts[at]
+        else:
+            self._parts[at] = gap
+        behind = self._parts[at + 1] if at + 1 < len(self._parts) else None
+        if gap is not before and isinstance(behind, Missing):
+            gap.add(behind)
+            self._parts.remove(behind)
+        self._free.append(slot.at)
+
+    def _as_missing(self, slot: Slot) -> Missing:
+        if self._times and self.came - self._times[-1][0] > FLOOD_BYTES:  # counting would slow the output down
+            ends = {stream: at + length - 1 for stream, at, length in slot.spans()}
+            inside = {stream: os.pread(self._fd, 1, at) != b"\n" for stream, at in ends.items()}
+            return Missing(slot.sizes(), {}, inside)
+        parts = self.read(slot)
+        newlines = {stream: data.count(b"\n") for stream, data in parts.items()}
+        return Missing(slot.sizes(), newlines, {stream: data[-1:] != b"\n" for stream, data in parts.items()})
+
+
+def unlinked_file() -> int:
+    """Open a file without a name in a temporary folder; in memory where none can be written."""
+    for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - it has no name there
+        with contextlib.suppress(OSError, ValueError):
+            if folder.startswith("/"):
+                return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)
+    return os.memfd_create("oomguard")

@@ -1,0 +1,326 @@
+"""The watcher: a small process between oomguard and the command that outlives a kill of oomguard.
+
+It is forked before anything heavy is loaded, starts the command with the signals as oomguard found them, adopts and reaps
+every orphan below the command, and ends the whole tree when it is asked to, or when oomguard is gone: however oomguard
+ends, its end of the socket between them closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Final
+
+from oomguard.supervisor import tree
+from oomguard.supervisor.failsafe import PROGRESS, beat
+from oomguard.supervisor.reaper_process import Given, WatcherProcess, receive, send
+from oomguard.supervisor.signal_sets import Before
+from oomguard.supervisor.streams import has_no_reader, is_one_stream, writable
+from oomguard.supervisor.terminal_modes import Modes
+
+# A reaper that has said nothing for so long does not answer, and one that leaves a zombie for so long does not reap.
+_START_S: Final = 10.0
+_REAP_S: Final = 3.0
+_LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
+
+
+class ReaperLostError(Exception):
+    """A reaper that has not started the command: failsafe.py does."""
+
+
+class Child:
+    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has ended.
+
+    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a terminal; closed where nobody
+    reads ours any more.
+    """
+
+    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], watcher: Watcher) -> None:
+        self.pid, self.outputs, self.watcher = pid, outputs, watcher
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code (-n for signal n), None while it runs."""
+        return self.wait(0)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait at most so long for the exit code."""
+        if self.returncode is None and (status := self.watcher.exit_status(timeout_s)) is not None:
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Watcher:
+    """oomguard's side of it.
+
+    Args:
+        before: what the command starts with.
+
+    Attributes:
+        command_pid: the command that was started last.
+        spared_pid: a child of ours that is no part of the command.
+    """
+
+    def __init__(self, before: Before) -> None:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        gc.freeze()  # the fork shares its memory for longer
+        with warnings.catch_warnings():  # another thread is no danger: the fork uses nothing that one could have locked
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            WatcherProcess(theirs, parent, before).run()
+        gc.unfreeze()
+        theirs.close()
+        self._channel = ours
+        PROGRESS.channel, PROGRESS.reaper_pid = ours, self.pid
+        self._closed = before.closed
+        self._sending = threading.Lock()
+        self._status: int | None = None
+        self._stopped_by: int | None = None
+        self._times_gone_on = 0
+        self._lost = self._was_killed = False
+        self._zombie_since_s: float | None = None
+        self._adopted: set[int] = set()
+        self.command_pid: int | None = None
+        self.spared_pid: int | None = None
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        shares_group: bool,
+        stdin: int | None = None,
+        terminal: Given | None = None,
+    ) -> Child:
+        """Start the command with its output in pipes, and with our own standard input where ``stdin`` is None.
+
+        Args:
+            argv: the command.
+            env: its whole environment.
+            shares_group: whether it is in our process group.
+            stdin: its standard input.
+            terminal: takes the place of the streams that it names.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: a word or a variable holds a NUL.
+        """
+        words = [os.fsencode(word) for word in argv]
+        variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
+        if any(b"\0" in text for text in (*words, *variables)):
+            raise ValueError("embedded null byte")
+        of_terminal = terminal.streams if terminal is not None else frozenset()
+        outputs, targets, writers = self._pipes({1, 2} - of_terminal - self._closed)
+        if stdin is not None:
+            targets[0] = stdin
+        given = ((terminal.theirs,), terminal.words) if terminal is not None else ((), None)
+        try:
+            self._status = self._stopped_by = self._zombie_since_s = None
+            PROGRESS.earlier = PROGRESS.status
+            PROGRESS.status = PROGRESS.wait_status = PROGRESS.command_pid = None
+            PROGRESS.inputs, PROGRESS.outputs = {}, {}
+            for number, pipe in outputs.items():
+                if not pipe.closed:
+                    PROGRESS.outputs[pipe.fileno()] = number
+            PROGRESS.is_starting = True
+            message = ("start", words, variables, shares_group, tuple(targets), given[1])
+            self._say(*message, descriptors=(*targets.values(), *given[0]))
+            answer = self._answer_in(_START_S)
+        finally:
+            for writer in writers:
+                os.close(writer)
+        if answer is None and (pid := self._started_without_answer()) is not None:
+            answer = ("started", pid)
+        if answer is None and self._was_killed:  # perhaps by the command, as its first act
+            PROGRESS.status = 128 + signal.SIGKILL
+            raise ReaperLostError("the reaper was killed")
+        if answer is None:
+            raise ReaperLostError("the reaper does not start the command")
+        PROGRESS.is_starting = False
+        if answer[0] == "failed":
+            for pipe in outputs.values():
+                pipe.close()
+            raise OSError(answer[1], os.strerror(answer[1]))
+        self.command_pid = PROGRESS.command_pid = answer[1]
+        self._adopted.add(answer[1])
+        return Child(answer[1], outputs, self)
+
+    @staticmethod
+    def _pipes(given_on: set[int]) -> tuple[dict[int, IO[bytes]], dict[int, int], list[int]]:
+        """Make the pipes of standard output and error where these can be written to.
+
+        Return our ends by stream, the descriptors that the command has by stream, and its ends of the pipes.
+        """
+        ours = given_on & writable()
+        is_one = ours == {1, 2} and is_one_stream()
+        pipes = {number: os.pipe() for number in sorted(ours) if not (is_one and number == 2)}
+        targets = {number: writer for number, (_, writer) in pipes.items()}
+        targets |= {number: number for number in given_on - ours}
+        if is_one:  # what is printed to both keeps its order
+            targets[2] = targets[1]
+        for number, (_, writer) in pipes.items():
+            os.set_blocking(writer, os.get_blocking(number))
+        outputs: dict[int, IO[bytes]] = {
+            number: os.fdopen(reader, "rb", buffering=0) for number, (reader, _) in pipes.items()
+        }
+        for number, reader in outputs.items():
+            if has_no_reader(number):
+                reader.close()  # its first write fails, as on ours
+        return outputs, targets, [writer for _, writer in pipes.values()]
+
+    def exit_status(self, timeout_s: float) -> int | None:
+        """Return the command's wait status, None where it still runs after ``timeout_s``."""
+        if self._status is None and not self._lost:
+            deadline = time.monotonic() + timeout_s
+            while self._status is None and not self._lost and self._readable(deadline - time.monotonic()):
+                self._answer()
+        return _LOST if self._lost and self._status is None else self._status
+
+    @property
+    def exited(self) -> bool:
+        """Whether the command that was started last has ended by itself, of no signal."""
+        return self._status is not None and os.WIFEXITED(self._status)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the reaper is gone: it starts nothing any more."""
+        return self._lost
+
+    def forward(self, number: int, code: int | None, sender: int | None) -> None:
+        """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
+        self._say("signal", number, code, sender, time.monotonic())
+
+    def fileno(self) -> int:
+        """Return the descriptor that is ready to be read when ``exit_status`` or ``stopped_by`` may have something new."""
+        return self._channel.fileno()
+
+    def stopped_by(self) -> int | None:
+        """Return, once, by which signal a command on a terminal of its own was stopped, where ``exit_status`` has met that."""
+        number, self._stopped_by = self._stopped_by, None
+        return number
+
+    def go_on(self, *, in_front: bool) -> None:
+        """Continue such a command where it is stopped, in the foreground of its terminal or behind it."""
+        self._times_gone_on += 1
+        self._say("go on", in_front)
+
+    def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
+        """Tell what we are about to set on our terminal and what was before, to be restored where we are killed."""
+        self._say("lend", saved, set_to, descriptors=(terminal,))
+
+    def lend_nothing(self) -> None:
+        """Tell that our terminal is as it was."""
+        self._say("lend", None, None)
+
+    def told_to_stop(self, number: int) -> None:
+        """Tell that the command is about to have a signal at a key of its own terminal."""
+        self._say("key", number)
+
+    def kill(self) -> None:
+        """Kill the whole tree now."""
+        self._say("kill")
+
+    def end(self, wait_s: float, *, spare_s: float = 0.0) -> bool:
+        """End what the run left, after ``spare_s``; return whether the command itself was told to stop while it lived."""
+        self._say("end", wait_s, spare_s)
+        until_s = time.monotonic() + wait_s + spare_s + tree.KILL_WAIT_S + _START_S
+        while (answer := self._answer_in(until_s - time.monotonic())) is not None:
+            if answer[0] == "ended":
+                return bool(answer[1])
+        self.replace()
+        # It was killed. Its orphans are ours now, and asked for by number: other children are not ours to wait for.
+        tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, but=self.spared_pid)
+        return True
+
+    def look_after(self) -> None:
+        """Look whether the command has ended and the reaper does not take its status: then we take it."""
+        if self._status is not None or self._lost or self.command_pid is None:
+            return
+        if tree.is_stopped(self.pid):  # somebody has stopped it, and nobody else would continue it
+            tree.send(self.pid, signal.SIGCONT)
+        if not tree.is_zombie(self.command_pid):
+            self._zombie_since_s = None
+        elif self._zombie_since_s is None:
+            self._zombie_since_s = time.monotonic()
+        elif time.monotonic() - self._zombie_since_s > _REAP_S:
+            self.replace()
+
+    def replace(self) -> None:
+        """Kill a reaper that does not answer, with all that it started; we are next in line to reap."""
+        for pid in (*tree.descendants(self.pid), self.pid):
+            tree.send(pid, signal.SIGKILL)
+        self._lost = True
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        if self._status is None and self.command_pid is not None:
+            with contextlib.suppress(ChildProcessError):
+                self._status = os.waitpid(self.command_pid, 0)[1]
+
+    def remove_at_end(self, folder: str) -> None:
+        """Have a folder removed when we have ended, however that is."""
+        self._say("folder", folder)
+
+    def close(self) -> None:
+        """Let the watcher end everything that is left, and itself."""
+        PROGRESS.channel = None
+        self._channel.close()
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: nothing to wait for
+            os.waitpid(self.pid, 0)
+
+    def _say(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
+        with self._sending, contextlib.suppress(OSError):  # killed: what waits for an answer finds out
+            send(self._channel, message, descriptors)
+
+    def _answer_in(self, timeout_s: float) -> tuple[Any, ...] | None:
+        """Return what it says next; None where it is gone or says nothing in time."""
+        until_s = time.monotonic() + timeout_s
+        while not self._lost:
+            beat()
+            if self._readable(min(0.5, until_s - time.monotonic())):
+                return self._answer()
+            if time.monotonic() > until_s:
+                return None
+        return None
+
+    def _started_without_answer(self) -> int | None:
+        """Return the command where the reaper started it and does not say so."""
+        return next((pid for pid in tree.children(self.pid) if not tree.is_like(pid, os.getpid())), None)
+
+    def _answer(self) -> tuple[Any, ...] | None:
+        answer, _ = receive(self._channel)
+        if answer is None:
+            self._lost = True  # it was killed, and the command with it, or it has the command's status as its own
+            with contextlib.suppress(ChildProcessError):
+                _, status = os.waitpid(self.pid, 0)
+                self._was_killed = os.WIFSIGNALED(status)
+                if self._status is None and os.WIFEXITED(status) and self.command_pid is not None:
+                    self._status = status
+        elif answer[0] == "exited":
+            self._status = PROGRESS.wait_status = answer[1]
+        elif answer[0] == "stopped" and answer[2] == self._times_gone_on:  # else it has been told to go on since
+            self._stopped_by = answer[1]
+        return answer
+
+    def _readable(self, timeout_s: float) -> bool:
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+    def _reap_adopted(self) -> bool:
+        left = tree.descendants(os.getpid())
+        self._adopted.update(set(left) - {self.spared_pid})
+        for pid in list(self._adopted):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return bool(set(left) - {self.spared_pid})

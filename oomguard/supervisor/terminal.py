@@ -1,0 +1,601 @@
+"""The command as a job on the user's terminal: a pseudo-terminal for it, the user's own raw while it is in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import selectors
+import signal
+import stat
+import struct
+import termios
+import threading
+import time
+from _queue import Empty, SimpleQueue  # queue loads three more modules
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from oomguard.supervisor.failsafe import PROGRESS
+from oomguard.supervisor.reaper import Watcher
+from oomguard.supervisor.reaper_process import Given
+from oomguard.supervisor.signal_sets import JOB_STOPS, SI_KERNEL
+from oomguard.supervisor.streams import Tee
+from oomguard.supervisor.terminal_modes import (
+    Lasting,
+    LineEnds,
+    Modes,
+    Set,
+    echo_bytes,
+    end_of_file,
+    for_background,
+    is_same,
+    keys_ahead,
+    left_unread,
+    may_type_back,
+    raw,
+    read_modes,
+    set_modes,
+    stop_keys,
+    type_back,
+    typed_ahead,
+    unseen,
+)
+
+_SIZE: Final = struct.Struct("HHHH")
+_TIOCGPTPEER: Final = 0x5441  # asm-generic/ioctls.h
+# What a terminal certainly holds; and how long it may take to have it on a busy machine.
+_UNSEEN_BYTES: Final = 4000
+_UNSEEN_S: Final = 1.0
+
+
+class PseudoTerminal:
+    """Both ends of it.
+
+    Args:
+        like: the terminal whose size it has.
+
+    Attributes:
+        ours: what is written there is typed, what is read there was printed.
+        theirs: the command's terminal.
+
+    Raises:
+        OSError: no terminal can be had (no /dev/pts, or all are in use).
+    """
+
+    def __init__(self, like: int) -> None:
+        self.ours, self.theirs = os.openpty()
+        os.set_blocking(self.ours, False)
+        self._like = like
+        self._closing = threading.Lock()
+        self._given = self.modes
+        self._size = b""
+        self.copy_size()
+
+    @property
+    def modes(self) -> Modes | None:
+        """The modes that the command sees, and may have set."""
+        return read_modes(self.ours)
+
+    def has_output(self) -> bool:
+        """Return whether something was printed that nobody has read."""
+        poll = select.poll()
+        poll.register(self.ours, select.POLLIN)
+        return any(events & select.POLLIN for _, events in poll.poll(0))
+
+    def begin_as(self, modes: Modes) -> None:
+        """Set the modes, unless the command has set its own."""
+        now = self.modes
+        if now is not None and self._given is not None and is_same(now, self._given):
+            set_modes(self.ours, modes)
+            self._given = self.modes
+
+    def type_unseen(self, data: bytes) -> int:
+        """Type what its user has seen, so that it is not shown again; return how much.
+
+        For a command that has not begun or is stopped: it would meet other modes than its own. The terminal takes what is
+        typed in its own time. So a stop and a start of the output follow, which it tells.
+        """
+        modes = self.modes
+        if modes is None or not 0 < len(data) <= _UNSEEN_BYTES:
+            return 0
+        others = (bytes([n]) for n in range(1, 256) if n not in data and bytes([n]) not in modes[6])
+        stop, start = next(others, b""), next(others, b"")
+        if not start:
+            return 0
+        set_modes(self.ours, unseen(modes, (stop, start)))
+        try:
+            self._tell_flow(tells=True)
+            count = os.write(self.ours, data + stop + start)
+            self._wait_for_flow()
+        except OSError:  # no room at all
+            return 0
+        finally:
+            self._tell_flow(tells=False)
+            set_modes(self.ours, modes)
+        return min(count, len(data))
+
+    def _tell_flow(self, *, tells: bool) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCPKT, struct.pack("i", tells))
+
+    def _wait_for_flow(self) -> None:
+        poll, until_s = select.poll(), time.monotonic() + _UNSEEN_S
+        poll.register(self.ours, select.POLLPRI)
+        while not poll.poll(0) and time.monotonic() < until_s:  # the kernel wakes nobody who waits for this alone
+            time.sleep(0.0005)
+
+    def unread(self, end: bytes) -> bytes:
+        """Return what was typed and not read, ``end`` for each Ctrl-D, once the command has ended."""
+        modes = self.modes
+        try:
+            theirs = fcntl.ioctl(self.ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            return left_unread(theirs, modes, end) if modes is not None else b""
+        finally:
+            os.close(theirs)
+
+    def copy_size(self) -> bool:
+        """Give it the size of the user's window where that is another one now; return whether the command is told of it."""
+        with self._closing, contextlib.suppress(OSError):
+            wanted = _size(self._like)
+            if wanted != self._size:  # else the command may have set its own
+                self._size, before = wanted, _size(self.ours)
+                fcntl.ioctl(self.ours, termios.TIOCSWINSZ, wanted)
+                return wanted != before
+        return False
+
+    def was_set(self) -> Set | None:
+        """Return what the command has set, and left so."""
+        modes, other = self.modes, None
+        with self._closing, contextlib.suppress(OSError):  # no size of the user's is on its way
+            size = _size(self.ours)
+            other = size if size != self._size else None
+        if modes is None or self._given is None or (modes == self._given and other is None):
+            return None
+        return Set(self._given, modes, other)
+
+    def close_theirs(self) -> None:
+        """Leave the command's end to the command."""
+        if self.theirs >= 0:
+            os.close(self.theirs)
+            self.theirs = -1
+
+    def close(self) -> None:
+        """Close it: what still has it is hung up."""
+        self.close_theirs()
+        with self._closing:
+            if self.ours >= 0:
+                os.close(self.ours)
+                self.ours = -1
+
+
+def _size(fd: int) -> bytes:
+    return fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(_SIZE.size))
+
+
+_OWN_SHARE_S: Final = 0.05
+
+
+class Shown(NamedTuple):
+    """Which of our standard streams are the terminal.
+
+    Attributes:
+        streams: of 0, 1 and 2; one of the last two at least.
+        controls: whether it is the terminal that controls us: its keys are signals to us, and jobs take turns on it.
+        in_front: whether the command has it from the start: it reads it, and no other member of a pipeline does.
+    """
+
+    streams: frozenset[int]
+    controls: bool
+    in_front: bool
+
+    @property
+    def output(self) -> int:
+        """The stream that what is printed goes to."""
+        return min(self.streams - {0})
+
+
+def shown_on_terminal() -> Shown | None:
+    """Return which streams are the terminal; None where our output goes elsewhere."""
+    ours = frozenset(number for number in (0, 1, 2) if _controls_us(number))
+    if ours & {1, 2}:
+        others = {1, 2} - ours
+        return Shown(ours, controls=True, in_front=0 in ours and not any(_has_reader(number) for number in others))
+    first = next((number for number in (1, 2) if os.isatty(number)), None)
+    if first is None:
+        return None
+    device = os.fstat(first).st_rdev
+    same = frozenset(number for number in (1, 2) if os.isatty(number) and os.fstat(number).st_rdev == device)
+    return Shown(same, controls=False, in_front=False)
+
+
+def _controls_us(fd: int) -> bool:
+    try:
+        os.tcgetpgrp(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _has_reader(fd: int) -> bool:
+    """Return whether a descriptor leads to another process, which may read the terminal itself (``| less``)."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+class OwnTerminal:
+    """The terminal that controls us, opened anew: nothing that we set on our descriptor holds for the shell's.
+
+    Args:
+        watcher: restores it where we are killed.
+        alone: whether no other member of our job prints on it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, watcher: Watcher, *, alone: bool) -> None:
+        self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watcher, self._alone = watcher, alone
+        self._saved: Modes | None = None
+        self._raw: Modes | None = None
+
+    def is_foreground(self) -> bool:
+        """Return whether the terminal is ours to read and set: our job is in its foreground."""
+        try:
+            return os.tcgetpgrp(self.fd) == os.getpgrp()
+        except OSError:
+            return False
+
+    def take(self, end: bytes) -> bytes:
+        """Make it raw, also where somebody has set it since we did; return what was typed before, ``end`` for each Ctrl-D."""
+        modes = read_modes(self.fd)
+        if modes is None or (self._raw is not None and is_same(modes, self._raw)):
+            return b""
+        typed = typed_ahead(self.fd, modes, end)
+        self._set(modes, raw(modes, adds_returns=not self._alone))
+        return typed + keys_ahead(self.fd)
+
+    def print_as(self, *, adds_returns: bool) -> None:
+        """Go on adding carriage returns for the others of our job as long as the command's terminal does it for the command."""
+        if self._saved is not None and not self._alone:
+            wanted = raw(self._saved, adds_returns=adds_returns)
+            if self._raw is not None and not is_same(wanted, self._raw):
+                self._set(self._saved, wanted)
+
+    def _set(self, saved: Modes, wanted: Modes) -> None:
+        self._saved, self._raw = saved, wanted
+        self._watcher.lend(self.fd, saved, wanted)
+        set_modes(self.fd, wanted)
+
+    @property
+    def end_of_file(self) -> bytes:
+        """What is Ctrl-D on it, as its user has it."""
+        return end_of_file(self._saved)
+
+    def type_back(self, seen: bytes, keys: bytes) -> None:
+        """Leave to who reads here next what the command has not read, and what is typed at this moment, as long as it is raw.
+
+        Args:
+            seen: is not shown again.
+            keys: nobody has met them yet.
+        """
+        modes = read_modes(self.fd)
+        if self._saved is None or self._raw is None or modes is None or not is_same(modes, self._raw):
+            return
+        if not may_type_back():
+            return
+        keys += keys_ahead(self.fd)
+        self._set(self._saved, unseen(self._saved))
+        keys += keys_ahead(self.fd)  # what came between the two; nothing is before what is typed back
+        type_back(self.fd, seen)
+        if keys:
+            self._set(self._saved, self._saved)
+            type_back(self.fd, keys)
+
+    def give_back(self) -> None:
+        """Set it as it was, unless somebody has set it since we did."""
+        if self._raw is None or self._saved is None:
+            return
+        modes = read_modes(self.fd)
+        if modes is not None and is_same(modes, self._raw):
+            set_modes(self.fd, self._saved)
+        self._saved = self._raw = None
+        self._watcher.lend_nothing()
+
+    def close(self) -> None:
+        """Give it back and close it."""
+        self.give_back()
+        os.close(self.fd)
+
+
+def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
+    """Stop as a job of a shell does, by the signal itself; return when we go on, at once where no shell waits for us.
+
+    Args:
+        number: the signal that stopped the command.
+        told: where the rest of our process group has not had it, at a key that only the command got: the job signals that
+            the thread which reads signals gets. Our own share among them has stopped nobody.
+    """
+    is_ignored = signal.getsignal(number) is signal.SIG_IGN
+    before = signal.signal(number, signal.SIG_DFL)
+    masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    try:
+        # All at once: a shell that has seen the leader stop may continue the job before a second signal stops us, for good.
+        if told is None or is_ignored or _stop_group(number, told) == number:
+            signal.pthread_kill(
+                threading.get_ident(), number
+            )  # to this thread: the one that reads signals would take another
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        signal.signal(number, before)
+
+
+def _stop_group(number: int, told: SimpleQueue[int]) -> int | None:
+    """Stop our process group, and us with it; return the first job signal that was read then, None where none came."""
+    with contextlib.suppress(Empty):
+        while True:
+            told.get_nowait()
+    with contextlib.suppress(OSError):
+        os.killpg(0, number)
+    with contextlib.suppress(Empty):
+        return told.get(timeout=_OWN_SHARE_S)
+    return None
+
+
+_TYPED_BYTES: Final = 4096
+# What was printed before a stop is shown first, for so long at most.
+_SHOW_S: Final = 1.0
+# The watcher lets go of a terminal just before it tells that the command has ended.
+_TOLD_S: Final = 1.0
+# The command wants the terminal and is not in its foreground.
+_WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
+
+
+class TerminalJob:
+    """One attempt on a terminal.
+
+    Args:
+        shown: which of our streams are the terminal.
+        watcher: starts and continues the command.
+        on_stop_keys: is told the signals by which the user asks the command, at keys, to stop, and how much of them is shown.
+        on_typed: is called when something else was typed.
+        lasting: keeps what the command sets on its terminal, where it ends of itself.
+
+    Raises:
+        OSError: there is no pseudo-terminal.
+    """
+
+    def __init__(
+        self,
+        shown: Shown,
+        watcher: Watcher,
+        on_stop_keys: Callable[[list[int], int], None],
+        on_typed: Callable[[], None],
+        lasting: Lasting,
+    ) -> None:
+        self._shown, self._watcher = shown, watcher
+        self._on_stop_keys, self._on_typed = on_stop_keys, on_typed
+        self._lasting = lasting
+        self._pseudo = PseudoTerminal(shown.output)
+        self._own: OwnTerminal | None = None
+        self._tee: Tee | None = None
+        self._holds = False
+        self._wants = shown.in_front
+        self._stopped: int | None = None
+        self._stopped_s = 0.0
+        self._stops_itself = False
+        self._told: SimpleQueue[int] = SimpleQueue()
+        self._was_continued = False
+        self._typed = b""
+        self._watched: set[int] = set()
+        if shown.controls:
+            try:
+                self._own = OwnTerminal(watcher, alone=shown.in_front)
+            except OSError:
+                self._pseudo.close()
+                raise
+
+    def begin(self) -> Given:
+        """Take the terminal where the command is to have it; return what it is started on."""
+        own = self._own
+        self._lasting.note(None)
+        modes, pseudo = read_modes(self._shown.output), self._pseudo.modes
+        if modes is not None and pseudo is not None:
+            in_front = own is None or own.is_foreground()
+            self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
+        self._holds = own is not None and own.is_foreground() and self._wants
+        if own is not None and self._holds and may_type_back():  # it is the shell's where the command cannot be started
+            self._take(own, stands_still=True)
+        return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
+
+    def attach(self, tee: Tee) -> None:
+        """Pass on what is typed and printed, now that the command runs."""
+        self._pseudo.close_theirs()
+        self._pseudo.copy_size()  # a change since the beginning went to nobody
+        source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
+        tee.add(source, self._shown.output, LineEnds(self._pseudo.ours, self._shown.output, self._print_as))
+        self._tee = tee
+        PROGRESS.outputs[self._pseudo.ours] = self._shown.output
+        if self._own is not None:
+            PROGRESS.inputs[self._own.fd] = self._pseudo.ours
+        tee.watch(self._watcher.fileno(), selectors.EVENT_READ, self._answered)
+        self._watched.add(self._watcher.fileno())
+        if self._holds and self._own is not None and self._own.is_foreground():
+            self._take(self._own)
+            self._go_on_typing()
+
+    def tick(self) -> None:
+        """Do what the command, the shell or the user has made due."""
+        own = self._own
+        if own is None or self._tee is None or self._watcher.exit_status(0) is not None:
+            return
+        if (stopped := self._watcher.stopped_by()) is not None:
+            self._stopped, self._stopped_s = stopped, time.monotonic()
+        in_front = own.is_foreground()
+        if self._stopped is not None:
+            is_shown = not (self._pseudo.has_output() or self._tee.has_pending())
+            if is_shown or time.monotonic() - self._stopped_s > _SHOW_S:
+                self._follow(own, self._stopped, in_front=in_front)
+        elif self._holds and not in_front:
+            self._let_go()
+            self._watcher.go_on(in_front=False)
+        elif in_front and self._wants and not self._holds:  # ``fg`` of a job that runs tells nobody
+            self._hold(own)
+        elif self._holds:
+            if self._was_continued:  # who had stopped us may have set the terminal
+                self._was_continued = False
+                self._take(own)
+                self._pseudo.copy_size()
+            self._go_on_typing()
+
+    def received(self, number: int, code: int | None, sender: int | None) -> bool:
+        """Return whether a signal that we got is done with: the terminal's own, and those of our own stops."""
+        if number == signal.SIGWINCH:
+            is_other_size = self._pseudo.copy_size()
+            return self._holds and (is_other_size or code == SI_KERNEL)
+        if number == signal.SIGCONT:
+            self._was_continued = True
+            self._told.put(number)
+            was_ours, self._stops_itself = self._stops_itself, False
+            return was_ours
+        if number in JOB_STOPS and sender == os.getpid():
+            self._told.put(number)
+            return True
+        return False
+
+    def give_back(self) -> None:
+        """Pass on nothing more; the user's terminal is as before, and has what the command did not read."""
+        if self._own is not None and self._holds and self._own.is_foreground():
+            status = self._watcher.exit_status(_TOLD_S)
+            if status is not None and os.WIFEXITED(status):
+                self._lasting.note(self._pseudo.was_set())
+            self._own.type_back(self._pseudo.unread(self._own.end_of_file), self._typed)
+            self._typed = b""
+        self._let_go()
+        self._tee = None
+
+    def close(self) -> None:
+        """Hang the command's terminal up."""
+        self.give_back()
+        self._pseudo.close()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    def _follow(self, own: OwnTerminal, number: int, *, in_front: bool) -> None:
+        """Stop as the command has, so that the shell takes over; it goes on when we do."""
+        if number in _WANTS_IT and in_front and not self._holds:
+            self._hold(own)  # it has asked for a terminal that nobody else of our job uses
+            return
+        told = self._told if self._holds or number in _WANTS_IT else None
+        self._let_go()
+        self._stops_itself = True
+        # Some programs stop themselves by STOP. That one would stop us also where no shell waits to continue us.
+        stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, told=told)
+        if own.is_foreground() and (self._wants or number in _WANTS_IT):
+            self._hold(own)
+        elif number not in _WANTS_IT:
+            self._stopped = None
+            self._watcher.go_on(in_front=False)
+        # Else it stays stopped: it would only ask again.
+
+    def _hold(self, own: OwnTerminal) -> None:
+        """Have the command in the foreground, and the user's terminal raw."""
+        if (modes := read_modes(own.fd)) is not None:
+            self._pseudo.begin_as(modes)
+        self._take(own, stands_still=self._stopped is not None)
+        self._holds = self._wants = True
+        self._stopped = None
+        self._pseudo.copy_size()
+        self._go_on_typing()
+        self._watcher.go_on(in_front=True)
+
+    def _print_as(self, adds_returns: bool) -> None:
+        if self._holds and self._own is not None:
+            self._own.print_as(adds_returns=adds_returns)
+
+    def _let_go(self) -> None:
+        self._holds = False
+        if self._own is not None:
+            self._own.give_back()
+            self._unwatch(self._own.fd)
+
+    def _answered(self) -> None:
+        if self._watcher.exit_status(0) is not None:
+            self._unwatch(self._watcher.fileno())
+        else:
+            self.tick()
+
+    def _take(self, own: OwnTerminal, *, stands_still: bool = False) -> None:
+        """Make the user's terminal raw; what was typed there before is the command's."""
+        typed = own.take(end_of_file(self._pseudo.modes))
+        count = self._pseudo.type_unseen(typed) if stands_still and not self._typed else 0
+        self._typed += typed[count:]
+
+    def _go_on_typing(self) -> None:
+        if self._typed and self._pseudo.ours not in self._watched:
+            self._write()
+        else:
+            self._read_typed()
+
+    def _read_typed(self) -> None:
+        if self._own is not None and not self._typed:
+            self._watch(self._own.fd, selectors.EVENT_READ, self._type)
+
+    def _type(self) -> None:
+        if self._own is None:
+            return
+        try:
+            data = os.read(self._own.fd, _TYPED_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # hung up, or in the background since
+            data = b""
+        self._typed += data
+        if data:
+            self._write()
+        else:
+            self._unwatch(self._own.fd)
+
+    def _write(self) -> None:
+        """Type what waits; what the command's terminal does not take waits, and nothing more is read."""
+        modes = self._pseudo.modes
+        for number in stop_keys(self._typed, modes):
+            self._watcher.told_to_stop(number)  # before it may end of it
+        try:
+            count = os.write(self._pseudo.ours, self._typed)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            count = len(self._typed)
+        written, self._typed = self._typed[:count], self._typed[count:]
+        keys = stop_keys(written, modes)
+        if written and not keys:
+            self._on_typed()
+        if keys:
+            self._on_stop_keys(keys, len(keys) * echo_bytes(modes))
+        if self._typed and self._own is not None:
+            self._unwatch(self._own.fd)
+            self._watch(self._pseudo.ours, selectors.EVENT_WRITE, self._write)
+        else:
+            self._unwatch(self._pseudo.ours)
+            if self._holds:
+                self._read_typed()
+
+    def _watch(self, fd: int, events: int, serve: Callable[[], None]) -> None:
+        if self._tee is not None and fd not in self._watched:
+            self._watched.add(fd)
+            self._tee.watch(fd, events, serve)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._tee is not None and fd in self._watched:
+            self._watched.discard(fd)
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):  # the copying has ended
+                self._tee.unwatch(fd)
