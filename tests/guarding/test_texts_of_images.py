@@ -1,4 +1,4 @@
-"""Detection of what texts name: several texts for each image are cut with it; where each image is held against each text none is."""
+"""Detection of what texts name: where each image is held against each text, no row is apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import oomguard
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from beside_text import model_of, noise, words  # noqa: E402
-from model_calls import assert_same, ordinary  # noqa: E402
 
 from oomguard.testing import limit_memory  # noqa: E402
 
@@ -48,18 +47,14 @@ def half(call):
     return whole, int(0.6 * device.peak_bytes)
 
 
-def test_the_texts_of_an_image_are_cut_with_it():
-    _, call = call_of("OwlViTForObjectDetection", 2 * IMAGES)
-    whole, capacity = half(call)
-    with limit_memory(capacity), oomguard.guard() as g:
-        parts = call()
-    assert_same(whole, ordinary(parts))
-    assert [attempt.succeeded for attempt in g.attempts] == [False, True]
-
-
-def test_where_each_image_is_held_against_each_text_none_is_cut():
-    _, call = call_of("CLIPModel", 2 * IMAGES)
-    _, capacity = half(call)
-    with limit_memory(capacity), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
-        call()
-    assert "is not known to belong to the text row by row" in "".join(caught.value.__notes__)
+def test_models_that_hold_each_image_against_each_text_are_not_split(subtests):
+    for name, reason in (
+        ("CLIPModel", "logits_per_image has an entry for each pair of rows"),
+        ("OwlViTForObjectDetection", "it takes mm over all rows"),
+    ):
+        with subtests.test(name):
+            _, call = call_of(name, 2 * IMAGES)
+            _, capacity = half(call)
+            with limit_memory(capacity), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
+                call()
+            assert reason in "".join(caught.value.__notes__)
