@@ -18,8 +18,12 @@ from support.supervising import LIMIT_S, RUN, wait_for
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_serve_kv_cache.log"
 
 
-def run(code: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [*RUN, *options, "--", "sh", "-c", code]
+# A shell between the tests and the run: what a command does to its parent must never reach the tests' own process.
+BEHIND_A_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
+
+
+def run(code: str, *options: str, behind: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    command = [*behind, *RUN, *options, "--", "sh", "-c", code]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env={**os.environ, **env}
     )
@@ -27,14 +31,14 @@ def run(code: str, *options: str, **env: str) -> subprocess.CompletedProcess[str
 
 def test_a_reaper_that_is_stopped_is_continued():
     began_s = time.monotonic()
-    ran = run("kill -STOP $PPID; echo on; exit 5")
+    ran = run("sleep 0.3; kill -STOP $PPID; echo on; exit 5", behind=BEHIND_A_SHELL)
     assert (ran.returncode, ran.stdout) == (5, "on\n")
     assert time.monotonic() - began_s < 20
 
 
 @pytest.mark.parametrize("first", ["", "sleep 0.2; "])
 def test_a_command_that_kills_its_parent_is_killed_with_it(first):
-    assert run(f"{first}kill -KILL $PPID; sleep 5; exit 5").returncode == 137
+    assert run(f"{first}kill -KILL $PPID; sleep 5; exit 5", behind=BEHIND_A_SHELL).returncode == 137
 
 
 def test_no_variable_makes_a_run_believe_that_another_one_is_around_it(tmp_path):
