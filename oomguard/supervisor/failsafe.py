@@ -144,6 +144,9 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
     progress = PROGRESS
     reader = _Reader(progress.channel)
     if progress.is_starting and progress.status is None:
+        if progress.reaper_pid is not None:
+            with contextlib.suppress(OSError):  # stopped, it cannot say that the command has started
+                os.kill(progress.reaper_pid, signal.SIGCONT)
         reader.read(_START_S, until_started=True)
     if progress.status is None and progress.wait_status is not None:
         progress.status = _as_shell(progress.wait_status)
