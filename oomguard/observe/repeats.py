@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# Of each shape so many lines are read, and of a run of repeats so many at its beginning and at its end.
-KEPT: Final = 20
+# Of each shape so many lines are read: hundreds of processes, or restarts, differ in their numbers alone. Of a run of repeats behind
+# them so many are read at its beginning and at its end.
+KEPT: Final = 600
 EDGE: Final = 10
 LEAST_RUN: Final = 120
 _MOST_SHAPES: Final = 20_000
