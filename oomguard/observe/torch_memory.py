@@ -9,9 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-# What torch's caching allocator holds in one piece: whether for blocks of up to 1 MiB, and its blocks in order, each with
-# its bytes and whether it is in use.
-HeldSegment = tuple[bool, tuple[tuple[int, bool], ...]]
 # Called before a peak is measured anew: who measures it since earlier notes it first.
 before_reset: Final[list[Callable[[], object]]] = []
 
@@ -84,29 +81,6 @@ def free_bytes() -> int | None:
     room = int(free + cuda.memory_reserved() - cuda.memory_allocated())
     share = getattr(cuda, "get_per_process_memory_fraction", None)  # not in every version of torch
     return room if share is None else min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
-
-
-def segments() -> tuple[HeldSegment, ...] | None:
-    """Return what torch's caching allocator holds now, the highest address first; None without one, or where it holds it in another way.
-
-    Of another stream's segments no block can be had; expandable ones grow instead of holding blocks of fixed sizes.
-    """
-    if (device := _simulated()) is not None:
-        return tuple((held.small, held.pieces) for held in device.segments) if device.has_caching_allocator else None
-    cuda = _cuda()
-    if cuda is None:
-        return None
-    own, stream = cuda.current_device(), cuda.current_stream().cuda_stream
-    found: list[HeldSegment] = []
-    for held in sorted(cuda.memory_snapshot(), key=lambda segment: -segment["address"]):
-        if held["device"] != own:
-            continue
-        if held.get("is_expandable"):
-            return None
-        usable = held["stream"] == stream and tuple(held.get("segment_pool_id", (0, 0))) == (0, 0)
-        pieces = [(block["size"], block["state"] != "inactive" or not usable) for block in held["blocks"]]
-        found.append((held["segment_type"] == "small", tuple(pieces)))
-    return tuple(found)
 
 
 def counts(tensor: Any) -> bool:

@@ -60,7 +60,7 @@ def utilization_for_tried(incident: Incident) -> Solution:
     if value <= 0:
         tried = format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{tried} beside the KV pool does not fit in {format_gib(total)}")
-    reason = f"at least {format_gib(lacking)} more is needed beside the KV pool{assumed}"
+    reason = f"besides the KV pool at least {format_gib(lacking)} more is needed{assumed}"
     return Solution(value, reason, round((ratio - value) * total))
 
 
@@ -79,7 +79,7 @@ def kv_bytes_for_tried(incident: Incident) -> Solution:
     value = int((pool - lacking) // MIB * MIB)
     if value <= 0:
         return Solution(None, f"{format_gib(incident.number('tried_bytes') or 0)} does not fit beside any KV cache")
-    return Solution(value, f"at least {format_gib(lacking)} more is needed beside the KV cache", round(pool - value))
+    return Solution(value, f"besides the KV cache at least {format_gib(lacking)} more is needed", round(pool - value))
 
 
 def static_share_for_tried(incident: Incident) -> Solution:
@@ -115,7 +115,7 @@ def static_share_for_tried(incident: Incident) -> Solution:
         return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
     now = assumed if seen is None else f"; {seen[1].format(seen[0])}"
-    return Solution(value, f"at least {format_gib(lacking)} more is needed beside weights and pool{now}", freed)
+    return Solution(value, f"besides weights and pool at least {format_gib(lacking)} more is needed{now}", freed)
 
 
 def _lacking_for_graphs(incident: Incident) -> float | None:

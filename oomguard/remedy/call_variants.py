@@ -6,7 +6,7 @@ with permission, a quantized cache, fewer new tokens, a shorter prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,25 +68,14 @@ def _without_scores(variant: Variant, room_bytes: float | None, share: float) ->
 def _chunk(variant: Variant, room_bytes: float | None, share: float) -> Solution:
     del room_bytes
     tokens = variant.now if isinstance(variant.now, int) else 0
-    at_most = int(tokens * min(share, 1 / _CHUNK_SHARE))
-    why_not = f"{tokens} tokens at once failed, and chunks are not smaller than {SMALLEST_CHUNK_TOKENS}"
-    for size in _powers_of_two(max(at_most, SMALLEST_CHUNK_TOKENS)):
-        if size >= tokens:
-            continue
-        found = variant.why_not(size)
-        if found is None:
-            return Solution(size, f"{tokens} tokens at once failed")
-        why_not = found
-        break
-    return Solution(None, why_not)
-
-
-def _powers_of_two(at_most: int) -> Iterator[int]:
-    """Yield powers of two, the largest first, down to the smallest chunk."""
-    size = 1 << (at_most.bit_length() - 1)
-    while size >= SMALLEST_CHUNK_TOKENS:
-        yield size
-        size //= 2
+    at_most = max(SMALLEST_CHUNK_TOKENS, int(tokens * min(share, 1 / _CHUNK_SHARE)))
+    size = 1 << (at_most.bit_length() - 1)  # a power of two
+    if size >= tokens:
+        return Solution(
+            None, f"{tokens} tokens at once failed, and chunks are not smaller than {SMALLEST_CHUNK_TOKENS}"
+        )
+    why_not = variant.why_not(size)
+    return Solution(size, f"{tokens} tokens at once failed") if why_not is None else Solution(None, why_not)
 
 
 def _cache(variant: Variant, room_bytes: float | None, share: float) -> Solution:

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from oomguard.errors import SettingError, UsageError
 from oomguard.live_storages import LiveStorages, PeakMeter
-from oomguard.memory.generate.caching_allocator import Segment
 from oomguard.testing.cached_blocks import CachedBlocks
 from oomguard.testing.in_force import entered
 from oomguard.testing.sizes import read_size, written
@@ -99,12 +98,6 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         """The largest block that torch holds and no tensor uses; 0 without a caching allocator, which keeps none."""
         blocks = self._blocks_now()
         return 0 if blocks is None else blocks.allocator.largest_free_bytes
-
-    @property
-    def segments(self) -> list[Segment]:
-        """What torch's allocator holds; empty without a caching allocator."""
-        blocks = self._blocks_now()
-        return [] if blocks is None else blocks.allocator.segments()
 
     @property
     def free_bytes(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.engines.transformers.cache_argument import NAMES, given_cache, name_in, with_cache
-from oomguard.engines.transformers.independence import ROPE_BY_LENGTH, own_code, why_state_of
+from oomguard.engines.transformers.independence import own_code, rope_by_length, why_state_of
 from oomguard.engines.transformers.packed import why_packed
 from oomguard.engines.transformers.tensors import of_host
 from oomguard.user_files import read_tables
@@ -45,7 +45,8 @@ def _why_not_model(model: Any) -> str | None:
         return f"{name} may look at tokens to come"
     if family not in compared_families():
         return f"models of the type {family or name} are not known to give the same in chunks"
-    if (kind := _rope_by_length(config)) is not None:
+    kind, _ = rope_by_length(config)
+    if kind is not None:
         return f"positions by {kind} change with the length of what is read at once"
     if (own := own_code(model)) is not None:
         return f"{own} is code of your own"
@@ -69,14 +70,6 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
 def compared_families() -> frozenset[str]:
     """Return the types of models that were compared with their cache read over some tokens at a time."""
     return frozenset(next(iter(read_tables("chunked", [_FILE]).values()))["model_types"])
-
-
-def _rope_by_length(config: Any) -> str | None:
-    """Return the kind of rotary positions whose angles follow from the length of a call, None for any other."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    each = [found, *found.values()] if isinstance(found, Mapping) else []
-    kinds = (one.get("rope_type", one.get("type")) for one in each if isinstance(one, Mapping))
-    return next((str(kind) for kind in kinds if kind in ROPE_BY_LENGTH), None)
 
 
 def _is_of_tokens(name: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ author names them, with ``oomguard.guard(batch=...)``.
 from __future__ import annotations
 
 import functools
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ _LIBRARIES: Final = _HOOKING | {
     "wrapt",
 }
 # Rotary positions whose angles follow from the length of a batch.
-ROPE_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
+_ROPE_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
 _NO_ROWS: Final = -1
 _ATTENTION: Final = "transformers.modeling_utils"
 
@@ -90,19 +91,26 @@ def why_rope(model: Any, tokens: int | None) -> str | None:
     than the model's original window.
     """
     config: Any = getattr(model, "config", None)
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(found, Mapping):
+    kind, rope = rope_by_length(config)
+    if kind is None:
         return None
-    for one in (found, *found.values()):
-        kind = one.get("rope_type", one.get("type")) if isinstance(one, Mapping) else None
-        if kind not in ROPE_BY_LENGTH:
-            continue
-        window = one.get("original_max_position_embeddings")
-        window = window or getattr(config, "original_max_position_embeddings", None)
-        window = window or getattr(config, "max_position_embeddings", None) or 0
-        if tokens is None or tokens > window:
-            return f"positions by {kind} change with the longest row of the batch, beyond {window} tokens"
-    return None
+    window = rope.get("original_max_position_embeddings")
+    window = window or getattr(config, "original_max_position_embeddings", None)
+    window = window or getattr(config, "max_position_embeddings", None) or 0
+    if tokens is not None and tokens <= window:
+        return None
+    return f"positions by {kind} change with the longest row of the batch, beyond {window} tokens"
+
+
+def rope_by_length(config: Any) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the kind of rotary positions whose angles follow from the length of a batch, and its parameters."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    each = (found, *found.values()) if isinstance(found, Mapping) else ()
+    for rope in each:
+        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
+        if kind in _ROPE_BY_LENGTH:
+            return kind, rope
+    return None, {}
 
 
 def why_hooked(model: Any) -> str | None:
@@ -233,8 +241,6 @@ def _drops(module: Any) -> bool:
 
 def _own_attention(model: Any) -> str | None:
     """Return the user's own function that is registered as a model's attention; None if it is a library's."""
-    import sys
-
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     known = getattr(sys.modules.get(_ATTENTION), "ALL_ATTENTION_FUNCTIONS", {})
     if not isinstance(name, str) or name not in known:

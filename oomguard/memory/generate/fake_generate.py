@@ -87,7 +87,6 @@ def trace_call(
     *,
     mask_is_full: bool,
     keep_events: bool = False,
-    keeps_steps: bool = False,
 ) -> TracedSteps:
     """Trace a call of ``steps`` steps: its first ones, and its last one in a call that begins shortly before the end.
 
@@ -97,7 +96,6 @@ def trace_call(
         steps: tokens that the call generates.
         mask_is_full: whether the attention mask hides nothing.
         keep_events: whether to keep allocations and ends, for a replay.
-        keeps_steps: whether the result has what every step gave, which no call that begins before the end holds.
 
     Raises whatever the model's code raises under fake tensors.
     """
@@ -105,8 +103,6 @@ def trace_call(
     if steps <= STEPS:
         return first
     end = trace_steps(twin, _near_the_end(twin, arguments, steps), steps=_END_STEPS, mask_is_full=mask_is_full)
-    if keeps_steps:
-        return replace(first, end_bytes=first.end_held_bytes(steps) + end.peaks_bytes[-1] - end.held_bytes[-1])
     # The step after the prefill may still hold what only that made (a sliding window's longer past).
     return replace(first, end_bytes=end.peaks_bytes[-1] - end.start_bytes + first.start_bytes)
 
@@ -151,7 +147,7 @@ def trace_steps(
         for value in faked.values():
             storages.adopt(value)
         storages.reset_peak()
-        start_bytes, begun, ends = storages.bytes, len(storages.events or ()), _Steps(storages, steps)
+        start_bytes, ends = storages.bytes, _Steps(storages, steps)
         with watch, as_on_device(watch.device_type), FakeCopies(), FakeMemory():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
@@ -168,8 +164,6 @@ def trace_steps(
         tuple(ends.peaks_bytes),
         events,
         tuple(ends.events_seen),
-        held_bytes=tuple(ends.held_bytes),
-        events_before=begun,
     )
 
 
@@ -283,12 +277,10 @@ class _Steps(StoppingCriteria):  # type: ignore[misc]
     def __init__(self, storages: LiveStorages, steps: int) -> None:
         self._storages, self._steps = storages, steps
         self.peaks_bytes: list[int] = []
-        self.held_bytes: list[int] = []
         self.events_seen: list[int] = []
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         self.peaks_bytes.append(self._storages.peak_bytes)
-        self.held_bytes.append(self._storages.bytes)
         self.events_seen.append(len(self._storages.events or ()))
         self._storages.reset_peak()
         if len(self.peaks_bytes) >= self._steps:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 # Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
@@ -28,8 +28,6 @@ class TracedSteps:
         events: where asked for, allocations and ends in order: (storage number, bytes, or 0 for its end).
         events_seen: the number of events up to the end of each step.
         end_bytes: the peak of the call's last step, where it was traced apart from the first ones.
-        held_bytes: what was alive at the end of each step.
-        events_before: the number of events before the first step: weights and inputs.
     """
 
     weights_bytes: int
@@ -38,8 +36,6 @@ class TracedSteps:
     events: tuple[tuple[int, int], ...] = ()
     events_seen: tuple[int, ...] = ()
     end_bytes: int | None = None
-    held_bytes: tuple[int, ...] = ()
-    events_before: int = 0
 
     def last_step_bytes(self, steps: int) -> int:
         """Return the largest peak of the steps after the first; 0 where there is only one.
@@ -54,10 +50,6 @@ class TracedSteps:
             return max(self.end_bytes, *peaks[1:])
         last = peaks[-1] + (left * (peaks[-1] - peaks[-2]) if len(peaks) > 2 and left > 0 else 0)
         return max(last, *peaks[1:])
-
-    def end_held_bytes(self, steps: int) -> int:
-        """Return what is alive at the end of a call of ``steps`` steps: all that it gives, where it keeps what each step gave."""
-        return _grown(self.held_bytes, steps - len(self.held_bytes))
 
     def peak_bytes(self, steps: int) -> int:
         """Return the most that is alive at once in a call of ``steps`` steps."""
@@ -90,10 +82,6 @@ class TracedSteps:
                     yield fresh, entry.bytes + step * left // repeats * entry.rise_bytes
                 else:
                     yield born.pop((step - entry.age, entry.place)), 0
-
-    def own_events(self, steps: int) -> Iterator[tuple[int, int]]:
-        """Yield the allocations and ends of ``steps`` steps beside weights and inputs, which are there before them."""
-        return islice(self.all_events(steps), self.events_before, None)
 
     def _pattern(self) -> list[_Repeated] | None:
         """Return what the last step does, None where one of the steps before it did something else."""
@@ -128,50 +116,6 @@ class TracedSteps:
             else:
                 return None
         return pattern
-
-
-def between(one: TracedSteps, other: TracedSteps, share: float) -> TracedSteps | None:
-    """Return what a call would show that lies by ``share`` of the way from one to another; None where they do not do the same.
-
-    Sizes follow the rows on a line: at 0 it is ``one``, at 1 ``other``.
-    """
-    if one.events_seen != other.events_seen or len(one.peaks_bytes) != len(other.peaks_bytes):
-        return None
-    events = events_between(one.events, other.events, share)
-    if events is None or (one.end_bytes is None) != (other.end_bytes is None):
-        return None
-
-    def mixed(mine: int, theirs: int) -> int:
-        return round(mine + share * (theirs - mine))
-
-    return replace(
-        one,
-        start_bytes=mixed(one.start_bytes, other.start_bytes),
-        peaks_bytes=tuple(map(mixed, one.peaks_bytes, other.peaks_bytes)),
-        events=events,
-        end_bytes=None if one.end_bytes is None else mixed(one.end_bytes, other.end_bytes or 0),
-        held_bytes=tuple(map(mixed, one.held_bytes, other.held_bytes)),
-    )
-
-
-def events_between(
-    one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]], share: float
-) -> tuple[tuple[int, int], ...] | None:
-    """Return the events by ``share`` of the way from one to another; None where they are not of the same storages in the same order."""
-    if len(one) != len(other) or any(mine != theirs for (mine, _), (theirs, _) in zip(one, other, strict=True)):
-        return None
-    return tuple(
-        (number, round(mine + share * (theirs - mine))) for (number, mine), (_, theirs) in zip(one, other, strict=True)
-    )
-
-
-def _grown(steps_bytes: tuple[int, ...], left: int) -> int:
-    """Return the last entry of a call with ``left`` more steps; what each adds may rise itself, as attentions of every step do."""
-    if len(steps_bytes) < 3 or left <= 0:
-        return steps_bytes[-1]
-    adds = [later - earlier for earlier, later in pairwise(steps_bytes[1:])]
-    rise = max(0, min((later - earlier for earlier, later in pairwise(adds)), default=0))
-    return steps_bytes[-1] + left * adds[-1] + rise * left * (left + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)

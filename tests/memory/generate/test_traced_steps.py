@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from oomguard.memory.generate.traced_steps import TracedSteps, between
+from oomguard.memory.generate.traced_steps import TracedSteps
 
 # A prefill with weights (1) and a cache (2), then steps that each make a larger cache, a scratch, and end both predecessors.
 EVENTS = (
@@ -54,20 +52,3 @@ def test_steps_that_differ_are_not_drawn_on(subtests):
         with subtests.test(name):
             traced = TracedSteps(1000, 1000, (1100, 1260, 1280, 1300), events, SEEN)
             assert list(traced.all_events(50)) == list(events)
-
-
-def with_rows(rows):
-    """A call whose cache and scratch follow its rows; the weights do not."""
-    events = tuple((number, size if number == 1 else size * rows) for number, size in EVENTS)
-    return TracedSteps(1000, 1000 + rows, tuple(1000 + rows * n for n in (100, 260, 280, 300)), events, SEEN)
-
-
-def test_between_two_numbers_of_rows_a_call_does_what_it_does_with_that_number():
-    assert between(with_rows(2), with_rows(10), 5 / 8) == with_rows(7)
-    assert between(with_rows(2), with_rows(10), 2) == with_rows(18)
-
-
-def test_weights_and_inputs_are_there_before_a_call_takes_anything():
-    traced = replace(with_rows(2), events_before=1)
-
-    assert list(traced.own_events(4)) == list(traced.all_events(4))[1:]
