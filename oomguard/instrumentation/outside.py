@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.records import shown
+from oomguard import records
 from oomguard.switch import disabled
 
 
@@ -21,5 +21,5 @@ class Outside:
 
         hint = f"make it inside with oomguard.watch() as seen:, or enter the watch again around it (with seen:); a later {kind} is not told"
         get_logger().warning(
-            f"a {kind} is not noted: its watch has ended or has not begun", label=shown(str(label)), hint=hint
+            f"a {kind} is not noted: its watch has ended or has not begun", label=records.shown(str(label)), hint=hint
         )
