@@ -59,8 +59,8 @@ test-vllm: .venv/ready-dev .venv-vllm/ready   ## those with the real vLLM, one a
 	@$(TIMED) 'vLLM tests' 19 $(BIN)/pytest -q -n 0 -m vllm tests/vllm
 
 test-gpu: .venv/ready-dev      ## those that need a CUDA device; skipped, with the reason, where there is none
-	@$(BIN)/pytest -q -n 0 -m gpu tests/placement # first, and by itself: the others use the device in pytest's own process
-	@$(BIN)/pytest -q -n 0 -m gpu tests --ignore tests/placement
+	@$(BIN)/pytest -q -n 0 -m gpu tests/cluster/placement # first, and by itself: the others use the device in pytest's own process
+	@$(BIN)/pytest -q -n 0 -m gpu tests --ignore tests/cluster/placement
 
 lint: .venv/ready-dev
 	@$(TIMED) lint 0.1 sh -c '$(BIN)/ruff check . && $(BIN)/ruff format --check .'

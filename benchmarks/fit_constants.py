@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import oomguard.memory
+
 from support.figure import conclude
 from support.fit_parts import weighted_quantile, weights_of
 from support.held_out import PLAIN_RANGE, fit, held_out, sure, with_counts

@@ -55,7 +55,7 @@ def calls_of(layers: int) -> dict[str, tuple[Any, Any]]:
 
 def room_of(model: Any, run: Any) -> tuple[int, int]:
     """Return the device on which the call does not fit, and the most rows that fit there."""
-    from oomguard.observe import torch_memory
+    from oomguard.probe import torch_memory
     from oomguard.testing import limit_memory
 
     peaks = {}
@@ -73,7 +73,7 @@ def room_of(model: Any, run: Any) -> tuple[int, int]:
 def timed(model: Any, run: Any, capacity: int) -> dict[str, float]:
     """Run a call that fails under a guard, then a second one; return its seconds."""
     from oomguard.guarding import micro_batch
-    from oomguard.observe import torch_memory
+    from oomguard.probe import torch_memory
     from oomguard.testing import limit_memory
 
     clock, began, raised = Clock(), [], []
@@ -115,7 +115,7 @@ def timed(model: Any, run: Any, capacity: int) -> dict[str, float]:
 
 def ideal_s(model: Any, run: Any, capacity: int, most: int) -> float:
     """Return the seconds of the call in the largest parts that fit."""
-    from oomguard.observe import torch_memory
+    from oomguard.probe import torch_memory
     from oomguard.testing import limit_memory
 
     with limit_memory(capacity):

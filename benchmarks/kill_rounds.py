@@ -23,7 +23,7 @@ from support.figure import conclude
 from support.resume import Results
 from support.supervising import RUN, left, marked, wait_for
 
-ENGINE = Path(__file__).parents[1] / "tests" / "supervise" / "fake_engine.py"
+ENGINE = Path(__file__).parents[1] / "tests" / "analyst" / "fake_engine.py"
 LATEST_S = 2.5
 GONE_LIMIT_S = 60
 VICTIMS = ("", "oomguard-watch", "oomguard-analys")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from oomguard.memory.model.files import ModelFiles
-from oomguard.memory.model.model import read_model
-from oomguard.memory.vllm.start import StartBudget, VllmSettings
-from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.estimate.model.files import ModelFiles
+from oomguard.estimate.model.model import read_model
+from oomguard.estimate.start.start import StartBudget, VllmSettings
+from oomguard.estimate.start.start_budget import budget_start
 from support.commands import ROOT
 from support.figure import conclude, skip
 from support.resume import Results

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from oomguard.facts import GIB
-from oomguard.memory.constants import constant
-from oomguard.memory.model.files import ModelFiles
-from oomguard.memory.model.model import read_model
-from oomguard.memory.model.shape import read_shape
-from oomguard.memory.vllm.activations import Peak, peak_activation
-from oomguard.memory.vllm.start import StartBudget, VllmSettings
-from oomguard.memory.vllm.start_budget import budget_start
+from oomguard.core.facts import GIB
+from oomguard.estimate.constants import constant
+from oomguard.estimate.model.files import ModelFiles
+from oomguard.estimate.model.model import read_model
+from oomguard.estimate.model.shape import read_shape
+from oomguard.estimate.start.activations import Peak, peak_activation
+from oomguard.estimate.start.start import StartBudget, VllmSettings
+from oomguard.estimate.start.start_budget import budget_start
 from support.figure import conclude, skip
 
 TABLE = Path(__file__).parents[2] / "shared" / "data" / "llmd_v019_dev.json"

@@ -18,9 +18,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from oomguard.facts import GIB
-from oomguard.memory.model.shape import read_shape
-from oomguard.memory.vllm.activations import peak_activation
+from oomguard.core.facts import GIB
+from oomguard.estimate.model.shape import read_shape
+from oomguard.estimate.start.activations import peak_activation
 from support.figure import conclude
 from support.fit_graphs import OLD_DRIVER, may_be_old
 from support.held_out import held_out, with_counts

@@ -20,7 +20,7 @@ GOAL_MODULES = 90
 GOAL_MS = 120
 GOAL_MIB = 25
 # The supervisor, and what comes before it: the package itself, the safe path and the switch that turns everything off.
-OURS = ("oomguard", "oomguard._version", "oomguard.__main__", "oomguard.clean_start", "oomguard.switch")
+OURS = ("oomguard", "oomguard._version", "oomguard.__main__", "oomguard.core.safe_python", "oomguard.core.disable")
 _BARE = [sys.executable, "-c", "pass"]
 # What the installed script does.
 _AS_SCRIPT = [

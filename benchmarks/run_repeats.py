@@ -8,9 +8,9 @@ import sys
 import tempfile
 import time
 
-from oomguard.observe.anchors import finder
-from oomguard.observe.skim import skim
-from oomguard.rules.load import load_rules
+from oomguard.rules.rule_files import load_rules
+from oomguard.scan.anchors import finder
+from oomguard.scan.skim import skim
 from support.commands import oomguard_command
 from support.figure import conclude
 

@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from oomguard.diagnosing import diagnose
-from oomguard.incident import Incident, Patch
-from oomguard.surfaces import table_of
+from oomguard.core.incident import Incident, Patch
+from oomguard.core.setting_spellings import table_of
+from oomguard.diagnosis.diagnose import diagnose
 from support.figure import conclude
 
 DATA = Path(__file__).parent / "data" / "sglang_failures.toml"

@@ -30,7 +30,7 @@ WITHOUT_LIBRARY = "import sys; sys.modules['hyperscan'] = None; from oomguard.__
 
 def make_anchors() -> Path:
     """Every anchor, one a line, as ripgrep reads them."""
-    from oomguard.rules.load import load_rules
+    from oomguard.rules.rule_files import load_rules
 
     anchors = sorted(set(load_rules().anchors))
     path = FOLDER / "anchors.txt"

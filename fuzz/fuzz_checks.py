@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from oomguard.diagnosing import diagnose_lines
-from oomguard.errors import RuleError
-from oomguard.incident import CAUSES, PHASES
-from oomguard.kinds import KINDS
-from oomguard.observe.source import read_lines
+from oomguard.core.errors import RuleError
+from oomguard.core.incident import CAUSES, PHASES
+from oomguard.core.kinds import KINDS
+from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.json import to_json
-from oomguard.rules.load import RuleSet, load_rules
+from oomguard.rules.rule_files import RuleSet, load_rules
+from oomguard.scan.source import read_lines
 
 LIMIT_S = 2.0  # processor time of one input: a search has half a second, and a hostile text may use up a few
 
@@ -73,7 +73,7 @@ def check_rule_file(folder: Path, content: bytes) -> RuleSet | None:
     refusal = None
     began = time.thread_time()
     try:
-        with mock.patch("oomguard.rules.load.shipped_root", return_value=empty):
+        with mock.patch("oomguard.rules.rule_files.shipped_root", return_value=empty):
             rules = load_rules([path.parent])
     except RuleError as error:
         rules, refusal = None, error

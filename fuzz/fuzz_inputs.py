@@ -235,7 +235,7 @@ class Recipe:
 @cache
 def seeds() -> tuple[str, ...]:
     """Real-looking logs: the tests inside the shipped signatures."""
-    from oomguard.rules.load import load_rules
+    from oomguard.rules.rule_files import load_rules
 
     return tuple(str(test["log"]) for signature in load_rules().signatures for test in signature.tests)
 
@@ -243,7 +243,7 @@ def seeds() -> tuple[str, ...]:
 @cache
 def rule_seeds() -> tuple[str, ...]:
     """The shipped rule and signature files, as text."""
-    from oomguard.rules.load import shipped_root
+    from oomguard.rules.rule_files import shipped_root
 
     return tuple(path.read_text(encoding="utf-8") for path in sorted(shipped_root().rglob("*.toml")))
 

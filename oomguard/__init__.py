@@ -10,14 +10,10 @@ TYPE_CHECKING = False  # type checkers know the name; importing it would import 
 if TYPE_CHECKING:
     from typing import Any
 
-    from oomguard.budgeting.plan import plan
-    from oomguard.budgeting.start import StartPlan
-    from oomguard.comparing.comparison import Comparison
-    from oomguard.comparing.diff import diff
-    from oomguard.diagnosing import diagnose
-    from oomguard.engines.ray.engine_arguments import ray_patched
-    from oomguard.engines.ray.runtime_env import ray_runtime_env
-    from oomguard.errors import (
+    from oomguard.cluster.placement.place import PlacedDevices, place
+    from oomguard.comparison.comparison import Comparison
+    from oomguard.comparison.diff import diff
+    from oomguard.core.errors import (
         InputError,
         LaunchError,
         OomguardError,
@@ -28,19 +24,23 @@ if TYPE_CHECKING:
         UsageError,
         WakeUpError,
     )
+    from oomguard.core.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
+    from oomguard.core.timeline import MemoryUse, SeenCall, Timeline
+    from oomguard.diagnosis.diagnose import diagnose
+    from oomguard.engines.ray.engine_arguments import ray_patched
+    from oomguard.engines.ray.runtime_env import ray_runtime_env
+    from oomguard.estimate.call.planned_call import CallBudget
+    from oomguard.estimate.start.start import StartBudget
+    from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
-    from oomguard.guarding.loop import attempts
-    from oomguard.incident import Attempt, Cause, Diagnosis, Effect, Incident, Patch
     from oomguard.instrumentation.watch import Watch, watch
     from oomguard.mapping.items import FailedItem
     from oomguard.mapping.map import amap, imap, map  # noqa: A004 - what it is called everywhere
     from oomguard.mapping.results import Results
-    from oomguard.memory.generate.call import CallBudget
-    from oomguard.memory.vllm.start import StartBudget
-    from oomguard.placement.place import PlacedDevices, place
+    from oomguard.planning.plan import plan
+    from oomguard.planning.start import StartPlan
     from oomguard.remedy.policy import Policy
-    from oomguard.telemetry.enabling import enable_metrics
-    from oomguard.timeline import MemoryUse, SeenCall, Timeline
+    from oomguard.telemetry.guarded_calls import enable_metrics
 
 __all__ = [
     "Attempt",
@@ -88,14 +88,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "budgeting.plan": ("plan",),
-    "budgeting.start": ("StartPlan",),
-    "comparing.comparison": ("Comparison",),
-    "comparing.diff": ("diff",),
-    "diagnosing": ("diagnose",),
+    "planning.plan": ("plan",),
+    "planning.start": ("StartPlan",),
+    "comparison.comparison": ("Comparison",),
+    "comparison.diff": ("diff",),
+    "diagnosis.diagnose": ("diagnose",),
     "engines.ray.engine_arguments": ("ray_patched",),
     "engines.ray.runtime_env": ("ray_runtime_env",),
-    "errors": (
+    "core.errors": (
         "InputError",
         "LaunchError",
         "OomguardError",
@@ -107,18 +107,18 @@ _HOMES = {
         "WakeUpError",
     ),
     "guarding.guard": ("Guard", "guard"),
-    "guarding.loop": ("attempts",),
-    "incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
+    "guarding.attempts": ("attempts",),
+    "core.incident": ("Attempt", "Cause", "Diagnosis", "Effect", "Incident", "Patch"),
     "instrumentation.watch": ("Watch", "watch"),
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
     "mapping.results": ("Results",),
-    "memory.generate.call": ("CallBudget",),
-    "memory.vllm.start": ("StartBudget",),
-    "placement.place": ("PlacedDevices", "place"),
+    "estimate.call.planned_call": ("CallBudget",),
+    "estimate.start.start": ("StartBudget",),
+    "cluster.placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),
-    "telemetry.enabling": ("enable_metrics",),
-    "timeline": ("MemoryUse", "SeenCall", "Timeline"),
+    "telemetry.guarded_calls": ("enable_metrics",),
+    "core.timeline": ("MemoryUse", "SeenCall", "Timeline"),
     "report.presentable": ("drawn", "record_repr"),  # not public: how a record shows itself
     "report.html": ("notebook_html",),  # not public: how a Diagnosis shows itself in a notebook
 }

@@ -14,7 +14,7 @@ def main() -> None:
     if sys.argv[1:2] == ["run"] and "--" in words[:-1]:
         _run(words)
     try:
-        from oomguard.clean_start import leave_working_directory
+        from oomguard.core.safe_python import leave_working_directory
 
         leave_working_directory()
         import gc
@@ -47,15 +47,15 @@ def _run(words: list[str]) -> None:
 
 def _supervised(own: list[str], command: list[str]) -> int | None:
     """Supervise the command and never return, unless it cannot be started, or only help is asked for (None)."""
-    from oomguard.clean_start import leave_working_directory
+    from oomguard.core.safe_python import leave_working_directory
 
     leave_working_directory()
     _end_by_interrupt()
     if {"-h", "--help"} & set(own):
         _disarm()
         return None
+    from oomguard.core.disable import disabled
     from oomguard.supervisor.failsafe import become, run_safely
-    from oomguard.switch import disabled
 
     if not disabled():
         run_safely(own, command, ready=_disarm)

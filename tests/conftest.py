@@ -17,7 +17,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from oomguard import log
+from oomguard.core import log
 
 if TYPE_CHECKING:
     from support.placing import Gpus
@@ -123,7 +123,7 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """Print a figure with the name of the GPU it was measured on, also where pytest takes what is printed."""
-    from oomguard.observe import nvml
+    from oomguard.probe import nvml
 
     names = ", ".join(dict.fromkeys(device.name or "" for device in nvml.devices() or ())) or "GPU"
 

@@ -12,42 +12,20 @@ PACKAGE = Path(__file__).parents[1] / "oomguard"
 
 # Lower rooms first; a room may import those before it and itself. Rooms of one row do not see each other.
 ROOMS = (
-    {"_version", "regular_file", "supervisor", "switch"},
-    {
-        "clean_start",
-        "errors",
-        "escapes",
-        "exit_status",
-        "installation",
-        "fact_registry",
-        "records",
-        "user_files",
-        "live_storages",
-        "loading",
-        "own_process",
-        "partial",
-    },
-    {"facts"},
-    {"templates"},
-    {"kinds", "missing", "snapshots"},
-    {"incident"},
-    {"log", "past_runs", "settings", "timeline"},
-    {"surfaces"},
-    {"assignments"},
+    {"_version", "supervisor"},
+    {"core"},
+    {"probe"},
     {"rules"},
-    {"observe"},
-    {"memory"},
+    {"scan"},
+    {"estimate"},
     {"remedy"},
     {"engines"},
-    {"diagnosing"},
-    {"budgeting", "comparing", "fleet"},
-    {"placement"},
+    {"diagnosis"},
+    {"planning", "comparison"},
     {"report"},
-    {"rule_testing", "journal", "analyst"},
-    {"attempting", "checking", "telemetry"},
-    {"guarding", "supervise", "testing"},
-    {"instrumentation", "mapping", "ranks", "serving"},
-    {"schedulers"},
+    {"journal", "retry", "telemetry"},
+    {"guarding", "analyst", "testing"},
+    {"instrumentation", "mapping", "cluster"},
     {"cli"},
     {"__main__", "__init__"},
 )
@@ -110,23 +88,24 @@ def test_the_supervisor_knows_nothing_of_ours_but_itself():
     }
 
 
-# The same inside memory/: constants and bytes first, then the model, then what vLLM and a call of generate make of it.
-ROOMS_OF_MEMORY = (
-    {"constants", "child", "shares", "budget", "explicit_pool", "sleeping", "static_share"},
-    {"ceilings", "model"},
-    {"derive", "vllm", "generate"},
+# The same inside estimate/: constants and bytes first, then the model, then what vLLM and a call of generate make of it.
+ROOMS_OF_ESTIMATE = (
+    {"constants", "child_python", "budget"},
+    {"model"},
+    {"printed_budget", "start", "call"},
 )
-LEVEL_IN_MEMORY = {room: level for level, rooms in enumerate(ROOMS_OF_MEMORY) for room in rooms}
-MEMORY = PACKAGE / "memory"
+LEVEL_IN_ESTIMATE = {room: level for level, rooms in enumerate(ROOMS_OF_ESTIMATE) for room in rooms}
+ESTIMATE = PACKAGE / "estimate"
 
 
-def test_inside_memory_a_model_knows_no_engine_and_engines_do_not_know_each_other():
+def test_inside_estimate_a_model_knows_no_engine_and_engines_do_not_know_each_other():
     wrong = [
-        f"memory/{path.relative_to(MEMORY)} imports memory/{name}"
-        for path in sorted(MEMORY.rglob("*.py"))
-        for own in [path.relative_to(MEMORY).parts[0].removesuffix(".py")]
-        for name in sorted(imported(tree_of(path), below="oomguard.memory"))
-        if name != own and LEVEL_IN_MEMORY[name] >= LEVEL_IN_MEMORY[own]
+        f"estimate/{path.relative_to(ESTIMATE)} imports estimate/{name}"
+        for path in sorted(ESTIMATE.rglob("*.py"))
+        for own in [path.relative_to(ESTIMATE).parts[0].removesuffix(".py")]
+        if own != "__init__"
+        for name in sorted(imported(tree_of(path), below="oomguard.estimate"))
+        if name != own and LEVEL_IN_ESTIMATE[name] >= LEVEL_IN_ESTIMATE[own]
     ]
     assert not wrong
 
@@ -134,7 +113,7 @@ def test_inside_memory_a_model_knows_no_engine_and_engines_do_not_know_each_othe
 def test_the_simulated_device_imports_no_more_of_ours_than_counting_takes():
     files = [path for path in (PACKAGE / "testing").glob("*.py") if path.stem not in ("pytest_plugin", "failed_test")]
     rooms = {name for path in files for name in imported(tree_of(path))}
-    assert rooms - {"testing"} == {"errors", "live_storages", "memory"}
+    assert rooms - {"testing"} == {"core", "estimate", "probe"}
 
 
 def test_pytest_starts_without_torch_and_without_what_a_diagnosis_takes():
@@ -143,22 +122,11 @@ def test_pytest_starts_without_torch_and_without_what_a_diagnosis_takes():
     )
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     rooms = {name.split(".")[1] for name in ast.literal_eval(ran.stdout)}
-    assert rooms == {"_version", "errors", "switch", "testing"}
+    assert rooms == {"_version", "core", "testing"}
 
 
 # Files of torch's own, or imported where torch is in use.
-USES_TORCH = {
-    "simulated_device.py",
-    "trace_child.py",
-    "draws.py",
-    "drawing.py",
-    "fake_copies.py",
-    "fake_memory.py",
-    "fake_generate.py",
-    "fake_in_place.py",
-    "fake_moves.py",
-    "scratch.py",
-}
+USES_TORCH = {"simulated_device.py", "trace_process.py", "random_draws.py", "fake_generate.py"}
 
 
 def imported_at_load(path: Path) -> set[str]:
@@ -187,11 +155,11 @@ def test_only_records_that_show_themselves_ask_the_packages_public_face():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import) and any(alias.name == "oomguard" for alias in node.names):
                 asking.add(path.relative_to(PACKAGE).as_posix())
-    assert asking == {"incident.py", "records.py"}
+    assert asking == {"core/incident.py", "core/records.py"}
 
 
 def test_answers_in_json_have_one_writer():
-    rooms = {"report", "journal", "cli", "comparing", "checking"}
+    rooms = {"report", "journal", "cli", "comparison"}
     writers = [path for path in SOURCES if room(path) in rooms and "json.dumps" in path.read_text()]
     assert writers == [PACKAGE / "report" / "json.py"]
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oomguard.observe.skim as skim_module
-from oomguard.diagnosing import diagnose, diagnose_stream
-from oomguard.facts import GIB
-from oomguard.incident import Diagnosis, Incident
+import oomguard.scan.skim as skim_module
+from oomguard.core.facts import GIB
+from oomguard.core.incident import Diagnosis, Incident
+from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
 from support.each import each
 
 NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
@@ -405,7 +405,7 @@ FAILURES: dict[str, list[str]] = {
 
 
 def without_rank(process: str | None) -> str | None:
-    """Return a process without the rank that srun's label says; it is all that a collector adds (tests/observe/test_rank_labels.py)."""
+    """Return a process without the rank that srun's label says; it is all that a collector adds (tests/scan/test_incidents_rank_labels.py)."""
     return process and (process.removeprefix("rank 0").removeprefix(": ") or None)
 
 

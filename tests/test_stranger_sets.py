@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from oomguard.rules.load import load_rules
-from oomguard.settings import SETTINGS
+from oomguard.core.settings import SETTINGS
+from oomguard.rules.rule_files import load_rules
 from support import stranger_judge as judge
 from support.stranger_case import DATA, make_folder, read_cases, read_models, read_reading
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oomguard.journal.store import Journal, Record
 from support.commands import ROOT
 
-ENGINE = ROOT / "tests" / "supervise" / "fake_engine.py"
+ENGINE = ROOT / "tests" / "analyst" / "fake_engine.py"
 # A command that fails as vLLM does, and fits once its length is lowered.
 BROKEN = (sys.executable, str(ENGINE))
 

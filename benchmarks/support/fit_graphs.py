@@ -13,8 +13,8 @@ import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from oomguard.facts import GIB
-from oomguard.memory.constants import tables as constants_of
+from oomguard.core.facts import GIB
+from oomguard.estimate.constants import tables as constants_of
 from support.fit_parts import Row, center, weights_of
 from support.published import graphs_gib
 

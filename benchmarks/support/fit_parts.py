@@ -12,7 +12,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from oomguard.facts import GIB
+from oomguard.core.facts import GIB
 
 Row = dict[str, Any]
 # Until 0.6.5 the CUDA context counted in it: vllm/worker/worker.py. From 0.27 on all that the driver says is gone does, what torch's

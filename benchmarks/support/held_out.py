@@ -7,18 +7,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from oomguard.facts import GIB
-from oomguard.memory import constants
-from oomguard.memory.vllm import (
-    compile_floor,
-    cuda_graphs,
-    first_engine,
-    fixed_parts,
-    graph_buffers,
-    known_gpu,
-    start_budget,
-)
-from oomguard.memory.vllm.pool_range import kind_of_start
+from oomguard.core.facts import GIB
+from oomguard.estimate import constants
+from oomguard.estimate.start import cuda_graphs, known_gpu, non_torch, start_budget
+from oomguard.estimate.start.start_budget import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
 from support.published import PARTS, graphs_gib, group_of, of_stage, part_gib, planned, pool_gib
@@ -66,11 +58,11 @@ def with_counts(row: Row) -> Row | None:
     def noted_encoder(*of: Any) -> Any:
         return seen.setdefault("encoder", profiled(*of))
 
-    fixed_parts.cuda_graphs, start_budget.profile_encoder = noted, noted_encoder
+    non_torch.cuda_graphs, start_budget.profile_encoder = noted, noted_encoder
     try:
         plan = of_stage(planned(row), row.get("stage"))
     finally:
-        fixed_parts.cuda_graphs, start_budget.profile_encoder = counted, profiled
+        non_torch.cuda_graphs, start_budget.profile_encoder = counted, profiled
     if isinstance(plan, str):
         print(f"no plan of {row['id']}: {plan}")
         return None
@@ -90,15 +82,13 @@ def with_counts(row: Row) -> Row | None:
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "graph_counts": cuda_graphs.graph_counts(settings, shape),
-        "graph_buffers_gib": graph_buffers.graph_buffers_bytes(
-            settings, shape, cuda_graphs.largest_decode_step(settings)
-        )
+        "graph_buffers_gib": cuda_graphs.graph_buffers_bytes(settings, shape, cuda_graphs.largest_decode_step(settings))
         / GIB,
         "blackwell": cuda_graphs.graphs_ratio(replace(settings, driver_version=None), 2.0) > 1,
         "driver": settings.driver_version,
         "driver_ratio": cuda_graphs.driver_ratio(settings.driver_version),
-        "by_engine": str(first_engine.by_engine(settings)),
-        "left_gib": left_gib(row, plan, may_pin=compile_floor.pinned_bytes(settings, shape) > 0),
+        "by_engine": str(cuda_graphs.by_engine(settings)),
+        "left_gib": left_gib(row, plan, may_pin=start_budget.pinned_bytes(settings, shape) > 0),
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,

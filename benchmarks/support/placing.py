@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import simulated_gpus
 from simulated_gpus import Gpus
 
-from oomguard.placement.leases import LeaseFolder
-from oomguard.placement.turns import waiting_before
+from oomguard.cluster.placement.leases import LeaseFolder
+from oomguard.cluster.placement.placer import waiting_before
 from support.supervising import RUN
 
 # Llama 3.1 8B: 15 GiB in bfloat16, which fits on 24 GiB with requests of 8,192 tokens.

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oomguard.budgeting.contributed_record import read_record
 from oomguard.cli.plan import command
-from oomguard.errors import OomguardError
-from oomguard.facts import GIB
+from oomguard.core.errors import OomguardError
+from oomguard.core.facts import GIB
+from oomguard.planning.contribution import read_record
 
 OWN = Path(__file__).parents[1] / "data" / "starts.jsonl"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -45,7 +45,7 @@ def parts_joined() -> Iterator[list[int]]:
 
     A guard's settings have the last size alone, and parts that ran before a second failure had another.
     """
-    from oomguard.guarding.gathered import Gathered
+    from oomguard.guarding.collate import Gathered
 
     sizes: list[int] = []
     add = Gathered.add

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oomguard.engines.vllm.sources import parsed
+from oomguard.engines.vllm.installed import parsed
 
 # What a default that is no literal is told as.
 UNREAD = "not a literal"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from oomguard.engines.vllm.in_process import lasting_client, waking
-from oomguard.engines.vllm.in_process.sleeping import FREED
-from oomguard.engines.vllm.sources import parsed
+from oomguard.engines.vllm.in_process import core_client
+from oomguard.engines.vllm.in_process.start import FREED
+from oomguard.engines.vllm.installed import parsed
 from oomguard.engines.vllm.starts import WATCHED
 from support.vllm_names import defines
 from support.vllm_printed import Looked, text_row
@@ -49,7 +49,7 @@ def guard_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Itera
         said = f"{module}.{owner}.{name}"
         found = _has(package, module, owner, name)
         yield presence("guard", said, stated=is_in(only_in.get(said), version), found=found)
-    for path in (lasting_client.__file__, waking.__file__):
+    for path in (core_client.__file__, core_client.__file__):
         for node in ast.walk(parsed(Path(path))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
                 for alias in node.names:

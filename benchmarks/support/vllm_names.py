@@ -8,16 +8,16 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from oomguard.core.files import read_tables
 from oomguard.engines.vllm import own_command
-from oomguard.engines.vllm.sources import added_arguments, parsed
-from oomguard.memory import constants
-from oomguard.memory.vllm import allocations, engine_child
-from oomguard.user_files import read_tables
+from oomguard.engines.vllm.installed import added_arguments, parsed
+from oomguard.estimate import constants
+from oomguard.estimate.start import engine_layout_process, failed_allocation
 from support.vllm_rows import Row, is_in, presence
 
 OWN = Path(constants.__file__).parents[1]
 _VARIABLE = re.compile(r"(?<![A-Z_])VLLM_[A-Z0-9_]*[A-Z0-9]")
-_ALLOCATIONS = Path(allocations.__file__).with_suffix(".toml")
+_ALLOCATIONS = Path(failed_allocation.__file__).with_suffix(".toml")
 _CITED = re.compile(r"(?P<module>vllm/[\w/]+\.py)(?: (?P<symbol>[\w.]+))?, (?P<version>[\d.]+)")
 _GRAPHS = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 
@@ -43,7 +43,7 @@ def variable_rows(package: Path, version: str, only_in: Mapping[str, str]) -> It
 
 def import_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
     """Yield what ``plan --ask-engine`` imports from the installed vLLM."""
-    for node in ast.walk(parsed(Path(engine_child.__file__))):
+    for node in ast.walk(parsed(Path(engine_layout_process.__file__))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from oomguard.engines.vllm import own_command
-from oomguard.engines.vllm.in_process.listening import CORE_FAILED
-from oomguard.engines.vllm.sources import parsed
-from oomguard.observe.text import peel
-from oomguard.rules.load import load_rules
+from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED
+from oomguard.engines.vllm.installed import parsed
+from oomguard.rules.rule_files import load_rules
 from oomguard.rules.signature import Wording
+from oomguard.scan.log_prefixes import peel
 from support.vllm_rows import Row, is_in, presence
 from support.vllm_texts import Text, printed_texts, traced_lines
 

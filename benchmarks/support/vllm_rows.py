@@ -10,11 +10,11 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from oomguard.core.setting_spellings import Surface, default_value, surfaces, table_of
+from oomguard.core.settings import SETTINGS
+from oomguard.engines.vllm.installed import Sources, added_arguments, parsed, read_sources
 from oomguard.engines.vllm.plugin import _PARTS, HOOK
-from oomguard.engines.vllm.sources import Sources, added_arguments, parsed, read_sources
-from oomguard.memory.vllm.start import VllmSettings
-from oomguard.settings import SETTINGS
-from oomguard.surfaces import Surface, default_value, surfaces, table_of
+from oomguard.estimate.start.start import VllmSettings
 from support.vllm_defaults import UNREAD, batch_defaults, default_of, device_sizes
 
 ENGINE = "vllm"

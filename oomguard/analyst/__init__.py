@@ -1,1 +1,1 @@
-"""The second process of ``oomguard run``: recorded output in, diagnosis and the next command out."""
+"""The second process of ``oomguard run``: read the recorded output, diagnose it, decide what to change."""

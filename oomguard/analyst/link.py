@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import LaunchError
-from oomguard.own_process import set_pid_of_run
+from oomguard.core.errors import LaunchError
+from oomguard.core.process_state import set_pid_of_run
 from oomguard.supervisor.output_buffer import RecordedOutput
 
 _ALIVE_S: Final = 1.0

@@ -11,8 +11,8 @@ import click
 
 from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
-from oomguard.cli.own_output import GONE_STATUS, OutputLostError, pass_on, told_apart
-from oomguard.errors import OomguardError, exit_status_of
+from oomguard.cli.stdout import GONE_STATUS, OutputLostError, pass_on, told_apart
+from oomguard.core.errors import OomguardError, exit_status_of
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.
 _COMMANDS: Final = {
@@ -123,8 +123,8 @@ def _told(lost: OutputLostError) -> int:
 
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
-    from oomguard.report.mask import homes_kept
     from oomguard.report.presentable import drawn  # what it quotes may be a command's secret, or a stranger's path
+    from oomguard.report.redact import homes_kept
 
     hint = getattr(error, "hint", None)
     with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells

@@ -3,22 +3,144 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import click
 
 from oomguard.cli.durations import Moment
 from oomguard.cli.options import color_option, console, option, policy_options, tell_configuration
-from oomguard.errors import InputError, UsageError
-from oomguard.fleet.inputs import Input, find_inputs
-from oomguard.fleet.once import read_once
-from oomguard.observe.source import shown
+from oomguard.cli.read_inputs import reading
+from oomguard.cli.rendering import Screen, Work, text_of, unmasked_if
+from oomguard.cluster.fleet.findings import Finding
+from oomguard.cluster.fleet.groups import FleetSummary, summed
+from oomguard.core.errors import InputError, UsageError
+from oomguard.scan.inputs import Input, find_inputs, read_once
+from oomguard.scan.source import shown
 
-if TYPE_CHECKING:
-    from oomguard.cli.rendering import Work
+# ``oomguard diagnose --summary``: what failed over all inputs, in groups, in the form asked for.
+
+
+def summarize(
+    inputs: Sequence[Input],
+    work: Work,
+    jobs: int,
+    on: str,
+    write: Callable[[str], None],
+    errors: list[InputError],
+    *,
+    since: float | None,
+    left_out: int,
+) -> bool:
+    """Read all inputs and write their summary; return whether an out-of-memory is in it.
+
+    The arguments are those of ``read_all``; ``errors`` has one already for each path that leads to no input. ``since`` (Unix seconds)
+    leaves out incidents printed before then, ``left_out`` counts the inputs that were last written before then.
+    """
+    findings: list[Finding] = []
+    failed = unread = 0
+    unfound = len(errors)
+    with reading(inputs, work, jobs, on, write) as (outcomes, finish):
+        for outcome in outcomes:
+            finish("")
+            findings += outcome.findings
+            failed += outcome.found
+            if outcome.error:
+                errors.append(InputError(outcome.error, hint=outcome.hint))
+                unread += not outcome.found and not outcome.findings
+    summary = summed(
+        findings,
+        inputs=len(inputs) - unread,
+        failed=failed,
+        unread=unfound + unread,
+        left_out=left_out,
+        since=since,
+    )
+    with unmasked_if(not work.masked):
+        write(_rendered(summary, work))
+    return summary.failed > 0
+
+
+def _rendered(summary: FleetSummary, work: Work) -> str:
+    if work.quiet and not summary.incidents and work.form != "json":
+        return ""
+    if work.form == "json":
+        from oomguard.cluster.fleet.summary_report import summary_json
+
+        return summary_json(summary) + "\n"
+    if work.form == "markdown":
+        from oomguard.cluster.fleet.summary_report import summary_markdown
+
+        return summary_markdown(summary)
+    from oomguard.cluster.fleet.summary_report import print_summary
+
+    screen = work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
+    return text_of(screen, lambda console: print_summary(console, summary))
+
+
+# Where a command writes what it found: standard output, or a file that is cut back to what was written whole.
+
+
+@contextlib.contextmanager
+def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes text out at once; raises UsageError for a file that cannot be written."""
+    to_file = output is not None and output != "-"
+    standard = sys.stdout.buffer if sys.stdout is not None else None
+    stream = _opened(str(output), inputs) if to_file else standard
+    # What other programs read is UTF-8 whatever the terminal speaks; a name's undecodable bytes become \udcNN, which
+    # is how JSON writes them too.
+    encoding = "utf-8" if to_file or form != "terminal" or sys.stdout is None else sys.stdout.encoding
+
+    whole_bytes = 0
+
+    def write(text: str) -> None:
+        nonlocal whole_bytes
+        if not text or stream is None:
+            return
+        left = memoryview(text.encode(encoding, "backslashreplace"))
+        size_bytes = len(left)
+        try:
+            while left:
+                left = left[stream.write(left) :]
+            stream.flush()
+        except OSError as error:
+            if not to_file:
+                raise
+            _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page tells nothing
+            reason = error.strerror or error
+            raise UsageError(
+                f"--output {shown(str(output))}: {reason}", hint="name a file where there is room"
+            ) from None
+        whole_bytes += size_bytes
+
+    try:
+        yield write
+    finally:
+        if to_file and stream is not None:
+            stream.close()
+
+
+def _cut_back(output: str, size_bytes: int) -> None:
+    """Leave of a file that did not take all what was written whole; without any, no file."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(Path(output).stat().st_mode):
+            os.truncate(output, size_bytes) if size_bytes else Path(output).unlink()
+
+
+def _opened(output: str, inputs: list[str]) -> IO[bytes]:
+    try:
+        for path in inputs:
+            if path != "-" and Path(output).exists() and Path(path).exists() and Path(path).samefile(output):
+                raise UsageError(f"--output {shown(output)}: is one of the inputs", hint="name another file")
+        return Path(output).open("wb", buffering=0)  # what fails is not tried again at the end
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists") from None
+
 
 FORMS: Final = ("terminal", "json", "markdown", "html")
 _FORM_BY_SUFFIX: Final = {
@@ -123,7 +245,6 @@ def command(
     Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged input (told after all
     the rest is done) or a full disk for the output, 1 with --exit-code when an out-of-memory was found.
     """
-    from oomguard.cli.output_file import sink
     from oomguard.cli.rendering import Screen, Work
 
     _tell_configuration(ctx, quiet=quiet, verbose=verbose)
@@ -133,7 +254,7 @@ def command(
         paths = ("-",)
     form = form or _form_of(output)
     if follow:
-        from oomguard.cli.following import check_follow
+        from oomguard.cli.follow_log import check_follow
 
         check_follow(paths, form, summary=summary, on=on)
     elif summary and form == "html":
@@ -167,11 +288,9 @@ def command(
         if follow:
             found = _follow(paths[0], work, write)
         elif summary:
-            from oomguard.cli.summing import summarize
-
             found = summarize(inputs, work, jobs, on, write, errors, since=since, left_out=left_out)
         else:
-            from oomguard.cli.reading import read_all
+            from oomguard.cli.read_inputs import read_all
 
             found = read_all(inputs, work, jobs, on, write, errors)
     from oomguard.cli import show_error
@@ -243,7 +362,7 @@ def _expand(
 
 def _follow(path: str, work: Work, write: Callable[[str], None]) -> bool:
     """Follow one log until it ends or Ctrl-C; return whether an out-of-memory was found."""
-    from oomguard.cli.following import follow_input
+    from oomguard.cli.follow_log import follow_input
     from oomguard.cli.rendering import InputRenderer
 
     def say(text: str) -> None:

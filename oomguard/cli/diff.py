@@ -10,7 +10,7 @@ import click
 from oomguard.cli.options import color_option, console, form_of, option, policy_options, read_policy, read_rules
 
 if TYPE_CHECKING:
-    from oomguard.comparing.comparison import Comparison
+    from oomguard.comparison.comparison import Comparison
 
 FORMS: Final = ("terminal", "json", "markdown")
 
@@ -55,8 +55,8 @@ def command(
     Exit status: 0 ran, 2 bad usage, an unreadable input or one without an engine's start, 1 with --exit-code when
     anything differs.
     """
-    from oomguard.comparing.diff import diff_logs
-    from oomguard.report.mask import unmasked
+    from oomguard.comparison.diff import diff_logs
+    from oomguard.report.redact import unmasked
 
     form = form_of(ctx, form, FORMS)
     policy, rule_set = read_policy(allow, pinned, floors), read_rules(rules)
@@ -67,7 +67,7 @@ def command(
 
 
 def _show(comparison: Comparison, form: str, color: str) -> None:
-    from oomguard.report.comparison import print_difference, to_difference_json, to_difference_markdown
+    from oomguard.report.diff import print_difference, to_difference_json, to_difference_markdown
 
     if form == "terminal":
         print_difference(console(color), comparison)

@@ -6,8 +6,7 @@ import contextlib
 
 import click
 
-from oomguard.cli.journal_option import journal_option
-from oomguard.cli.options import color_option, console, form_of, option, rules_option
+from oomguard.cli.options import color_option, console, form_of, journal_option, option, rules_option
 from oomguard.journal.location import Location
 
 _FORMS = ("terminal", "json")
@@ -35,9 +34,9 @@ def command(
     Each line is ok, unknown or a problem, with what to do about it. Run it in the environment of the engine.
     Exit status: 0, or 1 with --exit-code when a problem was found.
     """
-    from oomguard.checking.machine import check_machine
+    from oomguard.cli.doctor_checks import check_machine
     from oomguard.report.doctor import print_checks, to_json
-    from oomguard.report.mask import unmasked
+    from oomguard.report.redact import unmasked
 
     form = form_of(ctx, form, _FORMS)
     checks = list(check_machine(rules=rules, journal=journal, known_variables=known_variables(ctx)))

@@ -10,14 +10,186 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from oomguard.cli.durations import Age, Moment
-from oomguard.cli.journal_option import journal_option
-from oomguard.cli.options import color_option, console, form_of, option
-from oomguard.errors import UsageError
-from oomguard.journal.location import Location, default_path
+from oomguard.cli.options import color_option, console, form_of, journal_option, option
+from oomguard.core.errors import InputError, JournalError, UsageError
+from oomguard.journal.location import JournalUrl, Location, default_path
 
 if TYPE_CHECKING:
+    from oomguard.core.past_runs import PastRun
     from oomguard.journal.read import Asked
-    from oomguard.past_runs import PastRun
+
+
+# ``oomguard history --forget``: drop what runs learned, after saying what that is.
+
+_HINT = "oomguard history --forget 12, --forget --all, or --forget --model MODEL"
+
+
+def forget_learned(path: Location | None, number: int | None, model: str | None, *, everything: bool, yes: bool) -> int:
+    """Drop what run ``number``, runs of ``model`` or all learned; return the exit status.
+
+    What happened stays written. Dropped is what later runs would take from it: settings for ``--reuse``, and calibrations of plans.
+
+    Raises:
+        UsageError: it is not said of which runs, or nobody can be asked.
+        InputError: the journal or the calibrations cannot be read or written.
+    """
+    if sum((number is not None, model is not None, everything)) != 1:
+        raise UsageError("--forget what?", hint=_HINT)
+    from oomguard.engines.registry import launchers
+    from oomguard.report.history import learned_words
+    from oomguard.report.presentable import drawn
+
+    runs = _chosen(path, number, model)
+    sessions = None if everything else tuple(run.session for run in runs)
+    lines = [words for run in runs if (words := learned_words(run)) is not None]
+    for engine in launchers():
+        lines += engine.measured(sessions, model)
+    if not lines:
+        click.echo("nothing to forget: nothing was learned from " + _of(number, model))
+        return 0
+    for line in lines:
+        click.echo(drawn(line))
+    if not yes and not _is_agreed(len(lines)):
+        click.echo("nothing is forgotten")
+        return 0
+    _forget(path, [run.number for run in runs])
+    for engine in launchers():
+        engine.forget_measured(sessions, model)
+    click.echo("forgotten; the runs stay in the history")
+    return 0
+
+
+def _chosen(path: Location | None, number: int | None, model: str | None) -> list[PastRun]:
+    from oomguard.journal.read import Asked, open_journal, past_runs
+    from oomguard.report.presentable import drawn
+
+    with open_journal(path) as database:
+        runs = [] if database is None else past_runs(database, Asked(number=number))
+    if number is not None and not runs:
+        raise UsageError(f"there is no run {number}", hint="oomguard history lists the runs")
+    if model is not None:
+        known = sorted({run.model for run in runs if run.model})
+        runs = [run for run in runs if run.model == model]
+        if not runs and known:
+            click.echo(drawn(f"no run of {model} is recorded; of these: {', '.join(known)}"), err=True)
+    return [run for run in runs if not run.is_forgotten]
+
+
+def _is_agreed(count: int) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("nobody can be asked whether to forget that", hint="--yes asks nothing")
+    return click.confirm(f"Forget {'this' if count == 1 else f'these {count}'}?")
+
+
+def _forget(path: Location | None, numbers: list[int]) -> None:
+    from oomguard.journal.maintenance import forget
+
+    if numbers:
+        forget(path or default_path(), numbers)
+
+
+def _of(number: int | None, model: str | None) -> str:
+    return f"run {number}" if number is not None else f"runs of {model}" if model is not None else "any run"
+
+
+# ``oomguard history`` of a journal that several share: what is known to work, delivering what waits here, removing what is old.
+
+
+def show_fleet(
+    place: Location | None, model: str | None, since: float | None, limit: int, form: str, color: str
+) -> int:
+    """Print under which settings each model ran, for all who write the journal; return the exit status.
+
+    Raises:
+        InputError: the journal cannot be read.
+    """
+    from oomguard.journal.known_good import known_settings
+    from oomguard.journal.read import open_journal
+    from oomguard.report.history import known_settings_json, print_known_settings
+
+    with open_journal(place) as database:
+        found = [] if database is None else known_settings(database, model=model, since=since)
+    shown = list(islice(found, limit or None))
+    if form == "json":
+        for entry in shown:
+            click.echo(known_settings_json(entry))
+    elif shown:
+        print_known_settings(console(color), shown)
+    else:
+        which = (
+            "no attempt of an engine" if model is None and since is None else "no attempt that these options ask for"
+        )
+        click.echo(f"nothing is known to work: {which} is recorded in {place or default_path()}")
+    if len(shown) < len(found):
+        click.echo(f"oomguard: the last {len(shown)} of {len(found)}; --limit 0 shows all", err=True)
+    return 0
+
+
+def deliver_waiting(place: Location | None) -> int:
+    """Bring what waits on this machine into a shared journal; return the exit status.
+
+    Raises:
+        UsageError: the journal is a file.
+        InputError: the database cannot be reached or written.
+    """
+    if not isinstance(place, JournalUrl):
+        raise UsageError(
+            "--deliver is for a journal that several share",
+            hint="oomguard history --deliver --journal postgresql://USER@HOST/DATABASE",
+        )
+    from oomguard.journal.delivery import deliver_left_behind, require_tables
+
+    try:
+        require_tables(place)
+        delivered = deliver_left_behind(place)
+    except (JournalError, OSError) as error:
+        hint = getattr(error, "hint", None) or "what waits here stays; try again when the database is there"
+        raise InputError(f"{place}: {error}", hint=hint) from None
+    click.echo(f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}")
+    if delivered.writing:
+        click.echo(f"left to runs that go on: {delivered.writing}")
+    for path, why in (delivered.left or {}).items():
+        click.echo(f"oomguard: left where it is: {path}: {why}", err=True)
+    return 2 if delivered.left else 0
+
+
+def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
+    """Remove runs that ended longer ago, after saying how many; return the exit status.
+
+    Raises:
+        UsageError: nobody can be asked.
+        InputError: the journal cannot be written.
+    """
+    from oomguard.journal.maintenance import old_runs, remove_old
+
+    where = place or default_path()
+    if not isinstance(where, JournalUrl) and not where.exists():
+        click.echo(f"nothing to remove: no run is recorded in {where}")
+        return 0
+    found = old_runs(where, keep_s)
+    if not found.old:
+        which = "all" if not found.not_ended else f"all but {found.not_ended} that may still go on"
+        click.echo(f"nothing to remove: {which} of {_count(found.runs, 'run')} ended since")
+        return 0
+    click.echo(f"{found.old} of {_count(found.runs, 'run')} in {where} ended before")
+    if found.not_ended:
+        click.echo(f"kept beside those that ended since: {_count(found.not_ended, 'run')} that may still go on")
+    if not yes and not _shared_history_is_agreed(found.old):
+        click.echo("nothing is removed")
+        return 0
+    click.echo(f"removed: {_count(remove_old(where, keep_s), 'run')}")
+    return 0
+
+
+def _shared_history_is_agreed(count: int) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("nobody can be asked whether to remove that", hint="--yes asks nothing")
+    return click.confirm(f"Remove {'this run' if count == 1 else f'these {count}'}? It cannot be taken back")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
 
 FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
@@ -99,8 +271,6 @@ def command(
     if forget or keep is not None or deliver:
         return _change(journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver)
     if fleet:
-        from oomguard.cli.shared_history import show_fleet
-
         return show_fleet(journal, model, since, limit, form_of(ctx, form, FORMS), color)
     if everything or model is not None or yes:
         raise UsageError("--all, --model and --yes go with --forget", hint="oomguard history --forget --all")
@@ -123,8 +293,6 @@ def _change(
     keep_s: float | None,
     deliver: bool,
 ) -> int:
-    from oomguard.cli.forgetting import forget_learned
-    from oomguard.cli.shared_history import deliver_waiting, keep_only
 
     if deliver:
         return deliver_waiting(path)
@@ -195,7 +363,7 @@ def _show_one(path: Location | None, number: int, form: str, color: str) -> int:
 
 
 def _print_original(path: Location | None, number: int | None) -> int:
-    from oomguard.report.history_original import to_paste
+    from oomguard.report.history import to_paste
 
     if number is None:
         raise UsageError("--original is of one run", hint="oomguard history --original 12; oomguard history lists them")

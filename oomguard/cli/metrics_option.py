@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from oomguard.cli.options import option
-from oomguard.errors import UsageError
-from oomguard.log import get_logger
+from oomguard.core.errors import UsageError
+from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
+    from oomguard.analyst.attempt_hooks import Companion
     from oomguard.analyst.link import Link
-    from oomguard.supervise.companions import Companion
-    from oomguard.supervise.outcome import Outcome
-    from oomguard.supervise.relaunch import Supervision
-    from oomguard.telemetry.exporter import Exporter
-    from oomguard.telemetry.run_metrics import Outlet
-    from oomguard.telemetry.target import Address
-    from oomguard.telemetry.tracing import Tracing
+    from oomguard.analyst.loop import Supervision
+    from oomguard.analyst.outcome import Outcome
+    from oomguard.telemetry.metrics import Exporter
+    from oomguard.telemetry.run_metrics import Address, Outlet
+    from oomguard.telemetry.spans import Tracing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,7 +55,7 @@ def run_told(
     def stopped() -> bool:
         return link.signals.stopped_by is not None
 
-    from oomguard.supervise.companions import Companions
+    from oomguard.analyst.attempt_hooks import Companions
 
     argv, along = supervision.launch.argv, list(supervision.companions.of_run)
     if metrics is not None and not (is_inner and _is_inherited(ctx)):
@@ -65,7 +64,7 @@ def run_told(
     if tracing is None:
         supervision.companions = Companions(tuple(along))
         return supervision.run(link)
-    from oomguard.telemetry.run_spans import RunSpans
+    from oomguard.telemetry.spans import RunSpans
 
     spans = RunSpans(tracing.provider, argv, stopped)
     supervision.companions, status = Companions((*along, spans)), None
@@ -85,9 +84,9 @@ def _tracing() -> Tracing | None:
     """Return what sends spans; None where the environment does not ask for it, which loads nothing."""
     if not any(name.startswith("OTEL_") for name in os.environ):
         return None
-    from oomguard.telemetry import tracing
+    from oomguard.telemetry import spans
 
-    return tracing.Tracing.begin() if tracing.is_asked() else None
+    return spans.Tracing.begin() if spans.is_asked() else None
 
 
 def _is_inherited(ctx: click.Context) -> bool:
@@ -97,12 +96,8 @@ def _is_inherited(ctx: click.Context) -> bool:
 
 def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) -> Companion:
     """Return what counts a run's attempts; the file that it writes is one of the run's own."""
-    from oomguard.telemetry.exporter import Exporter, require_library
-    from oomguard.telemetry.run_metrics import RunMetrics
-    from oomguard.telemetry.sampled import sampled
-    from oomguard.telemetry.tally import Tally
-    from oomguard.telemetry.target import parse_target
-    from oomguard.telemetry.textfile import TextFile
+    from oomguard.telemetry.metrics import Exporter, Tally, require_library
+    from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, sampled
 
     target, tally = parse_target(text), Tally()
     require_library()
@@ -118,10 +113,10 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
 
 def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
     """Raise UsageError for the port that the command's own server will need."""
+    from oomguard.analyst.nesting import unwrapped
     from oomguard.engines.command import Launch
-    from oomguard.engines.known import launcher_of
-    from oomguard.engines.listening import address_of
-    from oomguard.supervise.nesting import unwrapped
+    from oomguard.engines.registry import launcher_of
+    from oomguard.engines.server import address_of
 
     own = (address_of(words, launcher_of(Launch(words)).NAME) for words in unwrapped(argv))
     if address.port and address.port in {one.port for one in own if one is not None}:
@@ -133,7 +128,7 @@ def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
 
 def _serving(address: Address, exporter: Exporter) -> Outlet | None:
     """Return what serves the metrics; None, with a warning, where it cannot listen there: the command runs all the same."""
-    from oomguard.telemetry.endpoint import Endpoint
+    from oomguard.telemetry.http_server import Endpoint
 
     log = get_logger()
     try:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from oomguard.assignments import parse_assignment
-from oomguard.incident import Effect
+from oomguard.core.incident import Effect
+from oomguard.core.setting_spellings import parse_assignment
+from oomguard.journal.location import Location, parse_location
 from oomguard.remedy.policy import Policy, make_policy
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oomguard.rules.load import RuleSet
+    from oomguard.rules.rule_files import RuleSet
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 EFFECTS = click.Choice([str(effect) for effect in Effect])
@@ -83,7 +85,7 @@ def read_policy(allow: str | None, pinned: Iterable[str], floors: Iterable[str],
 
 def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
     """Load the shipped rules and those in the folders given; raises RuleError. ``check`` also compiles every pattern."""
-    from oomguard.rules.load import load_rules
+    from oomguard.rules.rule_files import load_rules
 
     return load_rules([Path(folder) for folder in folders], check=check)
 
@@ -123,3 +125,20 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
         force_terminal={"always": True, "never": False}.get(color),  # bold and its like are escapes too
         highlight=False,
     )
+
+
+# ``--journal PATH|URL``: a file, or a database that a team shares.
+
+
+class JournalPlace(click.Path):  # type: ignore[type-arg, unused-ignore]
+    """A path, or the URL of a database that a journal can be kept in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:  # type: ignore[override]
+        """Return it as a place."""
+        return parse_location(value) if isinstance(value, str) else value
+
+
+def journal_option(what: str) -> Callable[[F], F]:
+    """Add --journal; ``what`` begins its help."""
+    told = f"{what}: a file, or a database that a team shares, postgresql://USER@HOST/DATABASE. [default: the user's state folder]"
+    return option("--journal", type=JournalPlace(), metavar="PATH|URL", help=told)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from oomguard.cli.after_dashes import words_before_dashes
+from oomguard.cli.dashdash import words_before_dashes
 from oomguard.cli.durations import Duration
 from oomguard.cli.options import F, decorated, option
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from oomguard.supervise.placing import Placing
+    from oomguard.analyst.placed_runs import Placing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class PlacementOptions:
                     "--wait waits for a device, and no --gpus says which",
                     hint="oomguard run --gpus auto --wait 30m -- …",
                 )
-            from oomguard.supervise.placing import AsGiven
+            from oomguard.analyst.placed_runs import AsGiven
 
             return AsGiven()
-        from oomguard.placement.asked import read_gpus
-        from oomguard.placement.invocation import Invocation
-        from oomguard.placement.leases import LeaseFolder
-        from oomguard.placement.placer import Placer
-        from oomguard.report.mask import mask_command
-        from oomguard.supervise.by_variable import DEVICE
-        from oomguard.supervise.on_devices import OnDevices
+        from oomguard.analyst.environment_settings import DEVICE
+        from oomguard.cluster.placement.leases import LeaseFolder
+        from oomguard.cluster.placement.need import read_gpus
+        from oomguard.cluster.placement.placer import Placer
+        from oomguard.cluster.placement.refusal import Invocation
+        from oomguard.cluster.placement.run_on_devices import OnDevices
+        from oomguard.report.redact import mask_command
 
         folder = LeaseFolder(None if self.lease_folder is None else Path(self.lease_folder).absolute())
         command, own = (tuple(mask_command(words, keep_homes=True)) for words in (argv, self.own))

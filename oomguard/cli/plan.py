@@ -3,19 +3,196 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import color_option, console, form_of, option
-from oomguard.cli.other_flags import KEPT_WORDS, OTHER_FLAGS, PlanCommand
-from oomguard.cli.plan_options import POSITIVE, call_options, engine_options
-from oomguard.errors import SettingError, UsageError
-from oomguard.facts import GIB, parse_size
-from oomguard.memory.ceilings import KINDS
+from oomguard.cli.options import F, color_option, console, decorated, form_of, option
+from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.facts import GIB, parse_size
+from oomguard.core.setting_spellings import surfaces
+from oomguard.estimate.constants import KINDS
 
 if TYPE_CHECKING:
-    from oomguard.budgeting.start import AskedStart
+    from oomguard.planning.start import AskedStart
+
+
+# The many options of ``oomguard plan``: the engine's own settings, and those of a call of ``generate``.
+
+POSITIVE: Final = click.IntRange(1)
+
+
+def engine_options(function: F) -> F:
+    """Add vLLM's settings, each with the flags of vLLM's own data file."""
+    return decorated(
+        function,
+        (
+            _setting("tensor_parallel_size", type=POSITIVE, default=1, help="GPUs that share each layer."),
+            _setting("pipeline_parallel_size", type=POSITIVE, default=1, help="Groups of GPUs that share the layers."),
+            _setting(
+                "data_parallel_size",
+                type=POSITIVE,
+                default=1,
+                help="Copies of the model; experts are spread over them.",
+            ),
+            _setting(
+                "decode_context_parallel_size",
+                type=POSITIVE,
+                default=1,
+                help="Ranks of those that share a request's cache by its tokens.",
+            ),
+            _setting("enable_expert_parallel", is_flag=True, help="Whole experts on each GPU, not parts of all."),
+            _setting("disable_custom_all_reduce", is_flag=True, help="NCCL alone between ranks."),
+            _setting("max_model_len", type=POSITIVE, help="Longest request. [default: the model's own]"),
+            _setting("max_num_seqs", type=POSITIVE, help="Requests in one step. [default: vllm serve's for the GPU]"),
+            _setting(
+                "max_num_batched_tokens",
+                type=POSITIVE,
+                help="Tokens in one step. [default: vllm serve's for the GPU]",
+            ),
+            _setting(
+                "gpu_memory_utilization",
+                type=click.FloatRange(0, 1, min_open=True),
+                help="Share of the GPU. [default: the version's]",
+            ),
+            _setting(
+                "kv_cache_memory_bytes",
+                metavar="SIZE",
+                help="Size of the KV cache on each GPU; the utilization then decides nothing.",
+            ),
+            _setting("kv_cache_dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, …"),
+            _setting("dtype", default="auto", metavar="DTYPE", help="auto, bfloat16, float16, float32."),
+            _setting(
+                "quantization",
+                metavar="METHOD",
+                help="While loading: fp8, bitsandbytes. A quantised checkpoint says so itself.",
+            ),
+            _setting("block_size", type=POSITIVE, help="Tokens in a block of the KV cache. [default: the platform's]"),
+            _setting("enforce_eager", is_flag=True, help="No CUDA graphs."),
+            _setting(
+                "cudagraph_capture_sizes",
+                metavar="SIZES",
+                help="Sizes of the CUDA graphs. [default: the version's for max_num_seqs]",
+            ),
+            _setting("max_cudagraph_capture_size", type=POSITIVE, help="The largest of them. [default: the version's]"),
+            _setting("enable_prefix_caching", default=None, help="Keep prefixes. [default: the version's]"),
+            _setting(
+                "cpu_offload_bytes",
+                parameter="cpu_offload_gb",
+                type=click.FloatRange(0),
+                default=0.0,
+                help="GiB of weights on each GPU that stay in host memory.",
+            ),
+            _setting(
+                "mamba_ssm_cache_dtype",
+                default="auto",
+                metavar="DTYPE",
+                help="Recurrent states: auto, float32, bfloat16, float16.",
+            ),
+            _setting(
+                "speculative_config",
+                metavar="JSON",
+                help='Drafts: {"model": "DRAFT", "num_speculative_tokens": 5}, as vLLM takes it.',
+            ),
+            _setting("enable_lora", is_flag=True, help="Slots for LoRA adapters."),
+            _setting("max_loras", type=POSITIVE, default=1, help="LoRA adapters in one step. [default: 1]"),
+            _setting("max_lora_rank", type=POSITIVE, default=16, help="Largest rank of an adapter. [default: 16]"),
+            _setting(
+                "limit_mm_per_prompt",
+                metavar="JSON",
+                help='Images and video of a prompt: {"image": 2, "video": 0}.',
+            ),
+            _setting(
+                "mm_processor_kwargs",
+                metavar="JSON",
+                help='What the processor of images gets: {"max_pixels": 1003520}.',
+            ),
+            _setting("skip_mm_profiling", is_flag=True, help="No room kept for the encoder's own peak."),
+            option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
+        ),
+    )
+
+
+def call_options(function: F) -> F:
+    """Add the numbers of a call of transformers' generate."""
+    return decorated(
+        function,
+        (
+            option("--batch-size", type=POSITIVE, default=1, help="transformers: rows of the call. [default: 1]"),
+            option(
+                "--prompt-tokens",
+                type=POSITIVE,
+                default=1024,
+                help="transformers: prompt length, padding included. [default: 1024]",
+            ),
+            option(
+                "--max-new-tokens",
+                type=POSITIVE,
+                default=256,
+                help="transformers: tokens that it may generate. [default: 256]",
+            ),
+            option("--num-beams", type=POSITIVE, default=1, help="transformers: beams of a row. [default: 1]"),
+            option(
+                "--attn-implementation",
+                default="sdpa",
+                metavar="NAME",
+                help="transformers: sdpa or eager. [default: sdpa]",
+            ),
+            option(
+                "--cache-implementation",
+                metavar="NAME",
+                help="transformers: static, … [default: the dynamic cache]",
+            ),
+            option(
+                "--trace",
+                is_flag=True,
+                help="transformers: run the model's own code under fake tensors; seconds, exact, no GPU.",
+            ),
+        ),
+    )
+
+
+def _setting(name: str, *, parameter: str | None = None, **kwargs: Any) -> Callable[[F], F]:
+    """Return the option of one setting, spelled as vLLM spells it; yes/no with a default of None also takes its off form."""
+    own = surfaces("vllm")[name]
+    long, *short = own.flags
+    if kwargs.get("default", ...) is None and "metavar" not in kwargs and "type" not in kwargs:
+        long = f"{long}/{own.off_flag}"
+    return option(long, *short, parameter or name, **kwargs)
+
+
+# A whole ``vllm serve`` command given to ``plan``: its settings become options, and flags that are not counted are told of.
+
+OTHER_FLAGS: Final = "oomguard.other_flags"
+KEPT_WORDS: Final = "oomguard.kept_words"
+
+
+class PlanCommand(click.Command):
+    """A command that takes vLLM's flags as vLLM does; those that are no option go to ``ctx.meta``, and which of them are not counted."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments with vLLM's settings as options, without its other flags.
+
+        Raises:
+            NoSuchOption: a flag is neither ours nor one of any version of vLLM.
+            InputError: the file of ``--config`` cannot be read.
+        """
+        from oomguard.engines.vllm.pasted_command import read_pasted
+
+        options = {
+            flag: not getattr(option, "is_flag", False)
+            for option in self.get_params(ctx)
+            for flag in (*option.opts, *option.secondary_opts)
+            if flag.startswith("-")
+        }
+        found = read_pasted(args, options)
+        if found.unknown is not None:
+            raise click.NoSuchOption(found.unknown, possibilities=found.nearest, ctx=ctx)
+        ctx.meta[OTHER_FLAGS] = found.not_counted
+        ctx.meta[KEPT_WORDS] = found.kept
+        return super().parse_args(ctx, found.words)
+
 
 _FORMS: Final = ("terminal", "json")
 
@@ -106,8 +283,8 @@ def command(
 
     Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
     """
-    from oomguard.budgeting.start import ask_for_start
-    from oomguard.budgeting.values import CALL_SETTINGS, START_SETTINGS
+    from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
+    from oomguard.planning.start import ask_for_start
 
     form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
@@ -154,9 +331,9 @@ def _bytes_of_gib(size_gib: float) -> int:
 
 def _plan_start(asked: AskedStart, form: str, color: str, *, by_engine: bool) -> bool:
     """Print the plan of a start; return whether it fits."""
-    from oomguard.budgeting.start import plan_by_engine, plan_start
+    from oomguard.planning.start import plan_by_engine, plan_start
     from oomguard.report.json import json_line
-    from oomguard.report.start_budget import plan_record, print_start_plan
+    from oomguard.report.plan import plan_record, print_start_plan
 
     plan = plan_by_engine(asked) if by_engine else plan_start(asked)
     if form == "json":
@@ -168,9 +345,9 @@ def _plan_start(asked: AskedStart, form: str, color: str, *, by_engine: bool) ->
 
 def _sweep_start(asked: AskedStart, sweep: str, form: str, color: str) -> bool:
     """Print one row for each value; return whether all of them fit."""
-    from oomguard.budgeting.sweep import sweep_start
+    from oomguard.planning.plan import sweep_start
     from oomguard.report.json import json_line
-    from oomguard.report.sweep import print_start_sweep, sweep_records
+    from oomguard.report.plan import print_start_sweep, sweep_records
 
     name, rows = sweep_start(asked, sweep)
     if form == "json":
@@ -183,11 +360,9 @@ def _sweep_start(asked: AskedStart, sweep: str, form: str, color: str) -> bool:
 
 def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> bool:
     """Print the budget of a call of transformers' generate, or one row for each value; return whether all of them fit."""
-    from oomguard.budgeting.call import ask_for_call
-    from oomguard.budgeting.sweep import sweep_call
-    from oomguard.report.call_budget import call_record, print_call_budget
+    from oomguard.planning.plan import ask_for_call, sweep_call
     from oomguard.report.json import json_line
-    from oomguard.report.sweep import print_call_sweep
+    from oomguard.report.plan import call_record, print_call_budget, print_call_sweep
 
     asked = ask_for_call(model, **options)
     name, rows = sweep_call(asked, sweep) if sweep else ("", [("", asked.budget())])

@@ -12,16 +12,16 @@ import click
 
 from oomguard.cli.durations import Duration
 from oomguard.cli.options import F, decorated, option
-from oomguard.errors import UsageError
-from oomguard.log import get_logger
+from oomguard.core.errors import UsageError
+from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
+    from oomguard.analyst.attempt_hooks import Companion
+    from oomguard.analyst.coordination import Together
     from oomguard.analyst.link import Signals
+    from oomguard.analyst.termination import EndedByUs
+    from oomguard.cluster.ranks.coordinator import RankOfAJob
     from oomguard.engines.command import Launch
-    from oomguard.ranks.of_a_job import RankOfAJob
-    from oomguard.supervise.companions import Companion
-    from oomguard.supervise.ended_by_us import EndedByUs
-    from oomguard.supervise.together import Together
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
 # A rank that is ended for another one has this part of the time; the rest is for the agreement.
@@ -56,13 +56,13 @@ class RanksOptions:
         """
         if self.rendezvous == _OFF:
             return None
-        from oomguard.ranks.launcher import Launched, launched
+        from oomguard.cluster.ranks.launcher import Launched, launched
 
         if self.rendezvous == "":
             raise UsageError("--rendezvous '': it names no place", hint="--rendezvous DIR, a folder that all ranks see")
         own = self._asked() or launched(environ)
         if own is None:
-            from oomguard.engines.ranks import ranks_in_command
+            from oomguard.engines.devices import ranks_in_command
 
             found = ranks_in_command(launch)
             own = None if found is None else Launched(**found)
@@ -73,10 +73,10 @@ class RanksOptions:
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
-        from oomguard.ranks.claims import Claim
-        from oomguard.ranks.of_a_job import RankOfAJob
-        from oomguard.ranks.rendezvous import rendezvous
-        from oomguard.supervise.ending import Ending
+        from oomguard.analyst.termination import Ending
+        from oomguard.cluster.ranks.coordinator import RankOfAJob
+        from oomguard.cluster.ranks.rank_lock import Claim
+        from oomguard.cluster.ranks.rendezvous import rendezvous
 
         end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
@@ -101,7 +101,7 @@ class RanksOptions:
             )
         if self.rank >= self.world_size:
             raise UsageError(f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0")
-        from oomguard.ranks.launcher import Launched
+        from oomguard.cluster.ranks.launcher import Launched
 
         return Launched(self.rank, self.world_size, "--rank")
 
@@ -144,7 +144,7 @@ class BesideRanks:
     @property
     def together(self) -> Together:
         """What decides after an attempt."""
-        from oomguard.supervise.together import Alone
+        from oomguard.analyst.coordination import Alone
 
         return Alone() if self._job is None else self._job
 

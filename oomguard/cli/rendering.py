@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
-from oomguard.assignments import parse_assignment
 from oomguard.cli.options import read_policy, read_rules
-from oomguard.errors import InputError
-from oomguard.incident import Diagnosis, Incident
-from oomguard.observe.source import damage_of, open_log, open_standard_input, shown
+from oomguard.core.errors import InputError
+from oomguard.core.incident import Diagnosis, Incident
+from oomguard.core.setting_spellings import parse_assignment
+from oomguard.scan.source import damage_of, open_log, open_standard_input, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oomguard.fleet.finding import Finding
+    from oomguard.cluster.fleet.findings import Finding
 
 _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
 
@@ -112,13 +112,13 @@ class InputRenderer:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        from oomguard.diagnosing import given_device, given_settings
+        from oomguard.diagnosis.diagnose import given_device, given_settings
 
         self.policy, self.rules = read_policy(work.allow, work.pinned, work.floors), read_rules(work.rules)
         self.facts = given_device(work.gpu_memory)
         self.settings = given_settings(dict(parse_assignment(text) for text in work.given))
         if work.model is not None:
-            from oomguard.memory.model.files import find_model
+            from oomguard.estimate.model.files import find_model
 
             find_model(work.model)  # raised now, not once for every log
 
@@ -130,7 +130,7 @@ class InputRenderer:
         ``on_read`` is called with the number of bytes that each read took. ``is_named`` says that the user named it; None: as the
         work tells.
         """
-        from oomguard.diagnosing import PASSED_OVER, diagnose_stream
+        from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose_stream
 
         try:
             with contextlib.closing(_opened(path, on_read)) as stream:
@@ -208,10 +208,10 @@ def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
     if path == "-":
         return open_standard_input(on_read)
     if "://" in path:
-        from oomguard.fleet.inputs import is_url
+        from oomguard.scan.inputs import is_url
 
         if is_url(path):
-            from oomguard.fleet.remote import open_object
+            from oomguard.scan.remote_inputs import open_object
 
             return open_object(path, on_read)
     return open_log(path, on_read)
@@ -221,7 +221,7 @@ def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
     """Return what a summary takes of one input."""
     if not diagnosis.incidents:
         return ()
-    from oomguard.fleet.finding import findings_of, modified_at
+    from oomguard.cluster.fleet.findings import findings_of, modified_at
 
     return findings_of(diagnosis, modified_at(diagnosis.source))
 
@@ -230,14 +230,14 @@ def unmasked_if(asked: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context in which secrets, prompts and home folders are shown, where that is asked for."""
     if not asked:
         return contextlib.nullcontext()
-    from oomguard.report.mask import unmasked
+    from oomguard.report.redact import unmasked
 
     return unmasked()
 
 
 def details(incident: Incident) -> Iterator[str]:
     """Yield the settings in force and the facts of an incident, each with its source, one a line."""
-    from oomguard.report.mask import mask
+    from oomguard.report.redact import mask
 
     if incident.settings:
         yield "settings in force:" if incident.settings_complete else "settings in force, as far as they are known:"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from oomguard.cli.options import option
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
 
 
 @click.command("report")
@@ -22,7 +22,7 @@ def command(log: str, model: str | None, output: str | None) -> int:
 
     Exit status: 0 ran, 2 bad usage, a log that measured nothing, or one of another model.
     """
-    from oomguard.budgeting.contribution import contribution
+    from oomguard.planning.contribution import contribution
     from oomguard.report.json import json_line
 
     line = json_line(contribution(log, model))

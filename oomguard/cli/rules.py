@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oomguard.cli.options import color_option, console, option, read_rules, rules_option
-from oomguard.errors import InputError, OomguardError, RuleError, UsageError
-from oomguard.regular_file import read_regular
+from oomguard.core.errors import InputError, OomguardError, RuleError, UsageError
+from oomguard.core.files import read_regular
 
 if TYPE_CHECKING:
-    from oomguard.rules.load import RuleSet
     from oomguard.rules.rule import Rule
+    from oomguard.rules.rule_files import RuleSet
     from oomguard.rules.signature import Signature
 
 _INDEX: Final = "README.md"
@@ -118,7 +118,7 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
 
 def _read(folders: tuple[str, ...]) -> RuleSet:
     """Load the rules and check the values in their tests too, which a run does not need; raises RuleError with file and key."""
-    from oomguard.facts import REGISTRY, is_of_type
+    from oomguard.core.facts import REGISTRY, is_of_type
 
     found = read_rules(folders, check=True)
     for rule in found.rules:
@@ -172,11 +172,11 @@ def _made(root: Path) -> dict[str, str]:
 
 
 def _rule_page(rule: Rule, rules: RuleSet) -> str:
-    from oomguard.diagnosing import assess
+    from oomguard.diagnosis.diagnose import assess
+    from oomguard.diagnosis.rule_tests import incident_from, model_from
+    from oomguard.remedy.from_log import SOLVERS
     from oomguard.remedy.policy import Policy
-    from oomguard.remedy.solvers import SOLVERS
     from oomguard.report.rule_page import Example, rule_page
-    from oomguard.rule_testing import incident_from, model_from
 
     # By this rule alone, so that its page stays the same when another rule is added.
     alone = replace(rules, rules=(rule,))
@@ -208,7 +208,7 @@ def _in_words(docstring: str) -> str:
 
 def _file(path: str) -> str:
     """Return a shipped file by its place in the repository, which is the same everywhere; any other as it was given."""
-    from oomguard.rules.load import shipped_root
+    from oomguard.rules.rule_files import shipped_root
 
     found, root = Path(path), shipped_root()
     return f"rules/{found.relative_to(root).as_posix()}" if found.is_relative_to(root) else path
@@ -216,7 +216,7 @@ def _file(path: str) -> str:
 
 def _say(text: str) -> None:
     """Print lines without what a terminal would obey; what the terminal's encoding lacks is replaced."""
-    from oomguard.escapes import strip_escapes
+    from oomguard.core.text import strip_escapes
 
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     for line in text.split("\n"):
@@ -236,7 +236,7 @@ def check(rules: tuple[str, ...]) -> int:
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
     """Run the tests inside the rule files; exit status 1 when one fails."""
-    from oomguard.rule_testing import problems
+    from oomguard.diagnosis.rule_tests import problems
 
     rule_set = _read(rules)
     found = problems(rule_set)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
 import click
 
-from oomguard.cli.after_dashes import CommandAfterDashes
-from oomguard.cli.asked_snapshot import AskedSnapshot
+from oomguard.analyst.side_effects import OwnFiles, of_journal
+from oomguard.cli.dashdash import CommandAfterDashes
 from oomguard.cli.durations import Duration
-from oomguard.cli.events import Errors, configure_log
-from oomguard.cli.journal_option import journal_option
 from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
     console,
+    journal_option,
     option,
     output_options,
     policy_options,
@@ -25,23 +28,126 @@ from oomguard.cli.options import (
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.cli.ranks_options import RanksOptions, ranks_options
-from oomguard.cli.reuse_option import reuse_option, reused
-from oomguard.cli.run_report import check_report, write_report
+from oomguard.cli.run_events import Errors, configure_log
 from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
 from oomguard.cli.serving_options import END_S, BesideServer, ServingOptions, serving_options
-from oomguard.errors import InputError, UsageError
-from oomguard.incident import Diagnosis
+from oomguard.core.errors import InputError, UsageError
+from oomguard.core.incident import Diagnosis
 from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES
-from oomguard.supervise.own_files import OwnFiles, of_journal
 from oomguard.supervisor.options import DEFAULT_GRACE_S
 
 if TYPE_CHECKING:
+    from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import Link
+    from oomguard.analyst.outcome import Outcome
+    from oomguard.core.incident import Patch
+    from oomguard.engines.command import Launch
     from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
-    from oomguard.supervise.hung_start import HungStart
-    from oomguard.supervise.outcome import Outcome
+    from oomguard.remedy.policy import Policy
+
+
+# The report of a run: whether it can be written is known before the command runs, it is written when all has ended.
+
+
+def check_report(report: str | None) -> None:
+    """Raise UsageError where a report is asked for that cannot be written."""
+    if report is None:
+        return
+    path = Path(report)
+    if path.suffix not in {".json", ".md", ".html"}:
+        raise UsageError(f"--report {path}: unknown form", hint="end the name in .json, .md or .html")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--report {path}: the folder cannot be written", hint="name a folder that exists")
+
+
+def write_report(path: Path, outcome: Outcome) -> None:
+    """Write the report; a failure by now is told and leaves the command's own exit status alone."""
+    from oomguard.core.log import get_logger
+    from oomguard.report.attempts import report_text
+
+    try:
+        path.write_text(
+            report_text(path.suffix, outcome.diagnosis or Diagnosis(""), outcome.attempts), encoding="utf-8"
+        )
+    except OSError as error:
+        get_logger().warning("the report could not be written", path=str(path), reason=error.strerror)
+
+
+# ``run --snapshot``: engines are asked for one in their environment; where a command fails and none came, one line says so.
+
+
+class AskedSnapshot:
+    """A snapshot that all engines take which the command starts: they find where to in their environment, wherever they run.
+
+    Raises:
+        UsageError: its folder cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from oomguard.engines.vllm.plugin import SNAPSHOT
+
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(f"--snapshot {path}: the folder cannot be written", hint="name a folder that exists")
+        self._path = path.absolute()
+        os.environ[SNAPSHOT] = str(self._path)
+        self._before = self._files()
+
+    def tell(self, outcome: Outcome) -> None:
+        """Say why there is none, where the command failed; whether it did of memory is not always known."""
+        is_oom = outcome.diagnosis is not None and outcome.diagnosis.verdict == "oom"
+        if (outcome.status or is_oom) and not self._files() - self._before:
+            from oomguard.core.log import get_logger
+
+            get_logger().warning(
+                "no memory snapshot was taken",
+                why="no allocation failed in a vLLM engine with oomguard's plugin",
+                other_programs=f"oomguard.guard(snapshot={str(self._path)!r})",
+            )
+
+    def files(self) -> list[Path]:
+        """Return the files that a snapshot may have become: each engine writes one of its own."""
+        folder, stem, suffix = self._path.parent, self._path.stem, self._path.suffix
+        with contextlib.suppress(OSError):
+            return [file for file in folder.iterdir() if file.name.startswith(stem) and file.suffix == suffix]
+        return []
+
+    def _files(self) -> set[tuple[str, int]]:
+        """Return their names, with the time of their last change."""
+        found = set()
+        for file in self.files():
+            with contextlib.suppress(OSError):  # it is gone since
+                found.add((file.name, file.stat().st_mtime_ns))
+        return found
+
+
+# ``run --reuse``: begin with what the journal knows to work; off unless asked, since a journal never changes a first attempt by itself.
+
+# How long the command's start waits for others that hold the journal locked, or for each answer of a database; after it nothing is reused.
+_BUSY_S: Final = 1.0
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def reuse_option(function: F) -> F:
+    """Add --reuse."""
+    what = (
+        "Begin with the changes under which this command ran last with the same model, engine version and device. The journal tells them, "
+        "--allow, --pin and --min hold."
+    )
+    return option("--reuse", is_flag=True, help=what)(function)
+
+
+def reused(launch: Launch, policy: Policy, place: Location | None, *, reuse: bool) -> tuple[Patch, ...]:
+    """Return the changes that the first attempt begins with; none unless ``reuse`` asks for them."""
+    if not reuse:
+        return ()
+    from oomguard.analyst.warm_start import known_changes
+    from oomguard.journal.read import open_journal
+
+    if isinstance(place, Path) and not place.exists():  # this run makes it
+        return known_changes(launch, policy, lambda: nullcontext(None))
+    return known_changes(launch, policy, lambda: open_journal(place, busy_s=_BUSY_S))
 
 
 # How long a run waits for others that write the journal; after it the run goes on without.
@@ -173,12 +279,12 @@ def command(
     link = current_link()
     if link is None:
         raise UsageError("oomguard run is a command of its own", hint="oomguard run -- python script.py")
+    from oomguard.analyst.attempt_hooks import Companions
+    from oomguard.analyst.journal_hook import Keeper
+    from oomguard.analyst.loop import Supervision
+    from oomguard.analyst.nesting import outer_run
+    from oomguard.core.log import get_logger
     from oomguard.engines.command import Launch
-    from oomguard.log import get_logger
-    from oomguard.supervise.companions import Companions
-    from oomguard.supervise.keeping import Keeper
-    from oomguard.supervise.nesting import outer_run
-    from oomguard.supervise.relaunch import Supervision
 
     signals = link.signals
     configure_log(log_format, quiet=quiet, verbose=verbose)
@@ -252,9 +358,9 @@ def command(
 
 def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     """Return what looks for a start that has failed and does not end."""
+    from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import LiveOutput
-    from oomguard.supervise.ending import Ending
-    from oomguard.supervise.hung_start import HungStart
+    from oomguard.analyst.termination import Ending
 
     end = Ending(link.signals, min(grace, END_S))
     return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)

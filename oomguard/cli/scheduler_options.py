@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from oomguard.cli.options import decorated, option
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from oomguard.incident import Patch
+    from oomguard.analyst.attempt_hooks import Companion
+    from oomguard.analyst.outcome import Outcome
+    from oomguard.cluster.schedulers.slurm import RunInJob
+    from oomguard.cluster.serving.health import Health
+    from oomguard.core.incident import Patch
     from oomguard.remedy.policy import Policy
-    from oomguard.schedulers.requeued import RunInJob
-    from oomguard.serving.health import Health
-    from oomguard.supervise.companions import Companion
-    from oomguard.supervise.outcome import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
 _BY_CAUSE: Final = "by-cause"
@@ -119,14 +119,14 @@ class BesideScheduler:
         """Return how the run ended, with the status that was asked for."""
         if self._options.exit_status != _BY_CAUSE or outcome.is_stopped:
             return outcome
-        from oomguard.schedulers.status_by_cause import by_cause
+        from oomguard.cluster.schedulers.status_by_cause import by_cause
 
         return by_cause(outcome)
 
     def tell(self, outcome: Outcome) -> None:
         """Tell the job's queue how the run ended."""
         if self._job is not None:
-            from oomguard.serving.end_message import comment_of
+            from oomguard.cluster.serving.end_message import comment_of
 
             self._job.end(outcome, comment_of(outcome) if outcome.status else "oomguard: ended")
 
@@ -143,9 +143,9 @@ class BesideScheduler:
 
 def _probes(text: str, health: Health | None) -> Companion | None:
     """Return what answers probes; None, with a warning, where it cannot listen there: the command runs all the same."""
-    from oomguard.log import get_logger
-    from oomguard.serving.probes import ALIVE, Probes
-    from oomguard.telemetry.target import ANY, parse_address
+    from oomguard.cluster.serving.probes import ALIVE, Probes
+    from oomguard.core.log import get_logger
+    from oomguard.telemetry.run_metrics import ANY, parse_address
 
     address = parse_address(text, ANY)
     if address is None:
@@ -164,8 +164,7 @@ def _probes(text: str, health: Health | None) -> Companion | None:
 
 
 def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
-    from oomguard.schedulers.requeued import RunInJob
-    from oomguard.schedulers.slurm import job_of
+    from oomguard.cluster.schedulers.slurm import RunInJob, job_of
 
     job = job_of(os.environ, "the job's comment is not set")
     return None if job is None else RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)

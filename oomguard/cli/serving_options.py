@@ -14,16 +14,16 @@ import click
 
 from oomguard.cli.durations import Duration
 from oomguard.cli.options import decorated, option
-from oomguard.errors import OomguardError, UsageError, exit_status_of
+from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
+    from oomguard.analyst.attempt_hooks import Companion
     from oomguard.analyst.link import Signals
+    from oomguard.analyst.outcome import Outcome
+    from oomguard.analyst.termination import EndedByUs
+    from oomguard.cluster.serving.health import Health
+    from oomguard.cluster.serving.systemd import Told
     from oomguard.engines.command import Launch
-    from oomguard.serving.health import Health
-    from oomguard.serving.systemd import Told
-    from oomguard.supervise.companions import Companion
-    from oomguard.supervise.ended_by_us import EndedByUs
-    from oomguard.supervise.outcome import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_HANG_AFTER_S: Final = 300.0
@@ -119,19 +119,19 @@ class BesideServer:
         self._options = options
         self._health: Health | None = None
         self._told: Told | None = None
-        from oomguard.engines.effects import is_server
-        from oomguard.engines.known import launcher_of
+        from oomguard.engines.registry import launcher_of
+        from oomguard.engines.side_effects import is_server
 
         if not is_server(launch):
             return
-        from oomguard.serving.health import Health
-        from oomguard.supervise.ending import Ending
+        from oomguard.analyst.termination import Ending
+        from oomguard.cluster.serving.health import Health
 
         end = Ending(signals, min(grace_s, END_S))
         name = launcher_of(launch).NAME
         self._health = Health(name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped)
         if "NOTIFY_SOCKET" in os.environ:
-            from oomguard.serving.systemd import Told, taken_from
+            from oomguard.cluster.serving.systemd import Told, taken_from
 
             systemd = taken_from(os.environ)
             if systemd is not None:
@@ -156,7 +156,7 @@ class BesideServer:
         """Tell how the run ended, to all that were asked to hear."""
         if self._told is not None:
             self._told.close(outcome.status)
-        from oomguard.serving.end_message import message_of
+        from oomguard.cluster.serving.end_message import message_of
 
         if not outcome.attempts[-1].succeeded:
             self._leave(partial(message_of, outcome))
@@ -173,7 +173,7 @@ class BesideServer:
         except OomguardError as error:
             if self._told is not None:
                 self._told.close(exit_status_of(error))
-            from oomguard.serving.end_message import message_of_error
+            from oomguard.cluster.serving.end_message import message_of_error
 
             self._leave(partial(message_of_error, error))
             also(message_of_error(error))
@@ -181,7 +181,7 @@ class BesideServer:
 
     def _leave(self, message: Callable[[], str]) -> None:
         """Leave how the run ended where that is asked for."""
-        from oomguard.serving.end_message import leave_message, message_place
+        from oomguard.cluster.serving.end_message import leave_message, message_place
 
         place = message_place(self._options.termination_message, os.environ)
         if place is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from oomguard.core.facts import Fact, FactValue
+from oomguard.core.incident import SettingInForce
 from oomguard.engines.command import Launch
 from oomguard.engines.start_key import StartKey
-from oomguard.engines.started import StartedEngine
-from oomguard.facts import Fact, FactValue
-from oomguard.incident import SettingInForce
-from oomguard.observe.source import Line
+from oomguard.engines.started_engine import StartedEngine
 from oomguard.remedy.policy import Need
+from oomguard.scan.source import Line
 
 
 def version(_launch: Launch) -> str | None:

@@ -22,17 +22,38 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from oomguard.core.facts import Fact, FactValue
+from oomguard.core.incident import EngineStart, SettingInForce
 from oomguard.engines.start_key import StartKey
-from oomguard.facts import Fact, FactValue
-from oomguard.incident import EngineStart, SettingInForce
 
-if TYPE_CHECKING:  # a call that is watched does not wait for what starts commands
+if TYPE_CHECKING:
     from oomguard.engines.command import Launch
-    from oomguard.engines.started import StartedEngine
-    from oomguard.observe.source import Line
+    from oomguard.engines.started_engine import StartedEngine
     from oomguard.remedy.policy import Need
+    from oomguard.scan.source import Line
+
+
+# What an engine that spreads one job over many processes tells one of them of the others.
+
+
+class KilledBefore(NamedTuple):
+    """That what runs now was killed for memory before: which run of it this is, how often, and by whom."""
+
+    run: str
+    times: int
+    by: str
+
+
+class Shelf(Protocol):
+    """Where the processes of one job leave short texts for each other."""
+
+    def read(self, name: str) -> str | None:
+        """Return the text of this name, None where there is none."""
+
+    def write(self, name: str, text: str) -> None:
+        """Leave a text under this name, in the place of an earlier one."""
 
 
 class Launcher(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from oomguard.facts import FactValue
+from oomguard.core.facts import FactValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,46 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from oomguard.core.facts import Fact
+from oomguard.core.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.engines.protocol import WatchedCall
-from oomguard.facts import Fact
-from oomguard.guarding.frames import module_of
-from oomguard.incident import Attempt, Diagnosis, Incident, SettingInForce
-from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import chain, exception_lines, may_be_oom
+from oomguard.probe import torch_memory
+from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 if TYPE_CHECKING:
-    from oomguard.remedy.modelled_call import CallModel
+    from oomguard.remedy.failed_call import CallModel
+
+
+# What the frames of a failure hold, looked at without making any of it live longer.
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """Yield the frames of an exception and its chain, outermost first."""
+    for link in chain(error):
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            yield frame
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of a frame's locals; those of a module's own code are its globals, which stay as they are."""
+    seen = frame.f_locals
+    copy = dict(seen)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        with contextlib.suppress(Exception):
+            seen.clear()  # before Python 3.13 a function's frame keeps this copy of its locals, tensors too
+    return copy
+
+
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs."""
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
@@ -42,8 +67,8 @@ def scan_error(
     """
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
-    from oomguard.diagnosing import default_rules
-    from oomguard.observe.scan import scan
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.scan import scan
 
     lines, name = exception_lines(error), type(error).__name__
     return scan(lines, default_rules(), name, given=settings, unrecognized=unrecognized)

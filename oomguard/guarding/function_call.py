@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from oomguard.facts import FactValue
-from oomguard.guarding.handed_in import AsHandedIn, Filled
+from oomguard.core.facts import FactValue
+from oomguard.guarding.inputs import AsHandedIn, Filled
 from oomguard.guarding.rows import cut, entries, is_record, rows_of, why_not_cut, why_not_rows
-from oomguard.observe import torch_memory
+from oomguard.probe import torch_memory
 
 # How a method names the object it is called on, which holds no rows of the call.
 _OWNERS: Final = frozenset({"self", "cls"})
@@ -111,7 +111,7 @@ class RowsCall:
         before = None if self.told else _generator_state()
         yield
         if before is not None and before != _generator_state():
-            from oomguard.log import get_logger
+            from oomguard.core.log import get_logger
 
             self.told.append(True)
             hint = "seed each row by itself"

@@ -6,32 +6,248 @@ innermost one's policy rules. What cannot be remedied is raised again as it was,
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from oomguard.errors import SettingError
-from oomguard.facts import FactValue
-from oomguard.guarding import sent
-from oomguard.guarding.decorating import decorate
-from oomguard.guarding.guarded_function import GuardedFunction
-from oomguard.guarding.known_sizes import KnownSizes
-from oomguard.guarding.observing import attempted
+from oomguard.core.disable import disabled
+from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.core.log import get_plain_logger
+from oomguard.core.partial_results import Partial
+from oomguard.engines.protocol import SizeOfCall
+from oomguard.engines.registry import guarded_remotely
+from oomguard.guarding import intercept as state
+from oomguard.guarding import observers as told
+from oomguard.guarding.batch_size_cache import KnownSizes
+from oomguard.guarding.failure import run_guarded
+from oomguard.guarding.function_call import RowsCall
+from oomguard.guarding.inputs import AsHandedIn
+from oomguard.guarding.intercept import entered, in_force, watch, watching
+from oomguard.guarding.micro_batch import in_parts
+from oomguard.guarding.observers import attempted
 from oomguard.guarding.snapshot import snapshot_path, take_at
-from oomguard.guarding.watching import entered, in_force, watch, watching
-from oomguard.incident import Attempt, Diagnosis, Incident, Patch
-from oomguard.log import get_plain_logger
-from oomguard.observe.exceptions import may_be_oom
-from oomguard.partial import Partial
+from oomguard.guarding.wrap import enter_around, is_special
+from oomguard.probe.snapshot_recorder import Recording
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.snapshots.taking import Recording
-from oomguard.switch import disabled
-from oomguard.telemetry import guarded
+from oomguard.scan.exceptions import may_be_oom
+from oomguard.telemetry import guarded_calls
+
+# The guard as a decorator: of a function that calls engines, and of one that works on rows itself.
+
+# The modules, not what is in them: a decorated function that is sent to another process (Ray's, by cloudpickle) finds them there.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def decorate(made: Guard, function: F) -> F:
+    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no function.
+
+    Of what is called elsewhere (Ray's remote functions, classes of actors) the code is guarded, where it runs.
+    """
+    if isinstance(function, (staticmethod, classmethod)):
+        return cast("F", type(function)(decorate(made, function.__func__)))
+    if not isinstance(function, (types.FunctionType, types.MethodType, type)):
+        remote = guarded_remotely(function, functools.partial(_of_remote, made))
+        if remote is not None:
+            return cast("F", remote)
+    if isinstance(function, type) or not callable(function):
+        what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        hint = "guard a function or a method, or a block: with oomguard.guard(): ..."
+        if isinstance(function, type) and "ray" in sys.modules:
+            hint += "; the guard of an actor's class stands above @ray.remote"
+        raise UsageError(f"guard expects a function, not {what}", hint=hint)
+    current = made.for_function()
+    decorated = _around(current, function)
+    current.shows_on(decorated)
+    return decorated
+
+
+def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
+    """Return the code of what is called elsewhere, guarded; a method without the arguments to split is guarded as it is."""
+    is_whole = is_method and (
+        is_special(function) or not set(made.batch) <= set(inspect.signature(function).parameters)
+    )
+    return decorate(made.for_function(batch=()) if is_whole else made, function)
+
+
+def _as_watched(function: F) -> F:
+    """Return an engine's method that was taken from its object before it was watched (``guard(model.generate)``) as it is now."""
+    if isinstance(function, functools.partial):
+        inner = _as_watched(function.func)
+        return cast("F", functools.partial(inner, *function.args, **function.keywords))
+    if not isinstance(function, types.MethodType):
+        return function
+    if not state.watching:
+        state.watch()
+    now = getattr(function.__self__, function.__name__, function)
+    was = getattr(now, "__wrapped__", None)
+    return cast("F", now) if was is function.__func__ else function
+
+
+def _around(current: Guard, function: F) -> F:
+    function = _as_watched(function)
+    if not current.batch:
+        return enter_around(function, current) or _guarding(current, function)
+    for name in current.batch:
+        if name not in inspect.signature(function).parameters:
+            raise SettingError(f"{function.__qualname__} has no argument {name!r} to split")
+    if is_special(function):
+        what = "a generator" if inspect.isgeneratorfunction(function) else "async"
+        hint = "without batch= the engine calls in it are split; or guard the plain function that it calls, with batch="
+        raise SettingError(
+            f"{function.__qualname__} is {what} and cannot be split, as batch= splits plain functions: {hint}"
+        )
+    return _splitting(current, function)
+
+
+def _guarding(current: Guard, function: F) -> F:
+    """Return the plain function with ``current`` in force while it runs; keep a call that succeeds cheap."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not state.watching:
+            state.watch()
+        if current.recording is not None:
+            current.begin_recording()
+        if current.known.after_kill:
+            current.known.after_kill.tell_as_it_was()
+        token = state.entered.set((*state.entered.get(), current))
+        state.in_force.append(None)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            current.explain(error)
+            raise
+        finally:
+            state.in_force.pop()
+            state.entered.reset(token)
+
+    return cast("F", call)
+
+
+def _splitting(current: Guard, function: F) -> F:
+    """Return the plain function, run in parts by its arguments ``batch`` where a call of it runs out of memory."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if told.observing and told.looking_on():
+            with told.ToldCall(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
+                return call(*args, **kwargs)
+        if current.recording is not None:
+            current.begin_recording()
+        token = state.inside_call.set(True)
+        handed_in = AsHandedIn(args, kwargs)
+        try:
+            if current.known and not disabled():
+                result, error = _in_parts(current, function, args, kwargs, handed_in)
+            else:
+                result, error = run_guarded(function, args, kwargs)
+                if error is not None and may_be_oom(error) and not disabled():
+                    result, error = _in_parts(current, function, args, kwargs, handed_in, error)
+        finally:
+            state.inside_call.reset(token)
+        try:
+            if error is not None:
+                current.explain(error)
+                raise error
+            return result
+        finally:
+            del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+    return cast("F", call)
+
+
+def _size(current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
+    return RowsCall.of(function, current.batch, args, kwargs).rows, None, None
+
+
+def _in_parts(
+    current: Guard,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    handed_in: AsHandedIn,
+    failed: BaseException | None = None,
+) -> tuple[Any, BaseException | None]:
+    """Return the result of a call, run in parts, and None, or None and the exception to raise.
+
+    ``failed`` is the exception of the whole call, where it has been run already.
+    """
+    rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs, handed_in), {})
+    if unread is not None and failed is None:
+        return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
+    if unread is None:
+        return in_parts(current, function, rows, None if failed is None else [failed])
+    assert failed is not None  # noqa: S101 - a call that could not be read has failed
+    current.explain(failed)
+    return None, failed
+
+
+# A function under a guard, as type checkers see it: called as before, with what happened in its calls.
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+
+
+class GuardedFunction(Protocol[P, R_co]):
+    """A guarded function, or a method of a class.
+
+    Attributes:
+        attempts: the attempts of its last call that ran out of memory.
+        diagnosis: what that call failed of; None if none has failed.
+    """
+
+    attempts: tuple[Attempt, ...]
+    diagnosis: Diagnosis | None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function, under its guard."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> GuardedFunction[P, R_co]: ...
+    @overload
+    def __get__(self: GuardedFunction[Concatenate[S, Q], R], instance: S, owner: Any) -> GuardedFunction[Q, R]: ...
+
+
+# A guard that goes to another process with the function that it guards: what it permits and knows goes with it, what happened stays.
+
+_HAPPENED = {"diagnosis": None, "partial": None}
+
+
+def state_of(guard: Guard) -> dict[str, Any]:
+    """Return what another process makes the guard of."""
+    path = None if guard.recording is None else guard.recording.path
+    happened: dict[str, Any] = {"_attempts": deque(maxlen=guard._attempts.maxlen), "reported": set(), **_HAPPENED}
+    state = {**vars(guard), **happened, "recording": path, "known": guard.known.learned()}
+    del state["_lock"]
+    return state
+
+
+def restore(guard: Guard, state: dict[str, Any]) -> None:
+    """Make the guard of what ``state_of`` returned, with what others of its job have learned since."""
+    from oomguard.guarding.batch_size_cache import share
+    from oomguard.guarding.kill_recovery import AfterKill
+
+    vars(guard).update(state)
+    guard._lock, guard.known = threading.Lock(), KnownSizes()
+    guard.recording = None if state["recording"] is None else Recording(state["recording"])
+    guard.known.take(state["known"])
+    guard.known.after_kill = AfterKill(state["_name"], guard.policy)
+    share(state["_name"], guard.known)
+
+
 R = TypeVar("R")
 EffectName = Literal["output-preserving", "reduces-capacity", "changes-outputs"]
 DEFAULT_MAX_ATTEMPTS: Final = 8
@@ -119,13 +335,13 @@ class Guard:
         if not may_be_oom(error) or disabled():
             return
         if "__oomguard__" in vars(error):
-            from oomguard.guarding.unwatched import note_if_taken_earlier
+            from oomguard.guarding.advice import note_if_taken_earlier
 
             note_if_taken_earlier(error)
             return
         self.failing(error)
         try:
-            from oomguard.guarding.explained import explained  # a guard that sees no failure does not wait for it
+            from oomguard.guarding.advice import explained
 
             diagnosis = explained(
                 error, self.policy, self.attempts if self._function is None else self._function.attempts
@@ -169,10 +385,10 @@ class Guard:
         take_at(error, self.recording)
 
     def __getstate__(self) -> dict[str, Any]:
-        return sent.state_of(self)
+        return state_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        sent.restore(self, state)
+        restore(self, state)
 
     def shows_on(self, function: Any) -> None:
         """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
@@ -188,7 +404,7 @@ class Guard:
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
         """Add an attempt, unless its call succeeded at once, as it was made; several threads may do so at once."""
         attempted(attempt)
-        guarded.attempted(attempt)
+        guarded_calls.attempted(attempt)
         if self._function is None and not is_healthy:
             with self._lock:
                 self._attempts.append(attempt)
@@ -199,14 +415,14 @@ class Guard:
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Put an attempt in the place of one that ended well and has failed since."""
-        guarded.died(attempt, now)
+        guarded_calls.died(attempt, now)
         with self._lock:
             kept = [now if one is attempt else one for one in self._attempts]
             self._attempts = deque(kept, maxlen=MAX_ATTEMPTS_KEPT)
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
         """Keep what is left of a call: under ``with`` its finished rows, of a function its attempts, where it failed at first."""
-        guarded.call_ended()
+        guarded_calls.call_ended()
         if self._function is None:
             self.partial = partial
         elif attempts:

@@ -6,39 +6,238 @@ Finished rows are kept, and the order never changes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Final
 
-from oomguard.attempting.ledger import Ledger
-from oomguard.engines.protocol import WatchedCall
-from oomguard.guarding.beginning import Generators, may_begin_in_parts
-from oomguard.guarding.changed_call import ChangedCall, log_patch
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
+from oomguard.core.log import get_logger, get_plain_logger
+from oomguard.core.settings import effect_of
+from oomguard.engines.protocol import ReadCall, WatchedCall
+from oomguard.engines.registry import held_results_bytes, move_results
+from oomguard.guarding import concurrency
+from oomguard.guarding.collate import Gathered
 from oomguard.guarding.failure import (
+    add_note,
     annotate,
     clear,
     facts_of,
     forget,
+    frames_of,
     in_phase,
     let_go,
     row_bytes_at_failure,
     run_guarded,
     scan_error,
 )
-from oomguard.guarding.gathered import Gathered
-from oomguard.guarding.making_room import make_room
-from oomguard.guarding.mistake import tell_of_mistake
-from oomguard.guarding.owner import Owner
-from oomguard.guarding.part_run import run_rows
-from oomguard.guarding.partial import keep_in, leave_in, partial_of
-from oomguard.guarding.row_measurements import RowMeasurements
+from oomguard.guarding.observers import Owner
+from oomguard.guarding.random_state import Generators, may_begin_in_parts
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
-from oomguard.incident import Effect, Incident, Patch, SettingInForce
-from oomguard.log import get_logger
-from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import may_be_oom
-from oomguard.remedy.call_variants import VARIED
-from oomguard.remedy.modelled_call import BATCH_MARGIN_RATIO, CallModel
+from oomguard.guarding.unfinished import keep_in, leave_in, partial_of
+from oomguard.probe import torch_memory
+from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
+from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CallModel
+from oomguard.retry.ledger import Ledger
+from oomguard.scan.exceptions import may_be_oom
+
+# What to tell of our own mistake that ends a run in parts.
+
+
+def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> None:
+    """Log our own mistake, and note it in the call's failure, if it has one."""
+    get_plain_logger().error("the call could not be split", exc_info=mistake)
+    if failure is not None:
+        why = f"a mistake in oomguard: {type(mistake).__name__}: {mistake}"
+        add_note(failure, f"oomguard: not run in parts: {why}")
+
+
+# What lies on the device beside a call that ran out of memory: results of its own finished parts and of calls before it, other calls.
+
+# Smaller results than this share of what was asked for make no room for it on the host.
+_PARKED_SHARE: Final = 16
+
+
+def make_room(error: BaseException, gathered: Gathered, call: WatchedCall) -> bool:
+    """Move results to the host where a call failed for memory beside them, else let other calls end; return whether it may run again."""
+    return _move_results(error, gathered) or (call.not_splittable is None and concurrency.have_ended(error, call.model))
+
+
+def _move_results(error: BaseException, gathered: Gathered) -> bool:
+    own, earlier = gathered.device_bytes, held_results_bytes()
+    failure = scan_error(error).first_cause if (own or earlier) and may_be_oom(error) else None
+    if failure is None or (own + earlier) * _PARKED_SHARE < (failure.number("tried_bytes") or 0):
+        return False
+    clear(error)
+    failed = [run_guarded(move, (), {})[1] for move, size in ((gathered.park, own), (move_results, earlier)) if size]
+    torch_memory.release()
+    if earlier and not any(failed):
+        get_logger().warning("results of earlier batches wait on the host", size_bytes=earlier)
+    return not any(failed)
+
+
+# Some rows of a call run by themselves: where there is no room to cut them out, they failed as where there is none to run them.
+
+
+def run_rows(wrapped: Callable[..., Any], call: WatchedCall, start: int, stop: int) -> tuple[Any, BaseException | None]:
+    """Return what rows ``start`` to ``stop`` give and None, or None and the exception that their call raised.
+
+    Raises:
+        Exception: a mistake of ours in cutting them out.
+    """
+    given, error = run_guarded(call.part, (start, stop), {})
+    if error is None:
+        args, kwargs = given
+        return run_guarded(wrapped, args, kwargs)
+    if not may_be_oom(error):
+        raise error
+    return None, error
+
+
+# What the parts of one call took, and how many rows the next part may have.
+
+# Rows to come may be heavier than those that ran, so a part is at most so many times the largest before it.
+_MOST_GROWTH: Final = 8
+# One part says little of the rows to come: without padding, say, it needs no mask.
+_ONE_PART_MARGIN_RATIO: Final = 0.06
+# Of rows that did not fit although others said that they do: by how much they missed is not known.
+_BELOW_FAILED_RATIO: Final = 0.9
+
+
+class RowMeasurements:
+    """The parts that ran.
+
+    Attributes:
+        most_rows: the most rows that ran together.
+        row_bytes: the most that one row of them took; 0 if that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.most_rows = 0
+        self.row_bytes = 0.0
+        self._taken_bytes: dict[int, int] = {}
+        self._limit_rows: int | None = None
+
+    def add(self, rows: int, before_bytes: int | None, peak_bytes: int | None) -> None:
+        """Note rows that ran, by the bytes alive before them and at their peak."""
+        self.most_rows = max(self.most_rows, rows)
+        if before_bytes is None or peak_bytes is None:
+            return
+        taken = peak_bytes - before_bytes
+        self.row_bytes = max(self.row_bytes, taken / rows)
+        self._taken_bytes[rows] = max(taken, self._taken_bytes.get(rows, 0))
+
+    def failed(self, rows: int) -> None:
+        """Note rows that ran out of memory together: what was measured before them is not enough."""
+        limit = max(1, int(rows * _BELOW_FAILED_RATIO))
+        self._limit_rows = limit if self._limit_rows is None else min(self._limit_rows, limit)
+        self._taken_bytes.clear()
+        self.most_rows, self.row_bytes = 0, 0.0
+
+    def rows_within(self, room_bytes: float) -> int | None:
+        """Return how many rows fit in ``room_bytes``; None before any part was measured.
+
+        On the line through the two largest parts; after only one in proportion, with a margin. At
+        most eight times the largest part, and never as many as have failed.
+        """
+        if not self._taken_bytes:
+            return None
+        (rows, taken), *smaller = sorted(self._taken_bytes.items(), reverse=True)
+        slope = max(size / number for number, size in self._taken_bytes.items())
+        if not smaller:
+            slope *= 1 + _ONE_PART_MARGIN_RATIO
+        if smaller and smaller[0][1] < taken:
+            slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
+        found = rows + int((room_bytes - taken) // max(1.0, slope))
+        limit = found if self._limit_rows is None else self._limit_rows
+        return max(1, min(found, _MOST_GROWTH * rows, limit))
+
+
+# A call as it runs now: as it was made, or with some of its settings changed.
+
+_MESSAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "attn_implementation": ("running attention without its scores", "attention"),
+    CHUNK: ("processing the prompt in chunks", "tokens"),
+    CACHE: ("keeping the cache another way", "cache"),
+    "max_new_tokens": ("cutting the answers", "tokens"),
+    "truncate_prompt_tokens": ("cutting the prompts", "tokens"),
+}
+
+
+class ChangedCall:
+    """A call and what of it is changed.
+
+    Attributes:
+        made: the call as it was made.
+        call: the call as it runs.
+        settings: what differs.
+    """
+
+    def __init__(self, made: WatchedCall) -> None:
+        self.made = self.call = made
+        self.settings: dict[str, FactValue] = {}
+        self._failed_in: frozenset[str] | None = None
+        self._refused: dict[str, str] = {}
+
+    def failed(self, error: BaseException) -> None:
+        """Note the functions that a failure went through: what no failure of the call left may have run already."""
+        functions = frozenset(frame.f_code.co_name for frame in frames_of(error))
+        self._failed_in = functions if self._failed_in is None else self._failed_in & functions
+
+    def change(self, setting: str, value: FactValue) -> None:
+        """Change one more setting, if that can be done."""
+        changed = self._with(setting, value)
+        if isinstance(changed, str):
+            self._refused[setting] = changed
+        else:
+            self.call, self.settings[setting] = changed, value
+
+    def take_back(self, why: str) -> dict[str, FactValue]:
+        """Go back to the call as it was made, and return what was changed."""
+        self._refused.update(dict.fromkeys(self.settings, f"with it: {why}"))
+        changed, self.call, self.settings = self.settings, self.made, {}
+        return changed
+
+    @property
+    def lasting(self) -> dict[str, FactValue]:
+        """What later calls may begin with: what changes no output."""
+        return {name: v for name, v in self.settings.items() if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING}
+
+    def variants(self) -> dict[str, Variant]:
+        """Return what may be done another way; empty if the call has no prompt of known length."""
+        prompt, new = self.made.prompt_tokens, self.made.max_new_tokens
+        if prompt is None:
+            return {}
+        now: dict[str, FactValue | None] = {CHUNK: prompt, "max_new_tokens": new, "truncate_prompt_tokens": prompt}
+        now.update(self.settings)
+        return {name: self._variant(name, now.get(name)) for name in VARIED}
+
+    def _variant(self, name: str, now: FactValue | None) -> Variant:
+        def why_not(value: FactValue) -> str | None:
+            if name in self._refused:
+                return self._refused[name]
+            changed = self._with(name, value)
+            return changed if isinstance(changed, str) else None
+
+        def row_bytes(value: FactValue) -> int | None:
+            changed = self._with(name, value)
+            return None if isinstance(changed, str) else changed.estimated_row_bytes
+
+        return Variant(now, why_not, row_bytes, is_changed=name in self.settings)
+
+    def _with(self, name: str, value: FactValue) -> WatchedCall | str:
+        return self.made.varied({**self.settings, name: value}, self._failed_in)
+
+
+def log_patch(patch: Patch, kind: str | None, done: int) -> None:
+    """Log what changes, and after how many rows."""
+    if patch.setting in _MESSAGES:
+        message, name = _MESSAGES[patch.setting]
+        get_logger().warning(message, **{name: patch.new}, kind=kind, done=done)
+    else:
+        get_logger().info("splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=kind, done=done)
+
 
 # Results that would take more than this part of the room wait on the host.
 _RESULTS_SHARE: Final = 4
@@ -252,7 +451,7 @@ class MicroBatchRun:
         clear(error, is_raised=error is self._first_error)
         torch_memory.release()
         model = self._model(failure)
-        from oomguard.diagnosing import default_rules  # only a failure waits for it
+        from oomguard.diagnosis.diagnose import default_rules
 
         diagnosis = self._ledger.diagnose(
             scanned,
@@ -336,3 +535,55 @@ class MicroBatchRun:
         annotate(error, self._incident, self._ledger.attempts)
         let_go(error)
         return leave_in(error, partial, self._not_splittable)
+
+
+# A call handed over to be run in parts: our own mistake there never takes the place of what the user's call does.
+
+Outcome = tuple[Any, BaseException | None]
+
+
+def read_or_none(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchedCall | None:
+    """Read a call; return None where that fails, as of arguments that the call itself refuses."""
+    with contextlib.suppress(Exception):
+        return read(model, args, kwargs)
+    return None
+
+
+def may_split(call: WatchedCall | None) -> bool:
+    """Return whether a call's rows can be run apart."""
+    with contextlib.suppress(Exception):
+        return call is not None and call.not_splittable is None
+    return False
+
+
+def in_parts(
+    owner: Owner,
+    wrapped: Callable[..., Any],
+    call: WatchedCall,
+    failed: list[BaseException] | None = None,
+    *,
+    seconds: float | None = None,
+    measured: Mapping[str, float] | None = None,
+) -> Outcome:
+    """Return the call's result and None, or None and the exception to raise: its own, also where our own mistake ends the run.
+
+    ``failed`` holds the exception of the whole call, where it has been run already.
+    """
+    if failed:
+        owner.failing(failed[0])
+    first, generators = (failed[0], None) if failed else (None, Generators.now())
+    run, mistake = run_guarded(MicroBatchRun, (owner, wrapped, call), {})
+    if mistake is None:
+        try:
+            outcome, mistake = run_guarded(run.run, (failed,), {"seconds": seconds, "measured": measured})
+        finally:
+            concurrency.leave()
+        if mistake is None:
+            ended: Outcome = outcome
+            return ended
+    tell_of_mistake(mistake, first)
+    if generators is None:
+        return None, first
+    owner.known.forget(call)
+    generators.put_back()
+    return run_guarded(wrapped, call.args, call.kwargs)

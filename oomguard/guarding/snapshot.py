@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oomguard.errors import SettingError
-from oomguard.observe.exceptions import chain
-from oomguard.snapshots.taking import Recording
+from oomguard.core.errors import SettingError
+from oomguard.probe.snapshot_recorder import Recording
+from oomguard.scan.exceptions import chain
 
 
 def snapshot_path(given: str | Path | None) -> Path | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from oomguard.guarding.frames import frames_of, locals_of, module_of
+from oomguard.guarding.failure import frames_of, locals_of, module_of
 
 WHY_NOT: Final = (
     "gradients are recorded, and a training step that is run in parts is applied several times; "

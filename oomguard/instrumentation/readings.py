@@ -7,11 +7,11 @@ import os
 import sys
 from typing import Final
 
-from oomguard.observe import torch_counters
-from oomguard.observe.nvml import Device, Session
-from oomguard.observe.processes import sees_the_host_s_pids
-from oomguard.observe.resident import Resident, resident_bytes
-from oomguard.timeline import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
+from oomguard.core.timeline import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDENT, Counter
+from oomguard.probe import torch_memory
+from oomguard.probe.host import Resident, resident_bytes
+from oomguard.probe.nvml import Device, Session
+from oomguard.probe.processes import sees_the_host_s_pids
 
 Bytes = dict[Counter, int]
 _RESIDENT: Final = Counter(HOST, RESIDENT)
@@ -48,16 +48,16 @@ class Readings:
 
     def now(self) -> Bytes:
         """Return what every counter shows."""
-        return self._with_others(torch_counters.now())
+        return self._with_others(torch_memory.now())
 
     def of_call(self) -> Bytes:
         """Return what a call's use is told by: torch's counters, and where it has none here NVML's and the host's."""
-        found = torch_counters.now()
+        found = torch_memory.now()
         return found or self._with_others(found)
 
     def limits(self) -> Bytes:
         """Return what each device has."""
-        found = torch_counters.limits()
+        found = torch_memory.limits()
         if self._nvml is not None:
             names = self._names(found)
             for device in self._nvml.devices():

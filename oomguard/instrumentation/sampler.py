@@ -6,9 +6,90 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
+from oomguard.core.timeline import ALLOCATED, HOST, RESERVED, RESIDENT, Counter, MemoryUse, Sample
 from oomguard.instrumentation.readings import Bytes, Readings
+from oomguard.probe.host import peak_resident_bytes
+from oomguard.probe.torch_memory import Peaks
+
+# The samples of one watch: every one of them at first, then fewer, with what was most between two kept.
+
+MOST_SAMPLES: Final = 8192
+
+
+class Samples:
+    """Samples in the order of time; twice as many seconds lie between two each time that they are too many."""
+
+    def __init__(self, most: int = MOST_SAMPLES) -> None:
+        self._most = most
+        self._samples: list[Sample] = []
+        self._together = 1
+        self._waiting: list[Sample] = []
+
+    def add(self, seconds: float, values: Bytes) -> None:
+        """Take a sample."""
+        sample = Sample(seconds, values)
+        if self._together == 1:
+            self._samples.append(sample)
+        else:
+            self._wait(sample)
+        if len(self._samples) > self._most:
+            self._samples = [_most(self._samples[i : i + 2]) for i in range(0, len(self._samples), 2)]
+            self._together *= 2
+
+    def _wait(self, sample: Sample) -> None:
+        self._waiting.append(sample)
+        if len(self._waiting) >= self._together:
+            self._samples.append(_most(self._waiting))
+            self._waiting.clear()
+
+    def all(self) -> tuple[Sample, ...]:
+        """Return them."""
+        return tuple(sorted((*self._samples, *self._waiting), key=lambda sample: sample.seconds))
+
+
+def _most(samples: list[Sample]) -> Sample:
+    """Return one sample for several: at the last one's time, with the most of each counter."""
+    if len(samples) == 1:
+        return samples[0]
+    values: Bytes = {}
+    for sample in samples:
+        for key, value in sample.bytes.items():
+            values[key] = max(value, values.get(key, 0))
+    return Sample(samples[-1].seconds, values)
+
+
+# The use of each counter, made of what it showed before, at most, and after.
+
+
+def most(*sizes: int | None) -> int | None:
+    """Return the largest of the sizes that are known; None where none is."""
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def uses_of(
+    before: Mapping[Counter, int],
+    peaks: Mapping[Counter, int],
+    after: Mapping[Counter, int],
+    limits: Mapping[Counter, int],
+) -> tuple[MemoryUse, ...]:
+    """Return the use of every counter that was read at any time; only torch keeps the exact peak of its own."""
+    return tuple(
+        MemoryUse(
+            key.device,
+            key.what,
+            before.get(key),
+            most(before.get(key), peaks.get(key), after.get(key)),
+            after.get(key),
+            limits.get(key),
+            sampled=key.what not in {ALLOCATED, RESERVED},
+        )
+        for key in dict.fromkeys([*before, *peaks, *after])
+    )
+
 
 readings: Final = Readings()
 _STAYS_S: Final = 1.0
@@ -121,3 +202,79 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
+
+
+# The counters over a whole watch: before it, at most during it, after it, and samples of the time between.
+
+_RESIDENT: Final = Counter(HOST, RESIDENT)
+
+
+class Measured:
+    """What a watch measures each time that it is entered and left; before is what was before the first time."""
+
+    def __init__(self) -> None:
+        self.began_s = 0.0
+        self.ended_s: float | None = None
+        self.limits: Bytes = {}
+        self.samples = Samples()
+        self._before: Bytes = {}
+        self._most: Bytes = {}
+        self._after: Bytes = {}
+        self._peaks: Peaks | None = None
+        self._limits_asked_of: set[Counter] = {_RESIDENT}
+        self._resident_before: int | None = None
+        self._is_resident_exact = False
+
+    def begin(self) -> None:
+        """Begin, or go on."""
+        values, now_s = readings.now(), time.monotonic()
+        if self.ended_s is None:
+            self._before, self.began_s = values, now_s
+        self._ask_limits_of(values)
+        self._resident_before = peak_resident_bytes()
+        self._peaks = Peaks()
+        self.take(values, now_s)
+
+    def end(self) -> None:
+        """End, so far."""
+        self._after, self.ended_s = readings.now(), time.monotonic()
+        self.take(self._after, self.ended_s)
+        if self._peaks is not None:
+            self._rise_to(self._peaks.end())
+            self._peaks = None
+        peak, before = peak_resident_bytes(), self._resident_before
+        # The kernel keeps one peak for the whole life of the process: it is that of the watch where it rose in it.
+        self._is_resident_exact = peak is not None and before is not None and peak > before
+        if peak is not None and self._is_resident_exact:
+            self._rise_to({_RESIDENT: peak})
+
+    def take(self, values: Bytes, now_s: float) -> None:
+        """Take what the counters showed at this moment of ``time.monotonic``."""
+        self._rise_to(values)
+        if self._peaks is not None:
+            self._peaks.follow()
+        self.samples.add(now_s - self.began_s, values)
+        if not self._limits_asked_of.issuperset(values):  # once for each counter: some have none
+            self._ask_limits_of(values)
+
+    def uses(self) -> tuple[MemoryUse, ...]:
+        """Return every counter's use, up to now while the watch goes on."""
+        if self._peaks is not None:
+            self._after = readings.now()
+            self.take(self._after, time.monotonic())
+            self._rise_to(self._peaks.so_far())
+        found = uses_of(self._before, self._most, self._after, self.limits)
+        return tuple(
+            replace(use, sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact))
+            for use in found
+        )
+
+    def _ask_limits_of(self, values: Bytes) -> None:
+        self.limits = self.limits | readings.limits()  # another dict: rows keep the one that was there when they ended
+        self._limits_asked_of.update(values)
+
+    def _rise_to(self, values: Bytes) -> None:
+        most = self._most
+        for key, value in values.items():
+            if value > most.get(key, -1):
+                most[key] = value

@@ -6,36 +6,374 @@ It changes nothing: what the body does, and what it raises, is as without it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import inspect
 import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
 
-from oomguard.engines.known import watch_seen_calls
+from oomguard.core import records
+from oomguard.core.disable import disabled
+from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.files import write_whole
+from oomguard.core.incident import Attempt
+from oomguard.core.timeline import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
 from oomguard.engines.protocol import SizeOfCall
-from oomguard.errors import SettingError, UsageError
-from oomguard.guarding.observing import NO_SIZE, Told, observers, observing, shown, without_mistake
-from oomguard.guarding.watching import watch as watch_calls
-from oomguard.instrumentation.decorating import decorate
-from oomguard.instrumentation.ended_call import EndedCall
-from oomguard.instrumentation.measured import Measured
-from oomguard.instrumentation.outside import Outside
+from oomguard.engines.registry import watch_seen_calls
+from oomguard.guarding.intercept import watch as watch_calls
+from oomguard.guarding.observers import NO_SIZE, Told, observers, observing, shown, without_mistake
+from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.instrumentation.readings import Bytes
-from oomguard.instrumentation.rows import Rows
-from oomguard.instrumentation.sampler import readings, sampler
-from oomguard.instrumentation.span import Span
-from oomguard.instrumentation.watched import Watched
-from oomguard.instrumentation.writing import refuse_other_format, write
-from oomguard.switch import disabled
-from oomguard.timeline import Mark, MemoryUse, SeenCall, Timeline
+from oomguard.instrumentation.sampler import Measured, most, readings, sampler, uses_of
+from oomguard.probe import torch_memory
+from oomguard.probe.torch_memory import Peaks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# What is told of a span or a mark that is made while its watch is not entered: nothing of it is in what the watch saw.
+
+
+class Outside:
+    """Those of one watch: a warning for the first span and the first mark, as a function in a loop may make a million."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, kind: str, label: object) -> None:
+        """Warn of one; the user's work goes on, for a watch changes nothing of it."""
+        if kind in self._told or disabled():
+            return
+        self._told.add(kind)
+        from oomguard.core.log import get_logger
+
+        hint = f"make it inside with oomguard.watch() as seen:, or enter the watch again around it (with seen:); a later {kind} is not told"
+        get_logger().warning(
+            f"a {kind} is not noted: its watch has ended or has not begun", label=records.shown(str(label)), hint=hint
+        )
+
+
+# A file that the user asks for, by a name of the user's: written whole, or left as it was.
+
+_OPEN_FILES: Final = {Path("/dev"), Path("/proc")}  # /dev/stdout may be a file, and others write to it too
+_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OTHER_PICTURES: Final = {".pdf", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".eps", ".html"}
+
+
+def refuse_other_format(path: str | PathLike[str]) -> None:
+    """Raise UsageError if a PNG's name ends in the suffix of another format: viewers would call the file damaged."""
+    suffix = Path(path).suffix.lower()
+    if suffix in _OTHER_PICTURES:
+        raise UsageError(
+            f"{path}: to_png writes PNG, and {suffix} is another format",
+            hint=f"name it {Path(path).with_suffix('.png')}; seen.plot().savefig(path) writes matplotlib's other formats",
+        )
+
+
+def write(path: str | PathLike[str], content: bytes) -> None:
+    """Write a file in a folder that is there; a pipe or a device is written to as it is.
+
+    Raises:
+        UsageError: it cannot be written; what was there before is as it was.
+    """
+    named = Path(path)
+    try:
+        if (named.exists() and not named.is_file()) or _OPEN_FILES & {*named.absolute().parents}:
+            with named.open("ab") as file:
+                file.write(content)
+            return
+        target = named.resolve()  # a link stays one
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        write_whole(target, content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=_hint(error, len(content))) from None
+
+
+def _hint(error: OSError, size_bytes: int) -> str:
+    if error.errno in _NO_ROOM:
+        return f"make room for {size_bytes:,} bytes, or name a file on another disk; nothing there was changed"
+    if isinstance(error, PermissionError):
+        return "name a file in a folder in which you may write"
+    return "name a file in a folder that is there"
+
+
+# A span of the user's own: a block or a function that has a row in a watch.
+
+
+class Span:
+    """A row for one block, or for each call of the function that it decorates."""
+
+    def __init__(self, watch: Watch, label: object) -> None:
+        self._watch, self._label = watch, label
+        self._row: AbstractContextManager[object] | None = None
+
+    def __enter__(self) -> None:
+        if self._row is not None:
+            raise UsageError(
+                f"the span {str(self._label)!r} was used before: a span is used once",
+                hint="write with seen.span(label): at each block; rows may have the same label",
+            )
+        self._row = self._watch.row(self._label, "span")
+        self._row.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._row is not None:
+            self._row.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """Give each call of a plain function a row."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with Span(self._watch, self._label):
+                return function(*args, **kwargs)
+
+        return cast("F", call)
+
+
+# The watch as a decorator: a plain function's and a coroutine's calls are rows, a generator's steps are watched one by one.
+
+
+def decorate(watch: Watch, function: F) -> F:
+    """Return the function under a watch; raises UsageError for what is no function."""
+    if isinstance(function, type) or not callable(function):
+        what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        hint = "watch a function or a method, or a block: with oomguard.watch() as seen: ..."
+        raise UsageError(f"watch expects a function, not {what}", hint=hint)
+    name, runs = _name(function), _runs(function)
+    if inspect.iscoroutinefunction(runs):
+        decorated = _coroutine(watch, runs, name)
+    else:
+        decorated = enter_around(runs, _Steps(watch)) or _plain(watch, runs, name)
+    decorated.seen = watch  # type: ignore[attr-defined]
+    return cast("F", decorated)
+
+
+class _Steps:
+    """What is entered for each step of a generator: the next one follows soon, and the sampling thread stays for it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.leave(kind, stays=True)
+
+
+def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what tells whether its calls are coroutines or generators: of an object with such a ``__call__`` that method."""
+    if inspect.isroutine(function) or isinstance(function, functools.partial):
+        return function
+    method = getattr(function, "__call__", function)  # noqa: B004 - not whether it can be called, but what is
+    return method if is_special(method) else function
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Return what a row calls it: a function's name, that of a partial's function, or the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    return name if isinstance(name, str) else type(function).__qualname__
+
+
+def _plain(watch: Watch, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with watch, watch.row(name, "function"):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _coroutine(watch: Watch, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with watch, watch.row(name, "function"):
+            return await function(*args, **kwargs)
+
+    return coroutine
+
+
+# What is noted of a call when it ends; the row is made of it later: making it there would keep the model's next call waiting.
+
+
+class EndedCall(NamedTuple):
+    """One call or span that ended; ``began_s`` counts since the watch began, the rest is as in its row."""
+
+    what: str
+    kind: str
+    began_s: float
+    seconds: float
+    model: str
+    size: SizeOfCall
+    before: Bytes
+    peaks: Bytes
+    after: Bytes
+    limits: Bytes
+    attempts: tuple[TimedAttempt, ...]
+    error: str
+
+    def row(self) -> SeenCall:
+        """Return its row."""
+        return SeenCall(
+            self.what,
+            self.kind,
+            self.began_s,
+            self.seconds,
+            self.model,
+            *self.size,
+            uses=uses_of(self.before, self.peaks, self.after, self.limits),
+            attempts=self.attempts,
+            error=self.error,
+        )
+
+
+# One call or span under way, for one watch: its counters before, at most, and after.
+
+
+class Keeper(Protocol):
+    """The watch that a row belongs to."""
+
+    @property
+    def began_s(self) -> float:
+        """When it began, on the clock of ``time.monotonic``."""
+
+    @property
+    def limits(self) -> Bytes:
+        """What each device has, as far as it was seen."""
+
+    def read(self, values: Bytes) -> None:
+        """Take what the counters show at an edge of the call."""
+
+    def keep(self, watched: Watched, ended: EndedCall) -> None:
+        """Take a call that ended."""
+
+
+class Watched:
+    """What is measured of a call between its beginning and its end."""
+
+    def __init__(self, keeper: Keeper, what: str, kind: str, model: str, size: SizeOfCall) -> None:
+        self._keeper, self._what, self._kind, self._model, self._size = keeper, what, kind, model, size
+        self._attempts: list[TimedAttempt] = []
+        self._before = readings.of_call()
+        keeper.read(self._before)
+        self._peaks = Peaks()
+        self._began_s = self._attempt_began_s = time.monotonic()
+
+    def take(self, values: Bytes) -> None:
+        """Take a sample of what this call is told by."""
+        self._peaks.take({key: value for key, value in values.items() if key in self._before})
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Take an attempt of a guard: it began after the last one was explained, and took its own seconds."""
+        began_s = self._attempt_began_s - self._keeper.began_s
+        self._attempts.append(TimedAttempt(attempt, began_s, began_s + attempt.seconds))
+        self._attempt_began_s = time.monotonic()
+
+    def ended(self, error: BaseException | None) -> None:
+        """Take the end, and what was raised."""
+        seconds = time.monotonic() - self._began_s
+        after = readings.of_call()
+        self._peaks.take(after)
+        self._keeper.read(after)
+        ended = EndedCall(
+            self._what,
+            self._kind,
+            self._began_s - self._keeper.began_s,
+            seconds,
+            self._model,
+            self._size,
+            self._before,
+            self._peaks.end(),
+            after,
+            torch_memory.simulated_limits() or self._keeper.limits,
+            tuple(self._attempts),
+            "" if error is None else type(error).__name__,
+        )
+        self._keeper.keep(self, ended)
+
+
+# The calls that one watch has seen: the first ones row by row, later ones added up by name, so that a night fits.
+
+MOST_ROWS: Final = 10_000
+_MADE_AT_ONCE: Final = 64
+
+
+class Rows:
+    """Rows in the order in which they began; a row that failed or took several attempts is always one by itself."""
+
+    def __init__(self) -> None:
+        self._rows: list[SeenCall] = []
+        self._ended: list[EndedCall] = []
+        self._added_up: dict[tuple[str, str, str], SeenCall] = {}
+
+    def add(self, call: EndedCall) -> None:
+        """Take a call that ended."""
+        self._ended.append(call)
+        if len(self._ended) >= _MADE_AT_ONCE:
+            self._make()
+
+    def _make(self) -> None:
+        for call in self._ended:
+            self._take(call.row())
+        self._ended.clear()
+
+    def _take(self, row: SeenCall) -> None:
+        if len(self._rows) < MOST_ROWS or row.error or len(row.attempts) > 1:
+            self._rows.append(row)
+            return
+        key = row.what, row.kind, row.model
+        self._added_up[key] = _sum(self._added_up[key], row) if key in self._added_up else row
+
+    def all(self) -> tuple[SeenCall, ...]:
+        """Return them, those that are added up at the end."""
+        self._make()
+        return (*sorted(self._rows, key=lambda row: row.began_s), *self._added_up.values())
+
+
+def _sum(sum_of_rows: SeenCall, row: SeenCall) -> SeenCall:
+    later = {(use.device, use.what): use for use in row.uses}
+    uses = tuple(
+        replace(
+            use,
+            peak_bytes=most(use.peak_bytes, later[use.device, use.what].peak_bytes),
+            after_bytes=later[use.device, use.what].after_bytes,
+        )
+        if (use.device, use.what) in later
+        else use
+        for use in sum_of_rows.uses
+    )
+    return replace(
+        sum_of_rows,
+        seconds=sum_of_rows.seconds + row.seconds,
+        rows=_plus(sum_of_rows.rows, row.rows),
+        prompt_tokens=_plus(sum_of_rows.prompt_tokens, row.prompt_tokens),
+        max_new_tokens=None,
+        uses=uses,
+        attempts=(),
+        calls=sum_of_rows.calls + row.calls,
+    )
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_SAMPLE_EVERY_S: Final = 0.1
@@ -116,13 +454,13 @@ class Watch:
         return f"<oomguard.Watch: calls and spans: {sum(row.calls for row in self.rows):,}>"
 
     def __str__(self) -> str:
-        from oomguard.report.timeline_table import table_text
+        from oomguard.report.timeline import table_text
 
         return table_text(self.timeline)
 
     def _repr_png_(self) -> bytes | None:
         """Return the plot for a notebook's cell; None if matplotlib is not installed."""
-        from oomguard.report.timeline_plot import png
+        from oomguard.report.timeline import png
 
         try:
             return png(self.timeline)
@@ -190,7 +528,7 @@ class Watch:
         Args:
             most_rows: of more calls, those that failed and those of the largest peaks are shown.
         """
-        from oomguard.report.timeline_table import tables
+        from oomguard.report.timeline import tables
 
         return tables(self.timeline, most_rows=most_rows)
 
@@ -200,7 +538,7 @@ class Watch:
         Raises:
             UsageError: the file cannot be written.
         """
-        from oomguard.report.timeline_csv import rows_csv, samples_csv
+        from oomguard.report.timeline import rows_csv, samples_csv
 
         write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
 
@@ -210,7 +548,7 @@ class Watch:
         Raises:
             UsageError: the file cannot be written.
         """
-        from oomguard.report.timeline_trace import trace_json
+        from oomguard.report.timeline import trace_json
 
         write(path, trace_json(self.timeline).encode())
 
@@ -220,7 +558,7 @@ class Watch:
         Raises:
             UsageError: matplotlib is not installed.
         """
-        from oomguard.report.timeline_plot import figure
+        from oomguard.report.timeline import figure
 
         return figure(self.timeline)
 
@@ -231,7 +569,7 @@ class Watch:
             UsageError: matplotlib is not installed, the name is that of another format, or the file cannot be written.
         """
         refuse_other_format(path)
-        from oomguard.report.timeline_plot import png
+        from oomguard.report.timeline import png
 
         write(path, png(self.timeline))
 

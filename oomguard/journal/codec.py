@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from oomguard.facts import REGISTRY, Fact, FactValue
-from oomguard.incident import (
+from oomguard.core.facts import REGISTRY, Fact, FactValue
+from oomguard.core.incident import (
     Action,
     Alternative,
     Budget,
@@ -19,9 +19,9 @@ from oomguard.incident import (
     Evidence,
     Incident,
     Location,
+    Missing,
     Patch,
 )
-from oomguard.missing import Missing
 
 _EFFECTS: Final = {str(effect): effect for effect in Effect}
 # How a line of evidence is written: the line's number first, where it has one.

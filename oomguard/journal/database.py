@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from oomguard.errors import JournalError
+from oomguard.core.errors import JournalError
 
 # The schema that this version writes. Its migrations are migrations/<dialect>/1.sql, 2.sql, ...
 SCHEMA_VERSION: Final = 5
@@ -57,7 +57,7 @@ def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterat
 def require_readable(version: int) -> int:
     """Return the version; raise JournalError if a newer oomguard wrote it."""
     if version > SCHEMA_VERSION:
-        from oomguard.installation import upgrade_hint
+        from oomguard.core.installation import upgrade_hint
 
         raise JournalError(
             f"written by a newer oomguard (schema {version}, this one reads {SCHEMA_VERSION})",

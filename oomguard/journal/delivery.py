@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import JournalError
+from oomguard.core.errors import JournalError
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import (
     attempts_in,

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import IO, Any, Final
 
-from oomguard import clean_start
-from oomguard.errors import NoJournalError
+from oomguard.core import safe_python
+from oomguard.core.errors import NoJournalError
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import delivered_of, note_delivered, read_from
 from oomguard.report.json import json_line
@@ -50,8 +50,8 @@ class DeliveryProcess:
 
     def __init__(self, location: JournalUrl, path: Path) -> None:
         self._process = subprocess.Popen(
-            clean_start.command(__name__),
-            env=clean_start.environment(),
+            safe_python.command(__name__),
+            env=safe_python.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

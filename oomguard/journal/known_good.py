@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from oomguard.facts import FactValue
-from oomguard.incident import Patch
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Patch
+from oomguard.core.past_runs import STOP_STATUSES, KnownSettings
 from oomguard.journal.codec import listed, mapped, numbers_of, patch_of, values_of, words_of
 from oomguard.journal.database import Database
-from oomguard.past_runs import STOP_STATUSES, KnownSettings
 
 # 1 for an attempt that worked, 0 for one that ran out of memory, else NULL. It worked if it ended
 # well, and if its user stopped it after its engine had printed what it got. A failure of another

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from oomguard.errors import UsageError
-from oomguard.user_files import state_file
+from oomguard.core.errors import UsageError
+from oomguard.core.files import state_file
 
 _SCHEME: Final = re.compile(r"(?i)([a-z][a-z0-9+.-]*)://")
 _SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
@@ -35,7 +35,7 @@ class JournalUrl:
     url: str
 
     def __str__(self) -> str:
-        from oomguard.report.mask import mask  # slow to load, and seldom needed
+        from oomguard.report.redact import mask
 
         return mask(self.url)
 

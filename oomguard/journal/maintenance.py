@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.errors import InputError, JournalError
+from oomguard.core.errors import InputError, JournalError
 from oomguard.journal.database import Database, in_parts, one_of
 from oomguard.journal.liveness import is_alive
 from oomguard.journal.location import JournalUrl, Location

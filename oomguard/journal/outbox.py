@@ -18,9 +18,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.core.files import make_folder
 from oomguard.journal.record import Ended, Ran, Record
 from oomguard.report.json import json_line, plain_value
-from oomguard.user_files import make_folder
 
 FORM: Final = 1
 _SURROGATE: Final = "\\ud"  # how json_line writes half a character

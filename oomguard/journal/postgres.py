@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.errors import JournalError, NoJournalError, UsageError
-from oomguard.installation import install_hint
+from oomguard.core.errors import JournalError, NoJournalError, UsageError
+from oomguard.core.installation import install_hint
 from oomguard.journal.database import NONE, SCHEMA_VERSION, Database, migrations, require_readable
 from oomguard.journal.location import JournalUrl
-from oomguard.report.mask import mask
+from oomguard.report.redact import mask
 
 if TYPE_CHECKING:
     import psycopg

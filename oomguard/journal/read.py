@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
-from oomguard.errors import InputError, JournalError
-from oomguard.exit_status import status_in_words
-from oomguard.incident import Attempt
+from oomguard.core.errors import InputError, JournalError
+from oomguard.core.files import open_regular
+from oomguard.core.incident import Attempt
+from oomguard.core.past_runs import STOP_STATUSES, PastAttempt, PastRun
+from oomguard.core.process_state import status_in_words
 from oomguard.journal.codec import incident_of, listed, mapped, numbers_of, patch_of, values_of, words_of
 from oomguard.journal.database import MOST_VALUES, SCHEMA_VERSION, Database, in_parts, one_of
 from oomguard.journal.location import JournalUrl, Location, default_path
-from oomguard.past_runs import STOP_STATUSES, PastAttempt, PastRun
-from oomguard.regular_file import open_regular
 
 _BUSY_S: Final = 10.0
 _ELSEWHERE: Final = "--journal PATH names another one"

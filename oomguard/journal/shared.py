@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import InputError
+from oomguard.core.errors import InputError
 from oomguard.journal.delivery_process import DeliveryProcess
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import JournalUrl

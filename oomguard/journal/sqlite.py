@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oomguard.errors import JournalError, NoJournalError
+from oomguard.core.errors import JournalError, NoJournalError
 from oomguard.journal.database import (
     NONE,
     SCHEMA_VERSION,
@@ -123,6 +123,6 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        from oomguard.report.mask import mask
+        from oomguard.report.redact import mask
 
         raise JournalError(mask(" ".join(str(error).split()))) from error

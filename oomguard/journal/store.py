@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import InputError, JournalError
+from oomguard.core.errors import InputError, JournalError
+from oomguard.core.files import make_folder
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import default_path
 from oomguard.journal.record import Ended, Ran, Record
 from oomguard.journal.sqlite import open_file, prepare
 from oomguard.journal.write import write_begin, write_end
-from oomguard.user_files import make_folder
 
 __all__ = ["Journal", "Ran", "Record", "default_path"]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from oomguard.errors import StoreError
+from oomguard.core.errors import StoreError
 
 # The first byte is for opening the store; claims lie behind it.
 _OPENING: Final = 0

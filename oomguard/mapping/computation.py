@@ -7,21 +7,418 @@ what it reads count themselves, with the names of the models that it uses.
 
 from __future__ import annotations
 
+import argparse
+import dis
 import functools
 import json
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
+from pathlib import Path, PurePath
 from typing import Any, Final
 
-from oomguard.errors import UsageError
-from oomguard.log import get_logger
-from oomguard.mapping.content import UnknownContentError, digest
-from oomguard.mapping.function_code import FunctionCode, plain_function
-from oomguard.mapping.models import UnnamedModelError, is_model, model_name
-from oomguard.mapping.plain_values import SCALARS, NotPlainError, is_container, plain
+from oomguard.core.errors import UsageError
+from oomguard.core.log import get_logger
+from oomguard.probe import torch_memory
+
+# What a function does and reads: its code, that of the helpers in its module, and the values that they read from around them.
+
+_STORES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
+_ADDING: Final = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
+_TAKING: Final = ("clear", "discard", "pop", "popitem", "popleft", "remove")
+_KEY_STEPS: Final = ("LOAD_", "BINARY_OP", "BUILD_")
+Values = dict[str, Any]
+
+
+class FunctionCode:
+    """What is read of a function.
+
+    Attributes:
+        closed: what it closes over, and its arguments' defaults, by name; what it counts up itself, or writes into, is not among them.
+        around: what it reads from its module.
+
+    Args:
+        function: the function.
+        decorators: the functions that ``functools.wraps`` made of it; those of other modules count by what they close over.
+    """
+
+    def __init__(self, function: types.FunctionType, decorators: Iterable[types.FunctionType] = ()) -> None:
+        self.closed: Values = {}
+        self.around: Values = {}
+        self._code, self._seen = blake2b(digest_size=16), {function, *decorators}
+        self._read(function)
+        for decorator in decorators:
+            if decorator.__globals__ is function.__globals__:
+                self._read(decorator)
+            else:
+                self._take(self.closed, _closed(decorator), decorator)
+
+    @property
+    def digest(self) -> str:
+        """The digest of all the code."""
+        return self._code.hexdigest()
+
+    def _read(self, function: types.FunctionType) -> None:
+        self._code.update(_told(function))
+        self._take(self.closed, _closed(function), function)
+        self._take(self.around, _from_module(function), function)
+
+    def _take(self, values: Values, read: Iterator[tuple[str, Any]], reader: types.FunctionType) -> None:
+        for name, value in read:
+            if isinstance(value, types.FunctionType):
+                if value.__module__ == reader.__module__ and value not in self._seen:
+                    self._seen.add(value)
+                    self._read(value)
+            elif not _is_same(values.setdefault(name, value), value):  # a helper's own of that name
+                values[f"{name} of {reader.__qualname__}"] = value
+
+
+def plain_function(function: Callable[..., Any]) -> types.FunctionType | None:
+    """Return the function in Python that a method or an object runs when it is called; None of what is written in another language."""
+    if not isinstance(function, (types.FunctionType, types.MethodType, type)):
+        function = type(function).__call__
+    function = getattr(function, "__func__", function)
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, (str, bytes, int, float)) and one == other)
+
+
+def _told(function: types.FunctionType) -> bytes:
+    """Return what a function does, without names of files, numbers of lines and its docstring."""
+    told: list[Any] = []
+    for part in _codes(function.__code__):
+        consts = [const for const in part.co_consts if not _is_code(const)]
+        if part is function.__code__ and function.__doc__ is not None and function.__doc__ in consts[:1]:
+            consts[0] = None
+        plain = [sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const) for const in consts]
+        told.append((part.co_code, part.co_names, plain))
+    return repr(told).encode("utf-8", "surrogatepass")
+
+
+def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function takes along from where it was made."""
+    code, defaults, stored = function.__code__, function.__defaults__ or (), _stored(function)
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name not in stored:
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+
+
+def _from_module(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    names = {name for code in _codes(function.__code__) for name in code.co_names} - _stored(function)
+    yield from ((name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__)
+
+
+def _stored(function: types.FunctionType) -> set[str]:
+    """Return the names around a function that it assigns itself, or whose content it writes: ``seen.append(x)``, ``seen[x] = 1``."""
+    stored: set[str] = set()
+    for code in _codes(function.__code__):
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
+        for place, step in enumerate(steps):
+            reads = step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
+            if step.opname in _STORES or (reads and _writes(steps[place + 1 :])):
+                stored.add(step.argval)
+    return stored
+
+
+def _writes(steps: list[dis.Instruction]) -> bool:
+    """Return whether the steps after a value was read write into it."""
+    first = steps[0] if steps else None
+    if first is not None and first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return first.argval in (*_ADDING, *_TAKING)
+    for step in steps:  # those that make a key
+        if step.opname.startswith(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "COPY")):
+            return True
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            return step is first
+        if not step.opname.startswith(_KEY_STEPS) or step.argrepr == "[]":
+            return False
+    return False
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if _is_code(const):
+            yield from _codes(const)
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, types.CodeType)
+
+
+# What a value is, as bytes that are the same in every process: equal content has an equal digest.
+#
+# JSON-able values count by their JSON (a tuple is its list), tensors and arrays by type, shape and bytes.
+
+DIGEST_BYTES: Final = 16
+
+
+class UnknownContentError(TypeError):
+    """A value whose content cannot be told; the message is its type."""
+
+
+def digest(value: Any) -> bytes:
+    """Return the digest of a value's content.
+
+    Raises:
+        UnknownContentError: it, or something in it, is neither JSON-able nor a tensor, an array, bytes or a path.
+    """
+    if isinstance(value, str):
+        text = "t" + value
+    else:
+        try:
+            text = "j" + _encode(value)
+        except UnknownContentError:
+            raise
+        except (TypeError, ValueError, RecursionError) as error:  # keys of several types, a list that holds itself
+            raise UnknownContentError(f"{_name(type(value))}: {error}") from None
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def _stand_in(value: Any) -> Any:
+    """Return something JSON-able that stands for a value which is not."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"bytes": _hashed(value)}
+    if isinstance(value, PurePath):
+        return {"path": str(value)}
+    if hasattr(value, "untyped_storage"):
+        return {"tensor": [str(value.dtype), list(value.shape), _hashed(_tensor_bytes(value))]}
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype") and not value.dtype.hasobject:
+        return {"array": [str(value.dtype), list(value.shape), _hashed(value.tobytes())]}
+    raise UnknownContentError(_name(type(value)))
+
+
+_encode: Final[Callable[[Any], str]] = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_stand_in
+).encode
+
+
+def _hashed(content: Any) -> str:
+    return blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _tensor_bytes(tensor: Any) -> bytes:
+    import torch
+
+    with torch_memory.on_host():
+        host = tensor.detach().to("cpu").contiguous().reshape(-1)
+        return bytes(host.view(torch.uint8).numpy())
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+# Which values are small and plain, so that they count by their content: settings, as JSON has them, and small tensors.
+
+SCALARS: Final = (str, int, float, bool, bytes, type(None))
+_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
+# Values and containers in one value: settings have tens, and a data set that lies beside the function is not read at each call.
+_MOST: Final = 1000
+_MOST_NUMBERS: Final = 2**20
+_DEEPEST: Final = 20
+
+
+class NotPlainError(TypeError):
+    """A value that is large, or holds something else than plain values; the message is its type."""
+
+
+def is_container(value: Any) -> bool:
+    """Return whether a value holds settings, as a dict, a list or the namespace of ``argparse`` does."""
+    return isinstance(value, (dict, list, tuple, set, frozenset, *_NAMESPACES)) or _numbers(value) is not None
+
+
+def plain(value: Any) -> Any:
+    """Return a value as ``digest`` takes it, with namespaces as dicts and sets in an order.
+
+    Raises:
+        NotPlainError: it has more than 1,000 values, or others than texts, numbers and small tensors.
+    """
+    left = [_MOST]
+    try:
+        return _plain(value, left, _DEEPEST)
+    except NotPlainError:
+        raise NotPlainError(type(value).__qualname__) from None
+
+
+def _plain(value: Any, left: list[int], deepest: int) -> Any:
+    left[0] -= 1
+    if left[0] < 0 or not deepest:
+        raise NotPlainError
+    if isinstance(value, (*SCALARS, PurePath)):
+        return value
+    if (numbers := _numbers(value)) is not None and numbers <= _MOST_NUMBERS:
+        return value
+    if isinstance(value, _NAMESPACES):
+        value = vars(value)
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            pairs = [[repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)] for key, entry in value.items()]
+            return sorted(pairs, key=lambda pair: str(pair[0]))
+        return {key: _plain(entry, left, deepest - 1) for key, entry in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_plain(entry, left, 1)) for entry in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry, left, deepest - 1) for entry in value]
+    raise NotPlainError
+
+
+def _numbers(value: Any) -> int | None:
+    """Return how many numbers a tensor or an array has; None of anything else."""
+    if isinstance(value, type):
+        return None
+    if hasattr(value, "untyped_storage"):
+        return int(value.numel())
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype") and not value.dtype.hasobject:
+        return int(value.size)
+    return None
+
+
+# What a model is, where the user does not say it: its name, values of its weights, and the settings that its modules hold.
+#
+# Training and a new download change the weights, a sweep changes a module's scale or hangs a hook on it; a hook's content cannot be told.
+
+# What a model has that a list of prompts, a lock or a logger has not.
+_OF_MODELS: Final = ("parameters", "generate")
+_NO_VALUE: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+# Values that are read of each weight: training changes nearly all, and reading all of them would take as long as loading them.
+_SAMPLED: Final = 64
+_DIGEST_BYTES: Final = 8
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
+# Whose hooks move weights and note outputs: they come with the model and change no result.
+_KNOWN_HOOKS: Final = frozenset({"accelerate", "oomguard", "peft", "torch", "transformers"})
+# What a forward pass itself may set: a table of positions that grew, whether bitsandbytes has chosen its type.
+_OWN_NOTES: Final = ("cache", "_is_set")
+# Of a module's own notes (a name that begins with "_"), those of peft that decide which adapter is used.
+_COUNTED_NOTES: Final = frozenset({"_active_adapter", "_disable_adapters"})
+
+
+class UnnamedModelError(TypeError):
+    """A model of which nothing tells what it is; the message is its type and what is amiss."""
+
+
+def is_model(value: Any) -> bool:
+    """Return whether a value is a model, or holds one as a pipeline of transformers does."""
+    return _is_model_itself(value) or _is_model_itself(_inner(value))
+
+
+def model_name(value: Any) -> str:
+    """Return the name and revision of a model, with digests of values of its weights, or of its folder's files, and of its settings.
+
+    Raises:
+        UnnamedModelError: it has no name, or hooks that change what it computes.
+    """
+    model = value if _is_model_itself(value) else _inner(value)
+    path = getattr(model, "name_or_path", None)
+    if not isinstance(path, str) or not path:
+        raise UnnamedModelError(f"{type(model).__qualname__} without a name")
+    if (hook := _hook(model)) is not None:
+        raise UnnamedModelError(f"{type(model).__qualname__} with a forward hook, {hook}")
+    revision = getattr(getattr(model, "config", None), "_commit_hash", None)
+    generation = [_generation(holder) for holder in ((model,) if model is value else (model, value))]
+    parts = (path, revision, _weights(model) or _files(Path(path)), *generation, _settings(model))
+    return " ".join(str(part) for part in parts if part)
+
+
+def _is_model_itself(value: Any) -> bool:
+    return not isinstance(value, _NO_VALUE) and any(callable(getattr(value, name, None)) for name in _OF_MODELS)
+
+
+def _inner(value: Any) -> Any:
+    return None if isinstance(value, _NO_VALUE) else getattr(value, "model", None)
+
+
+def _modules(model: Any) -> Iterator[tuple[str, Any]]:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        yield from model.named_modules()
+
+
+def _hook(model: Any) -> str | None:
+    """Return the name of a forward hook that the user hung on a model or on one of its modules."""
+    for place, module in _modules(model):
+        for hook in (hook for kind in _HOOKS for hook in getattr(module, kind).values()):
+            function = getattr(hook, "func", hook)  # functools.partial
+            package = (getattr(function, "__module__", None) or "").partition(".")[0]
+            if package not in _KNOWN_HOOKS:
+                name = getattr(function, "__qualname__", type(function).__qualname__)
+                return f"{name} on {place}" if place else str(name)
+    return None
+
+
+def _generation(model: Any) -> str | None:
+    """Return a digest of how a model generates; None where it does not say it."""
+    to_dict = getattr(getattr(model, "generation_config", None), "to_dict", None)
+    if not callable(to_dict):
+        return None
+    said = {name: value for name, value in to_dict().items() if name != "transformers_version"}
+    return (
+        f"generation {_models_short(json.dumps(said, sort_keys=True, default=lambda value: type(value).__qualname__))}"
+    )
+
+
+def _settings(model: Any) -> str | None:
+    """Return a digest of the plain attributes of a model's modules, without what these note for themselves; None of other models."""
+    found: list[Any] = []
+    for place, module in _modules(model):
+        for name, value in sorted(vars(module).items()):
+            if (name[:1] == "_" and name not in _COUNTED_NOTES) or any(part in name for part in _OWN_NOTES):
+                continue
+            try:
+                found.append((place, name, digest(plain(value)).hex()))
+            except (NotPlainError, UnknownContentError):
+                continue
+    return f"settings {_models_short(repr(found))}" if found else None
+
+
+def _models_short(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _weights(model: Any) -> str | None:
+    """Return a digest of some values of each weight; None where there are none to read: another process or a disk holds them."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return None
+    told, read = blake2b(digest_size=_DIGEST_BYTES), False
+    try:
+        with torch.no_grad(), torch_memory.on_host():
+            for name, module in model.named_modules():
+                for own, weight in _models_stored(module):
+                    told.update(f"{name}.{own} {weight.dtype} {tuple(weight.shape)}".encode())
+                    values = weight.detach().reshape(-1)
+                    values = values[:: max(1, values.numel() // _SAMPLED)].to("cpu").contiguous()
+                    told.update(values.view(torch.uint8).numpy().tobytes())
+                    read = True
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):  # on the meta device, of a layout without places
+        return None
+    return f"weights {told.hexdigest()}" if read else None
+
+
+def _models_stored(module: Any) -> list[tuple[str, Any]]:
+    """Return the weights of a module itself, as a checkpoint has them: no caches and no tables that are computed."""
+    buffers = {name: held for name, held in module._buffers.items() if name not in module._non_persistent_buffers_set}
+    return [(name, weight) for name, weight in {**module._parameters, **buffers}.items() if weight is not None]
+
+
+def _files(folder: Path) -> str | None:
+    """Return a digest of names, sizes and times of the files in a model's folder; None where its name is none of a folder."""
+    try:
+        files = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return None
+    return f"files {_models_short(repr([(name, found.st_size, found.st_mtime_ns) for name, found in files]))}"
+
 
 CODE: Final = "code of fn"
 _ANY_CODE: Final = ("code", "any")

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
+from oomguard.core.records import Record
 from oomguard.guarding.failure import add_note
-from oomguard.mapping.content import DIGEST_BYTES, UnknownContentError, digest
-from oomguard.mapping.finished import Finished
-from oomguard.mapping.store import Key
-from oomguard.records import Record
+from oomguard.mapping.computation import DIGEST_BYTES, UnknownContentError, digest
+from oomguard.mapping.store import Finished, Key
 
 # Items that are looked up together; of a generator no more are read than are computed next.
 READ_AT_ONCE: Final = 800

@@ -15,20 +15,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from oomguard.errors import SettingError, StoreError, UsageError
-from oomguard.facts import FactValue
+from oomguard.core.errors import SettingError, StoreError, UsageError
+from oomguard.core.facts import FactValue
+from oomguard.core.log import get_logger
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName, guard
-from oomguard.log import get_logger
-from oomguard.mapping.batches import BatchSize
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation, computation_of, differences
-from oomguard.mapping.finished import Finished
 from oomguard.mapping.items import FAILED, Items
 from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.results import Reader, Results
-from oomguard.mapping.store import Store
-from oomguard.mapping.values import Codec
-from oomguard.mapping.work import OnError, Ways, Work
+from oomguard.mapping.serialization import Codec
+from oomguard.mapping.store import Finished, Store
+from oomguard.mapping.work import BatchSize, OnError, Ways, Work
 
 Call = Callable[[list[Any]], Any]
 # Files beside a store have its name and an ending.

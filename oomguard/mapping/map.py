@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from os import PathLike
 from typing import Any, TypeVar, Unpack
 
-from oomguard.errors import UsageError
-from oomguard.facts import FactValue
+from oomguard.core.errors import UsageError
+from oomguard.core.facts import FactValue
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
 from oomguard.mapping.items import FailedItem
 from oomguard.mapping.job import Job, MapOptions

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from oomguard.loading import undrawn
-from oomguard.log import pauses
+from oomguard.core.lazy_import import undrawn
+from oomguard.core.log import pauses
 
 
 class MapProgress:

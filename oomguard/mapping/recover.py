@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import click
 
-from oomguard.errors import StoreError, UsageError
+from oomguard.core.errors import StoreError, UsageError
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
 from oomguard.mapping.store import Key, Store

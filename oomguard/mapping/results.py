@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, overload
 
-from oomguard.errors import StoreError
+from oomguard.core.errors import StoreError
 from oomguard.mapping.items import FAILED, FailedItem
+from oomguard.mapping.serialization import Codec
 from oomguard.mapping.store import Store
-from oomguard.mapping.values import Codec
 from oomguard.mapping.work import Work
 
 R = TypeVar("R")

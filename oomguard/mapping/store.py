@@ -8,19 +8,57 @@ memory does not work, the journal is rolled back and each commit is waited for (
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sqlite3
+import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import StoreError
-from oomguard.installation import upgrade_hint
+from oomguard.core.errors import StoreError
+from oomguard.core.installation import upgrade_hint
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
-from oomguard.mapping.folders import network_file_system, store_data
+
+# Which file system a path lies on, and whether another machine may have it mounted too.
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+@functools.cache
+def store_data() -> dict[str, Any]:
+    """Return what store.toml says."""
+    return tomllib.loads(Path(__file__).with_name("store.toml").read_text(encoding="utf-8"))
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the type of the file system where it is one that several machines share; None of a local one, and where nothing tells."""
+    kind = _file_system(path)
+    return kind if kind in store_data()["network_file_systems"] else None
+
+
+def _file_system(path: Path) -> str | None:
+    """Return the type of the file system that is mounted deepest above a path (proc_pid_mountinfo(5))."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        place = path.resolve()
+    except OSError:
+        return None
+    deepest, kind = -1, None
+    for line in lines:
+        own, _, rest = line.partition(" - ")
+        words = own.split(" ")
+        if len(words) < 5 or not rest:
+            continue
+        mounted = Path(words[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
+        # Of two mounts on one folder the later one is on top.
+        if place.is_relative_to(mounted) and len(mounted.parts) >= deepest:
+            deepest, kind = len(mounted.parts), rest.split(" ")[0]
+    return kind
+
 
 SCHEMA_VERSION: Final = 1
 # "oogm" in ASCII: what tells a store from another program's SQLite file.
@@ -261,3 +299,51 @@ def _told(error: Exception) -> Mapping[str, Any]:
         name = "SQLITE_TOOBIG"
     found: Mapping[str, Any] = next(entry for entry in store_data()["error"] if name.startswith(entry["name"]))
     return found
+
+
+# Where the results of items are in the store.
+#
+# A call stores results in the order of its items, so those of the next items are most likely the next in the store: read in their order
+# they cost a quarter of what looking each one up costs, which is what is left where the order is another one.
+
+# So many results are read ahead, by the items that are asked for: several workers store their batches in turn.
+_AHEAD_RATIO: Final = 4
+# And so many at least: of a generator, a few items are asked for at a time.
+_LEAST_AHEAD: Final = 800
+# Where fewer than this share are among them, the order is another one.
+_LEAST_RATIO: Final = 0.5
+
+
+class Finished:
+    """The results that a computation has in the store.
+
+    Args:
+        store: the store.
+        computation: the number of the computation.
+        count: how many results there were when the call began; those that come later are found when an item is claimed.
+    """
+
+    def __init__(self, store: Store, computation: int, count: int) -> None:
+        self._store, self._computation, self._left = store, computation, count
+        self._is_in_order, self._last_row = count > 0, 0
+        self._ahead: dict[Key, int] = {}
+
+    def rows(self, keys: Sequence[Key]) -> dict[Key, int]:
+        """Return the rows of those results that are there."""
+        if not self._left and not self._ahead:
+            return {}
+        found: dict[Key, int] = {}
+        if self._is_in_order:
+            self._read_ahead(_AHEAD_RATIO * len(keys))
+            pop = self._ahead.pop
+            found = {key: row for key in keys if (row := pop(key, 0))}
+            self._is_in_order = len(found) >= _LEAST_RATIO * len(keys)
+        missing = [key for key in keys if key not in found]
+        return found | self._store.find(self._computation, missing) if missing else found
+
+    def _read_ahead(self, wanted: int) -> None:
+        if self._left and len(self._ahead) < wanted:
+            new = self._store.after(self._computation, self._last_row, max(wanted, _LEAST_AHEAD))
+            self._ahead.update(((item, occurrence), row) for row, item, occurrence in new)
+            self._left = max(0, self._left - len(new)) if new else 0
+            self._last_row = new[-1][0] if new else self._last_row

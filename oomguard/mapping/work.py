@@ -4,26 +4,85 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, Final, Literal
 
-from oomguard.errors import OomguardError
+from oomguard.core.disable import disabled
+from oomguard.core.errors import OomguardError, UsageError
+from oomguard.core.incident import Attempt
+from oomguard.core.log import get_logger
 from oomguard.guarding.failure import add_note, clear, run_guarded, scan_error
 from oomguard.guarding.guard import guard
-from oomguard.incident import Attempt
-from oomguard.log import get_logger
-from oomguard.mapping.batches import BatchSize
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.items import FAILED, WAITING, FailedItem, Items
-from oomguard.mapping.one_each import one_each
 from oomguard.mapping.progress import MapProgress
+from oomguard.mapping.serialization import Codec
 from oomguard.mapping.store import ASKED_AT_ONCE, Store
-from oomguard.mapping.values import Codec
-from oomguard.observe import torch_memory
-from oomguard.observe.exceptions import may_be_oom
-from oomguard.switch import disabled
+from oomguard.probe import torch_memory
+from oomguard.scan.exceptions import may_be_oom
+
+# What ``fn`` returned, as one result an item.
+
+
+def one_each(results: Any, items: int) -> Sequence[Any]:
+    """Return what ``fn`` gave as a list with one result for each item.
+
+    Raises:
+        UsageError: it is none.
+    """
+    kind = type(results).__name__
+    try:
+        count = None if _is_no_list(results) else len(results)
+    except (TypeError, RuntimeError):  # a tensor or an array of no dimension, or a nested one
+        count = None
+    if count is None:
+        hint = "fn takes a list of items and returns a list of as many results"
+        if hasattr(results, "iloc"):
+            hint += ': table.to_dict("records"), series.tolist()'
+        elif isinstance(results, Mapping):
+            hint += ": [{name: column[place] for name, column in results.items()} for place in range(len(items))]"
+        raise UsageError(f"fn returned a {kind}", hint=hint)
+    if count != items:
+        hint = "fn takes a list of items and returns one result for each, in the same order"
+        raise UsageError(f"fn returned a {kind} of {count} results for {items} items", hint=hint)
+    return results if type(results) is list else [results[place] for place in range(items)]
+
+
+def _is_no_list(results: Any) -> bool:
+    """Return whether ``results[place]`` is not the result at a place: a mapping's is that of a key, a table's that of a label."""
+    if isinstance(results, (str, bytes, Mapping)) or hasattr(results, "iloc"):
+        return True
+    return not (hasattr(results, "__getitem__") and hasattr(results, "__len__"))
+
+
+# How many items ``map`` takes at a time: what the user says, else more and more of them while they fit and are soon done.
+
+_FIRST_ROWS: Final = 8
+_MOST_ROWS: Final = 1024
+# What a kill may cost where memory would allow more: a batch is stored when it is done.
+_LONG_S: Final = 30.0
+
+
+class BatchSize:
+    """``rows`` are taken next; how many of them run together, the guard decides.
+
+    Args:
+        rows: what the user says; None: begin with a few, and double.
+    """
+
+    def __init__(self, rows: int | None) -> None:
+        self.rows = _FIRST_ROWS if rows is None else rows
+        self._grows = rows is None
+
+    def ran(self, rows: int, took_s: float, *, in_parts: bool) -> None:
+        """Note a batch: a full one that ran whole, and soon, is followed by one of twice as many."""
+        if in_parts or took_s > _LONG_S / 2:
+            self._grows = False
+        if self._grows and rows == self.rows:
+            self.rows = min(2 * self.rows, _MOST_ROWS)
+
 
 OnError = Literal["raise", "record"]
 _FIRST_WAIT_S: Final = 0.01

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from oomguard.facts import Fact, FactValue, format_gib
-from oomguard.incident import Action, Effect, Incident, Patch
+from oomguard.core.facts import Fact, FactValue, format_gib
+from oomguard.core.incident import Action, Effect, Incident, Patch
+from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, engines, is_foreign, surface
+from oomguard.core.settings import SETTINGS, value_in_force
+from oomguard.core.text import first_known
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.rules.actions import OUTSIDE, ActionTable, Situation
-from oomguard.settings import SETTINGS, value_in_force
-from oomguard.surfaces import as_env, as_flag, as_kwarg, engines, is_foreign, surface
-from oomguard.templates import first_known
+from oomguard.rules.action_table import OUTSIDE, ActionTable, Situation
 
 # A plan that moves the program to another device is an action outside: the user has to have that device.
 _AS_ACTION: Final = {"device": "use_another_device"}

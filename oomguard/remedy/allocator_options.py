@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from oomguard.incident import Incident
+from oomguard.core.incident import Incident
 from oomguard.remedy.solution import Solution
 
 _EXPANDABLE: Final = "expandable_segments:True"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.facts import FactValue, format_gib
+from oomguard.core.facts import FactValue, format_gib
 from oomguard.remedy.solution import Solution
 
 CHUNK: Final = "prefill_chunk_size"

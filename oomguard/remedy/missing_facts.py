@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from oomguard.fact_registry import REGISTRY
-from oomguard.settings import SETTING_FACTS
+from oomguard.core.facts import REGISTRY
+from oomguard.core.settings import SETTING_FACTS
 
 _ENTRY: Final = re.compile(r"(?P<what>.+): not (?:printed|known|measured)(?P<more> \(.*\))?")
 _IN_WORDS: Final = {

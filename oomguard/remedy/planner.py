@@ -6,22 +6,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from oomguard.errors import SettingError
-from oomguard.facts import FactValue
-from oomguard.incident import Alternative, Cause, Effect, Incident, Patch
+from oomguard.core.errors import SettingError
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Alternative, Cause, Effect, Incident, Patch
+from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, is_foreign
+from oomguard.core.settings import effect_of, setting
 from oomguard.remedy.allocator_options import allocator_variable
+from oomguard.remedy.from_estimate import MODELLED, FailureModel
+from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.missing_facts import as_sentences, in_words, not_shown
-from oomguard.remedy.modelled import MODELLED, FailureModel
-from oomguard.remedy.permitted import present_value, why_blocked
-from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question
+from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question, present_value, why_blocked
 from oomguard.remedy.solution import Solution
-from oomguard.remedy.solvers import SOLVERS
 from oomguard.remedy.value_checks import contradiction
-from oomguard.rules.fix import Fix
-from oomguard.rules.load import RuleSet
-from oomguard.rules.rule import Rule
-from oomguard.settings import effect_of, setting
-from oomguard.surfaces import as_env, as_flag, as_kwarg, is_foreign
+from oomguard.rules.rule import Fix, Rule
+from oomguard.rules.rule_files import RuleSet
 
 # A cause that is so much less sure than the first one is not acted on before it.
 MUCH_SURER: Final = 0.3

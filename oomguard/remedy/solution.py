@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from oomguard.facts import FactValue
-from oomguard.incident import Effect
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Effect
 
 
 @dataclass(frozen=True, slots=True)

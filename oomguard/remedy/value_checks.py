@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from oomguard.facts import FactValue, format_gib
-from oomguard.incident import Incident
-from oomguard.memory.ceilings import others_margin_ratio
+from oomguard.core.facts import FactValue, format_gib
+from oomguard.core.incident import Incident
+from oomguard.estimate.constants import others_margin_ratio
 
 # Parameters counted by a model's name, and a data type that nothing prints, are off by this much at most.
 _SURE_OF_ESTIMATE: Final = 0.9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.facts import REGISTRY, format_gib
-from oomguard.incident import Attempt, Diagnosis, Effect
+from oomguard.core.facts import REGISTRY, format_gib
+from oomguard.core.incident import Attempt, Diagnosis, Effect
 from oomguard.report.html import to_html
 from oomguard.report.json import json_line, patch_dict, plain_value, to_dict
 from oomguard.report.markdown import cell, inline, to_markdown

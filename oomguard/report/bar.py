@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.incident import Budget
+from oomguard.core.incident import Budget
 
 FREE: Final = "free"
 REST: Final = "not accounted for"

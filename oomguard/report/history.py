@@ -3,22 +3,77 @@
 from __future__ import annotations
 
 import datetime
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.incident import Diagnosis, Incident
-from oomguard.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, PastAttempt, PastRun
+from oomguard.core.incident import Diagnosis, Incident
+from oomguard.core.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, KnownSettings, PastAttempt, PastRun
 from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
 from oomguard.report.presentable import drawn, masked
+from oomguard.report.redact import HOME, MASK, homes_kept
 from oomguard.report.terminal import print_diagnosis
 from oomguard.report.wording import arrow
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# The command of a past run as a line to paste: word for word what was given, but for secrets.
+
+# What a terminal does not show as it is: control characters, marks that turn the direction of text, bytes that are no UTF-8.
+_UNSEEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_ESCAPED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def to_paste(run: PastRun) -> tuple[str, list[str]]:
+    """Return the command before any patch as a line to paste, and what to know before it is pasted."""
+    with homes_kept():
+        words = [_exact(word) for word in run.command]
+    notes = []
+    if any(MASK in word for word in words):
+        notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
+    if any(map(_UNSEEN.search, words)):
+        notes.append(
+            "it holds characters that a terminal does not show, written as $'...', which bash, zsh and ksh read"
+        )
+    if run.folder is not None:
+        with homes_kept():
+            notes.append(f"it was started in {drawn(run.folder)}")
+    elif any(word.startswith(f"{HOME}/") for word in words):
+        notes.append(f"{HOME} stands for the home folder that it named, which is not recorded")
+    return " ".join(map(_quoted, words)), notes
+
+
+def _exact(word: str) -> str:
+    """Return a word as it is, masked; without its escapes only where a secret is known by that alone."""
+    exact, shown = masked(word), drawn(word)
+    return exact if shown.count(MASK) <= exact.count(MASK) else shown
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell, which reads a home folder outside quotes only."""
+    begin = f"{HOME}/"
+    if word.startswith(begin) and len(word) > len(begin):
+        return begin + _quoted_rest(word[len(begin) :])
+    return _quoted_rest(word)
+
+
+def _quoted_rest(word: str) -> str:
+    return "$'" + "".join(map(_escaped, word)) + "'" if _UNSEEN.search(word) else shlex.quote(word)
+
+
+def _escaped(char: str) -> str:
+    if _UNSEEN.match(char) and char not in _ESCAPED:
+        is_byte = "\udc80" <= char <= "\udcff"
+        raw = char.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+        return "".join(f"\\x{byte:02x}" for byte in raw)
+    return _ESCAPED.get(char, char)
+
 
 _NARROW_COLUMNS: Final = 60
 _NOT_RECORDED: Final = "not recorded"
@@ -212,3 +267,64 @@ def _heading(run: PastRun) -> list[tuple[str, str]]:
 
 def _utc(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")
+
+
+# What is known to work, for a terminal and as JSON: model, engine, device, settings, how often they held, and who measured it.
+
+_MOST_NAMED: Final = 3
+
+
+def print_known_settings(console: Console, entries: Sequence[KnownSettings]) -> None:
+    """Print a row for each, in the order given."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table.add_column("held", justify="right", no_wrap=True)
+    table.add_column("model, engine, device")
+    table.add_column("settings")
+    table.add_column("measured by, last")
+    for entry in map(drawn, entries):
+        engine = " ".join(filter(None, (entry.engine, entry.engine_version)))
+        lines = [Text(entry.model or "model not known", style="bold"), Text(engine)]
+        what = Text("\n").join([*lines, Text(entry.device or "no GPU that NVML told")])
+        settings = "\n".join(f"{name} {value}" for name, value in entry.settings.items()) or "as given"
+        style = "green" if not entry.failed else "bold red" if not entry.held else "yellow"
+        held = Text(f"{entry.held} of {entry.held + entry.failed}", style=style)
+        table.add_row(held, what, Text(settings), Text(f"{_measured_by(entry)}\n{moment(entry.last_at)}"))
+    console.print()
+    console.print(Padding(table, (0, 1)))
+    console.print()
+
+
+def known_settings_json(entry: KnownSettings) -> str:
+    """Return one as a line of JSON, its texts masked."""
+    row = {
+        "schema": SCHEMA,
+        "model": masked(entry.model),
+        "engine": entry.engine,
+        "engine_version": entry.engine_version,
+        "device": entry.device,
+        "settings": plain_value(masked(dict(entry.settings))),
+        "held": entry.held,
+        "failed": entry.failed,
+        "measured_by": [
+            {"who": masked(who), "host": masked(host), "attempts": count} for who, host, count in entry.measured_by
+        ],
+        "first_at": _utc(entry.first_at),
+        "last_at": _utc(entry.last_at),
+    }
+    return json_line(row)
+
+
+def person(who: str | None, host: str | None) -> str:
+    """Return a user of a host in words."""
+    return "@".join(filter(None, (who, host))) or "not recorded"
+
+
+def _measured_by(entry: KnownSettings) -> str:
+    names = [f"{person(who, host)} {count}" for who, host, count in entry.measured_by]
+    more = len(names) - _MOST_NAMED
+    return "\n".join([*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])

@@ -11,8 +11,8 @@ import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from oomguard.facts import Fact, format_gib
-from oomguard.incident import (
+from oomguard.core.facts import Fact, format_gib
+from oomguard.core.incident import (
     EMPTY,
     Action,
     Alternative,
@@ -23,6 +23,7 @@ from oomguard.incident import (
     Incident,
     SettingInForce,
 )
+from oomguard.core.snapshot_records import DeviceMemory
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
@@ -42,7 +43,6 @@ from oomguard.report.wording import (
     start_title,
     tradeoff,
 )
-from oomguard.snapshots.records import DeviceMemory
 
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
 _VIEWER: Final = (

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oomguard.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
+from oomguard.core.incident import Action, Budget, Diagnosis, EngineStart, Evidence, Incident, Patch
 from oomguard.report.presentable import masked, well_formed
 from oomguard.report.snapshot import snapshot_dict
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from oomguard.facts import format_gib
-from oomguard.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
+from oomguard.core.facts import format_gib
+from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
 from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
@@ -27,7 +27,7 @@ from oomguard.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from oomguard.snapshots.records import DeviceMemory
+    from oomguard.core.snapshot_records import DeviceMemory
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oomguard.incident import Action, Attempt, Incident
+from oomguard.core.facts import format_gib
+from oomguard.core.incident import Action, Attempt, Incident
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import action_why, left_alone
+from oomguard.report.wording import action_why, engine, left_alone
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
@@ -50,3 +51,27 @@ def tried(attempts: Sequence[Attempt]) -> list[str]:
         for attempt in attempts
         if attempt.patches
     ]
+
+
+# The note that the exception of a failed start carries: the diagnosis, and the process of the engine that it happened in.
+
+
+def start_note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
+    """Return the diagnosis as ``note`` has it, with where it happened and where the bytes went behind what happened and why."""
+    lines = note(incident, attempts).split("\n")
+    told = drawn(incident)
+    behind = 2 if told.causes else 1
+    phase = "" if told.phase == "unknown" else told.phase.replace("_", " ")
+    where = ", ".join(text for text in (engine(told), phase, told.location.process) if text)
+    more = [f"  where: {where}"] if where else []
+    more += [f"  budget: {text}" for text in [_budget(told)] if text]
+    return "\n".join([*lines[:behind], *more, *lines[behind:]])
+
+
+def _budget(incident: Incident) -> str:
+    """Return where the device's bytes went, as far as is known; "" where nothing of it is."""
+    parts = [f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts]
+    total = incident.budget.device_total_bytes
+    if not parts:
+        return ""
+    return f"{', '.join(parts)}{'' if total is None else f' of {format_gib(total)}'}"

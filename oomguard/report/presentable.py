@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
-from oomguard.escapes import strip_escapes
-from oomguard.report.mask import is_masking, mask, mask_value, unmasked
+from oomguard.core.text import strip_escapes
+from oomguard.report.redact import is_masking, mask, mask_value, unmasked
 
 T = TypeVar("T")
 

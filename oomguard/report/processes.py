@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from oomguard.report.mask import mask_command
+from oomguard.report.redact import mask_command
 
 _PROC: Final = Path("/proc")
 _SHOWN_CHARS: Final = 120

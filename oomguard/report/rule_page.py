@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oomguard.escapes import strip_escapes
-from oomguard.facts import REGISTRY, format_gib
-from oomguard.incident import Alternative, Cause, Incident, Patch
+from oomguard.core.facts import REGISTRY, format_gib
+from oomguard.core.incident import Alternative, Cause, Incident, Patch
+from oomguard.core.text import PLACEHOLDER, render, strip_escapes, without_brackets
 from oomguard.rules.rule import Confidence, Rule
 from oomguard.rules.signature import Signature
-from oomguard.templates import PLACEHOLDER, render, without_brackets
 
 MARK: Final = "<!-- made by `oomguard rules pages`: change the rule file, not this page -->"
 _EFFECTS: Final = {

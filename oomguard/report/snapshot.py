@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.facts import format_gib
+from oomguard.core.facts import format_gib
 from oomguard.report.bar import percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from oomguard.snapshots.records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
+    from oomguard.core.snapshot_records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")

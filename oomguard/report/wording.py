@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.facts import MIB, FactValue, format_gib
-from oomguard.incident import Action, Alternative, Cause, Diagnosis, EngineStart, Incident, Patch
+from oomguard.core.facts import MIB, FactValue, format_gib
+from oomguard.core.incident import Action, Alternative, Cause, Diagnosis, EngineStart, Incident, Patch
+from oomguard.core.settings import SETTING_FACTS
 from oomguard.remedy.policy import is_out_of_question
-from oomguard.settings import SETTING_FACTS
 
 _SHOWN_NAMES: Final = 6
 # Two causes whose confidences differ by less are shown as one decision.

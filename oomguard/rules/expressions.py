@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from oomguard.errors import RuleError
-from oomguard.facts import REGISTRY, Fact, FactValue
+from oomguard.core.errors import RuleError
+from oomguard.core.facts import REGISTRY, Fact, FactValue
 
 Kind = Literal["number", "bool", "text"]
 _Evaluate = Callable[[Mapping[str, Fact]], FactValue | None]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from oomguard.facts import Fact
-from oomguard.incident import Cause, Evidence, Incident
-from oomguard.rules.load import RuleSet
+from oomguard.core.facts import Fact
+from oomguard.core.incident import Cause, Evidence, Incident
+from oomguard.core.text import render
 from oomguard.rules.rule import Rule
-from oomguard.templates import render
+from oomguard.rules.rule_files import RuleSet
 
 MOST_CONFIDENT: Final = 0.99
 # The most for a cause of a failure in a wording that no signature has.

@@ -2,14 +2,118 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import copyreg
+import functools
+import hashlib
+import marshal
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
-from oomguard.errors import RuleError, SettingError
-from oomguard.facts import GIB, REGISTRY, Fact, coerce
+from oomguard.core.errors import RuleError, SettingError
+from oomguard.core.facts import GIB, REGISTRY, Fact, coerce
+from oomguard.core.files import keep, kept_file, read_regular, state_of
 from oomguard.rules.expressions import suggestion
-from oomguard.rules.repetition import too_much_repetition
+
+# How long a pattern gets once its repetitions are written out: known before compiling it, which may never end.
+#
+# The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit holds there. The text is read by the
+# library's own grammar (version 0); flags that would change that grammar are refused.
+
+# Far beyond any need: a window of a log has some 6000 characters.
+MAX_REPEATED_CHARS: Final = 20_000
+
+# Compiled when the first pattern is: where all of them lie compiled in the cache, none is read.
+_GRAMMAR: Final = r"""
+      (?P<escape>\\.)
+    | (?P<set>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*+\])
+    | (?P<comment>\(\?\#[^)]*\))
+    | (?P<flags>\(\?[A-Za-z0-9]*+(?:-[A-Za-z]*+)?[:)])
+    | (?P<open>\()
+    | (?P<close>\))
+    | (?P<repeat>\{(?=[^}]*[0-9])[0-9\s]*(?:,[0-9\s]*)?\})
+    | .
+    """
+
+
+def too_much_repetition(text: str) -> tuple[int, str] | None:
+    """Return position and reason of what makes a pattern too long or unreadable here; None if it may be compiled."""
+    totals, last = [0], 0  # the length so far of each open group; the length of the part just read
+    for token in re.finditer(_GRAMMAR, text, re.VERBOSE | re.DOTALL):
+        if token.lastgroup == "flags" and re.search(r"x|V1", token.group()):
+            return token.start(), "the flags x and V1 are not known here"
+        opens = token.lastgroup == "open" or (token.lastgroup == "flags" and token.group().endswith(":"))
+        if opens:
+            totals.append(0)
+        elif token.lastgroup == "close" and len(totals) > 1:
+            last = totals.pop()
+            totals[-1] += last
+        elif token.lastgroup == "repeat":
+            longer = last * _most(token.group())
+            totals[-1] += longer - last
+            last = longer
+            if sum(totals) > MAX_REPEATED_CHARS:
+                return token.start(), f"longer than {MAX_REPEATED_CHARS} characters with its repetitions written out"
+        elif token.lastgroup not in {"comment", "flags"}:
+            last = 1
+            totals[-1] += last
+    return None
+
+
+def _most(quantifier: str) -> int:
+    """Return how often ``{3}``, ``{3,5}`` or ``{3,}`` repeats its part: at most, or at least if it has no upper end."""
+    counts = [part for part in re.sub(r"\s", "", quantifier.strip("{}")).split(",") if part]
+    return max(1, *(int(count) if len(count) < 10 else 10**9 for count in counts))
+
+
+# A pattern made ready on first use: a short log needs a few dozen of the shipped patterns, and compiling one takes a millisecond.
+#
+# Only shipped patterns wait, and a test checks all of them; a user's pattern is compiled and checked at load.
+
+
+@functools.cache
+def _kept() -> KeptPatterns:
+
+    return KeptPatterns()
+
+
+class LazyPattern:
+    """What the scanner uses of a compiled pattern."""
+
+    __slots__ = ("_compiled", "pattern")
+
+    def __init__(
+        self, text: str, *, path: str, key: str
+    ) -> None:  # as ``compile_pattern`` takes them, for its messages
+        self.pattern = text
+        self._compiled: Any = None
+
+    @property
+    def compiled(self) -> Any:
+        """The compiled pattern."""
+        if self._compiled is None:
+            self._compiled = _kept().compiled(self.pattern)
+        return self._compiled
+
+    @property
+    def groupindex(self) -> dict[str, int]:
+        """Named groups and their numbers."""
+        return dict(self.compiled.groupindex)
+
+    def search(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first match, None if there is no match; the arguments are those of ``Pattern.search``."""
+        return self.compiled.search(*args, **kwargs)
+
+    def finditer(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Return all matches; the arguments are those of ``Pattern.finditer``."""
+        matches: Iterator[Any] = self.compiled.finditer(*args, **kwargs)
+        return matches
+
 
 MAX_PATTERN_CHARS: Final = 4000
 _DECIMAL: Final = "_decimal_gb"
@@ -141,3 +245,57 @@ def _flexible_spaces(text: str) -> str:
         out.append(char)
         i += 1
     return "".join(out)
+
+
+# Compiled patterns, kept in the user's cache folder: compiling those that a short log needs takes longer than reading it.
+#
+# What is kept is what ``pickle`` would keep of a pattern, as data and never as a pickle: reading it runs nothing. It is ignored where it
+# was kept by another version of Python or of ``regex``, by other rules for writing patterns, or is damaged.
+
+_MAX_KEPT_BYTES: Final = 16 << 20
+_DIGEST_BYTES: Final = 32
+
+
+class KeptPatterns:
+    """Patterns by their text; those that were not kept yet are compiled, and all are kept when the program ends."""
+
+    def __init__(self) -> None:
+        import regex
+
+        self._make, _ = _parts(regex.compile(""))
+        own = state_of(Path(__file__))
+        self._path = kept_file("patterns-{}.bin", [sys.version.encode(), regex.__version__.encode(), own])
+        self._kept = _read(self._path)
+        self._grew = False
+
+    def compiled(self, text: str) -> Any:
+        """Return a pattern that ``trusted_pattern`` takes, compiled."""
+        kept = self._kept.get(text)
+        if kept is not None:
+            with contextlib.suppress(Exception):  # what the library does not take is compiled again
+                return self._make(*marshal.loads(kept))  # noqa: S302 - of the user's own folder, as bytecode is
+        made = trusted_pattern(text)
+        if not self._grew:
+            self._grew = True
+            atexit.register(self._keep)
+        self._kept[text] = marshal.dumps(_parts(made)[1])
+        return made
+
+    def _keep(self) -> None:
+        content = marshal.dumps({**_read(self._path), **self._kept})
+        keep(self._path, hashlib.sha256(content).digest() + content)
+
+
+def _parts(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return what makes a compiled pattern again, and from what: as ``pickle`` asks for it."""
+    return copyreg.dispatch_table[type(compiled)](compiled)  # type: ignore[return-value]
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    """Return what is kept; nothing where there is no such file, or it is not whole."""
+    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
+        content = read_regular(path, _MAX_KEPT_BYTES)
+        digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() == digest:
+            return dict(marshal.loads(content))  # noqa: S302 - whole, and of the user's own folder
+    return {}

@@ -6,15 +6,136 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
-from oomguard.facts import REGISTRY
-from oomguard.incident import CAUSES
-from oomguard.kinds import KINDS
-from oomguard.rules.expressions import Expression, suggestion, trusted_expression
-from oomguard.rules.fix import Fix, read_fix
-from oomguard.rules.table import Table
-from oomguard.templates import PLACEHOLDER
+from oomguard.core.facts import REGISTRY, FactValue
+from oomguard.core.incident import CAUSES, Effect
+from oomguard.core.kinds import KINDS
+from oomguard.core.settings import SETTINGS, Setting
+from oomguard.core.text import PLACEHOLDER
+from oomguard.rules.expressions import KINDS_OF_VALUE, Expression, suggestion, trusted_expression
+from oomguard.rules.schema import Table
+
+# One fix of a rule: the setting that it changes, and what turns a user's mistake in it into a message at load.
+
+_EFFECTS: Final = {str(effect): effect for effect in Effect}
+# The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
+SOLVERS: Final = (
+    "blocks_for_max_len",
+    "graphs_that_were_captured",
+    "host_cache_within_free",
+    "host_ratio_within_free",
+    "kv_bytes_for_max_len",
+    "kv_bytes_for_tried",
+    "kv_bytes_within_free",
+    "options_for_pieces",
+    "page_for_requests",
+    "printed_estimate",
+    "ranks_for_weights",
+    "requests_in_pool",
+    "requests_in_table",
+    "rows_that_fit",
+    "sequences_for_warmup",
+    "static_share_for_pool",
+    "static_share_for_tried",
+    "step_tokens_for_tried",
+    "utilization_for_kv_cache",
+    "utilization_for_max_len",
+    "utilization_for_tried",
+    "utilization_within_free",
+    "without_graph_estimate",
+    "without_graphs",
+)
+_WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text in single quotes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One setting to change: solved by a named solver of the planner, or by an expression.
+
+    A fix for which no log can give a value names what it acts on (``lever``) and which figure is ``missing``.
+    """
+
+    setting: str
+    effect: Effect
+    solve: str | None
+    value: Expression | None
+    when: tuple[Expression, ...]
+    tradeoff: str
+    alternative: bool
+    lever: str
+    missing: str
+
+
+def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
+    """Read one fix; ``make`` turns a text into an expression. Raises RuleError for a mistake in it."""
+    effect = row.choice("effect", _EFFECTS)
+    if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
+        raise row.error("exactly one of solve, value and lever")
+    if not row.get("value", "x").strip():
+        raise row.error("the value is empty", "value")
+    if ("lever" in row.values) != ("missing" in row.values):
+        raise row.error("lever and missing come together")
+    value = row.get("value")
+    fix = Fix(
+        setting=row.get("setting"),
+        effect=_EFFECTS[effect],
+        solve=row.get("solve"),
+        value=make(value, path=str(path), key=f"{row.key}.value", result=None) if value else None,
+        when=row.expressions("when", make),
+        tradeoff=row.get("tradeoff", ""),
+        alternative=bool(row.get("alternative", False)),
+        lever=row.get("lever", ""),
+        missing=row.get("missing", ""),
+    )
+    if make is not trusted_expression:  # the shipped ones are checked by a test
+        _check(fix, row)
+    return fix
+
+
+def _check(fix: Fix, row: Table) -> None:
+    """Raise RuleError for an unknown setting, value, effect or solver."""
+    knob = SETTINGS.get(fix.setting)
+    if knob is None:
+        hint = suggestion(fix.setting.lstrip("-").replace("-", "_"), SETTINGS)
+        raise row.error(f"unknown setting {fix.setting!r}", "setting", hint=hint)
+    if fix.solve is not None:
+        row.choice("solve", SOLVERS)
+    constant = None
+    if fix.value is not None:
+        found, wanted = fix.value.kind, KINDS_OF_VALUE[knob.type]
+        if found != wanted:
+            hint = f"write {_WRITTEN[wanted]}"
+            raise row.error(f"{knob.name} is {knob.type}, the value is a {found}", "value", hint=hint)
+        constant = fix.value.evaluate({})
+        if _is_number(constant) and not _is_possible(knob, constant):
+            raise row.error(f"{knob.name} is never {constant:g}", "value", hint="write a number above zero")
+    possible = effects_of(knob, constant)
+    if fix.effect not in possible:
+        told = " or ".join(str(effect) for effect in sorted(possible))
+        changed = knob.name if constant is None else f"{knob.name} = {constant}"
+        raise row.error(f"{changed} is never {fix.effect}", "effect", hint=f"it is {told}")
+
+
+def effects_of(knob: Setting, constant: FactValue | None) -> set[Effect]:
+    """Return what a change of a setting may cost, or a change to a value that is known."""
+    if isinstance(constant, bool):
+        return {knob.raised if constant else knob.lowered}
+    if isinstance(constant, str):
+        return {knob.values[constant]} if constant in knob.values else {knob.raised, knob.lowered}
+    return {knob.raised, knob.lowered, *(() if knob.type != "str" else knob.values.values())}
+
+
+def _is_number(value: FactValue | None) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_possible(knob: Setting, value: float) -> bool:
+    """Whether a setting can have a number: above zero, and whole where it is counted (-1 is "fit it" in max_model_len)."""
+    if knob.name == "max_model_len" and value == -1:
+        return True
+    return value > 0 and (knob.type == "float" or value == int(value))
+
 
 _STATUSES: Final = ("experimental", "stable", "deprecated")
 _CODE: Final = re.compile(r"[A-Z]{2,8}\d{3}")

@@ -1,11 +1,20 @@
-"""The keys that each table of a rule file may have: their type, and whether they are required.
-
-A nested table has a row of its own; any key not listed here is a mistake.
-"""
+"""One table of a rule file, checked against the keys it may have: each mistake names file, key and line."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import functools
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from oomguard.core.errors import RuleError
+from oomguard.core.files import read_regular
+from oomguard.rules.expressions import Expression, suggestion
+
+# The keys that each table of a rule file may have: their type, and whether they are required.
+#
+# A nested table has a row of its own; any key not listed here is a mistake.
 
 SCHEMA: Final = 1
 
@@ -152,3 +161,168 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
         "expect_no_match": Key(bool),
     },
 }
+
+
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_KEY_PARTS: Final = 20
+_SHOWN_CHARS: Final = 300  # of a mistake: a hostile file's text is not printed back whole
+# The TOML library's time grows with the square of a dotted key's parts, so such a key is refused unread.
+_KEY_PART: Final = r"""(?:[\w-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP_KEY: Final = re.compile(rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+){{{MAX_KEY_PARTS}}}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a rule file; raises RuleError for a file that cannot be read or is not TOML."""
+    import tomllib  # a start that finds the shipped rules in the cache does without
+
+    try:
+        text = _text(path)
+        deep = _DEEP_KEY.search(text)
+        if deep is not None:
+            at = _place(text, deep.start())
+            raise RuleError(
+                f"a dotted key of more than {MAX_KEY_PARTS} parts", path=str(path), line=at[0], column=at[1]
+            )
+        return tomllib.loads(text)
+    except OSError as error:
+        raise RuleError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    except UnicodeDecodeError:
+        raise RuleError("not UTF-8", path=str(path)) from None
+    except RecursionError:
+        raise RuleError("nested too deeply", path=str(path)) from None
+    except ValueError as error:  # TOMLDecodeError, and a number with too many digits
+        where = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line, column = (int(where.group(1)), int(where.group(2))) if where else (None, None)
+        if "(at end of document)" in str(error):
+            line, column = _place(text, len(text))
+        message = re.sub(r" \(at .*\)$", "", str(error))[:_SHOWN_CHARS]
+        raise RuleError(f"not TOML: {message}", path=str(path), line=line, column=column) from None
+
+
+def _text(path: Path) -> str:
+    text = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@functools.cache
+def _required(schema: str) -> tuple[str, ...]:
+    """Return the keys that a table of this schema must have."""
+    return tuple(name for name, key in KEYS[schema].items() if key.required)
+
+
+class Table:
+    """One table of a file, checked against its keys on construction.
+
+    Args:
+        value: the table as the parser returned it.
+        path: the file, for messages.
+        key: the dotted path of the table inside the file, "" for the file itself.
+        schema: the row of ``schema.KEYS`` that says which keys it may have.
+
+    Raises:
+        RuleError: an unknown key, a missing one, or a value of the wrong type.
+    """
+
+    def __init__(self, value: Any, path: Path, key: str, schema: str) -> None:
+        self.path, self.key = path, key
+        known = KEYS[schema]
+        if not isinstance(value, dict):
+            raise self.error(f"expected a table, found {type(value).__name__}")
+        self.values: dict[str, Any] = value
+        for name, entry in value.items():
+            if name not in known:
+                raise self.error(f"unknown key {name!r}", name, hint=suggestion(name, known))
+            expected = known[name].type
+            # bool is an int to Python and not to the author of a rule
+            if not isinstance(entry, expected) or (isinstance(entry, bool) and expected is not bool):
+                wanted = expected if isinstance(expected, type) else expected[-1]
+                raise self.error(f"expected {wanted.__name__}, found {type(entry).__name__}", name)
+        for name in _required(schema):
+            if name not in value:
+                raise self.error(f"the key {name!r} is missing")
+        if value.get("schema", SCHEMA) != SCHEMA:
+            raise self.error(f"schema {value['schema']} is not known to this version, which reads {SCHEMA}", "schema")
+
+    def error(self, message: str, name: str | None = None, *, hint: str | None = None) -> RuleError:
+        """Return the error for a mistake at one key of this table (None: at the table itself)."""
+        key = ".".join(part for part in (self.key, name) if part) or None
+        line, column = _position(self.path, self.key, name)
+        message, key = _shortened(message), None if key is None else _shortened(key)
+        return RuleError(message, path=str(self.path), key=key, line=line, column=column, hint=hint)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value as it is written, ``default`` for an absent key."""
+        return self.values.get(name, default)
+
+    def choice(self, name: str, known: Iterable[str], default: str | None = None) -> str:
+        """Return a text that has to be one of ``known``; raises RuleError for any other."""
+        value = self.values.get(name, default)
+        options = tuple(known)
+        if value not in options:
+            raise self.error(f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options))
+        return str(value)
+
+    def choices(self, name: str, known: Iterable[str], what: str) -> tuple[str, ...]:
+        """Return a list of texts that have to be some of ``known``, empty for an absent key.
+
+        Raises RuleError for any other, which ``what`` names: a kind, a fact.
+        """
+        options = tuple(known)
+        for value in self.values.get(name, ()):
+            if value not in options:
+                raise self.error(f"unknown {what} {value!r}", name, hint=suggestion(str(value), options))
+        return tuple(self.values.get(name, ()))
+
+    def tables(self, name: str, schema: str) -> list[Table]:
+        """Return the rows of an array of tables, each checked against ``schema``; raises RuleError."""
+        rows = self.values.get(name, [])
+        return [
+            Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
+            for i, row in enumerate(rows)
+        ]
+
+    def expressions(self, name: str, make: Callable[..., Expression]) -> tuple[Expression, ...]:
+        """Return a list of conditions; ``make`` turns a text into an expression. Raises RuleError."""
+        prefix = f"{self.key}." if self.key else ""
+        found = []
+        for i, row in enumerate(self.values.get(name, [])):
+            try:
+                found.append(make(row, path=str(self.path), key=f"{prefix}{name}[{i}]"))
+            except RuleError as error:
+                if error.column is None:  # the mistake is the value itself: point at the list
+                    error.line, error.column = _position(self.path, self.key, name)
+                raise
+        return tuple(found)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def _place(text: str, position: int) -> tuple[int, int]:
+    """Return the 1-based line and column of a position."""
+    return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+
+
+def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int | None]:
+    """Find the 1-based line and column of a key in the text, since TOML parsers keep no positions; None if not found.
+
+    In an array of tables (``fix[1]``) the search begins at that table's own header.
+    """
+    if name is None:
+        return None, None
+    try:
+        lines = _text(path).splitlines()
+    except (OSError, ValueError):
+        return None, None
+    first = 0
+    inside = re.match(r"(\w+)\[(\d+)\]", table)
+    if inside:
+        headers = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{inside.group(1)}\s*\]\]", line)]
+        first = headers[int(inside.group(2))] if int(inside.group(2)) < len(headers) else 0
+    pattern = re.compile(rf"(?:^|[\s{{,.\[]){re.escape(name)}\s*[=\]]")
+    for number, line in enumerate(lines[first:], first + 1):
+        match = pattern.search(line)
+        if match:
+            return number, line.index(name, match.start()) + 1
+    return None, None

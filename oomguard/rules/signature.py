@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.facts import REGISTRY, is_of_type
-from oomguard.incident import PHASES
-from oomguard.kinds import KINDS
+from oomguard.core.facts import REGISTRY, is_of_type
+from oomguard.core.incident import PHASES
+from oomguard.core.kinds import KINDS
 from oomguard.rules.expressions import suggestion
-from oomguard.rules.lazy import LazyPattern
-from oomguard.rules.table import Table
+from oomguard.rules.pattern import LazyPattern
+from oomguard.rules.schema import Table
 
 # How a line may say that an engine ended; what each means: observe/ending.py.
 ENDS: Final = ("died", "failing", "gone", "stopping", "told")

@@ -2,12 +2,160 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
+import re
+import socket
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
 
+from oomguard.core.errors import UsageError
+from oomguard.core.incident import Attempt, Patch
+from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
-from oomguard.incident import Attempt, Patch
-from oomguard.telemetry.tally import Tally
+from oomguard.probe import nvml
+from oomguard.telemetry.metrics import Exporter, Figure, Tally, registry_of
+
+# What is read when somebody asks and kept nowhere: the command's own memory, and the devices'.
+
+
+def sampled(pid: int | None) -> dict[str, Figure]:
+    """Return the figures of now; None for what nobody tells, which is then not exported.
+
+    NVML is opened and closed each time: a handle that is kept would stand in the way of a device's reset.
+    """
+    devices: dict[tuple[str, ...], nvml.Device] = {(str(d.index), d.name or ""): d for d in nvml.devices() or ()}
+    total = {labels: d.total_bytes for labels, d in devices.items() if d.total_bytes is not None}
+    used = {
+        labels: d.total_bytes - d.free_bytes
+        for labels, d in devices.items()
+        if d.total_bytes is not None and d.free_bytes is not None
+    }
+    return {
+        "resident_bytes": None if pid is None else resident_bytes(pid),
+        "device_total_bytes": total,
+        "device_used_bytes": used,
+    }
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the host memory that a process and all below it hold; None where it is gone."""
+    import psutil
+
+    found = []
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended since
+                found.append(process.memory_info().rss)
+    return sum(found) if found else None
+
+
+# Where a run's metrics go: ``PORT``, ``HOST:PORT`` or a file whose name ends in .prom.
+
+LOCAL: Final = "127.0.0.1"
+ANY: Final = "*"
+EVERYWHERE: Final = "::"
+SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads no other
+_LARGEST_PORT: Final = 65535
+_ADDRESS: Final = re.compile(r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where metrics are served; port 0 is any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_target(text: str) -> Address | Path:
+    """Return the address or the file that ``--metrics`` names.
+
+    Raises:
+        UsageError: it is neither, or the file's folder cannot be written.
+    """
+    if text.endswith(SUFFIX):
+        path = Path(os.path.realpath(text))  # of a link, its target is written anew: the link stays
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UsageError(f"--metrics {text}: the folder cannot be written", hint="name a folder that exists")
+        if path.is_dir():
+            raise UsageError(f"--metrics {text}: it is a folder", hint=f"name a file in it: {text}/oomguard{SUFFIX}")
+        if path.is_symlink() or (
+            path.exists() and not path.is_file()
+        ):  # a loop of links; a device, which a file would replace
+            raise UsageError(f"--metrics {text}: it is no regular file", hint="name another file")
+        return path
+    address = parse_address(text, LOCAL)
+    if address is None:
+        raise UsageError(
+            f"--metrics {text}: neither a port, nor an address, nor a file whose name ends in {SUFFIX}",
+            hint=f"--metrics 9400, --metrics 0.0.0.0:9400, --metrics /var/lib/node_exporter/oomguard{SUFFIX}",
+        )
+    return address
+
+
+def parse_address(text: str, default_host: str) -> Address | None:
+    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is every address of this machine."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > _LARGEST_PORT:
+        return None
+    host = found["v6"] or found["host"] or default_host
+    # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
+    everywhere = EVERYWHERE if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
+    return Address(everywhere if host == ANY else host, int(found["port"]))
+
+
+def listening_at(address: Address) -> socket.socket:
+    """Return a socket that listens; what comes before it is served waits in its queue.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own default.
+    both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
+    return socket.create_server(place[:2], family=family, dualstack_ipv6=both)
+
+
+# Metrics as a file for node_exporter's textfile collector, written anew at each event.
+
+
+class TextFile:
+    """Writes the metrics of one run; who reads meanwhile sees the old file or the new one, never half of it.
+
+    Args:
+        path: ends in .prom.
+        exporter: what is written.
+    """
+
+    def __init__(self, path: Path, exporter: Exporter) -> None:
+        self._path, self._exporter = path, exporter
+        self._failed = False
+
+    def files(self) -> list[Path]:
+        """Return the file, and what is there of a new one beside it, by the names that prometheus-client gives it."""
+        partial = f"{glob.escape(self._path.name)}.{os.getpid()}.*"
+        return [self._path, *self._path.parent.glob(partial)]
+
+    def update(self) -> None:
+        """Write what is new; say once where that cannot be done."""
+        try:
+            from prometheus_client import write_to_textfile
+
+            write_to_textfile(str(self._path), registry_of(self._exporter))
+            self._failed = False
+        except Exception as error:  # noqa: BLE001 - a full disk, or an installation of the library that is broken
+            if not self._failed:
+                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                get_logger().warning("the metrics cannot be written", path=str(self._path), reason=reason)
+            self._failed = True
 
 
 class Outlet(Protocol):

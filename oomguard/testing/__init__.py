@@ -5,7 +5,7 @@ Names load on first use: the pytest plugin lies in this room, and pytest starts 
 
 from typing import TYPE_CHECKING, Any
 
-from oomguard.testing.in_force import active_device
+from oomguard.testing.active_devices import active_device
 
 if TYPE_CHECKING:
     from oomguard.testing.limit import limit_memory

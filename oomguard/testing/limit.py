@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 from oomguard.testing.sizes import read_size, written
 from oomguard.testing.wordings import Wording, find_wording
 

@@ -6,19 +6,72 @@ imported when the first such test runs.
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from oomguard.errors import SettingError
-from oomguard.switch import disabled
+from oomguard.core.disable import disabled
+from oomguard.core.errors import SettingError
+from oomguard.testing.sizes import written
 
 if TYPE_CHECKING:
     from pluggy import Result
 
     from oomguard.testing.limit import Limit
     from oomguard.testing.simulated_device import SimulatedDevice
+
+
+# What a failed test on a simulated device shows: the user's line, the peak beside the device's size, and the diagnosis.
+
+_RAISES: Final = Path(__file__).parent / "simulated_device.py"
+_INSTALLED: Final = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+def users_part(excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config) -> TracebackType | None:
+    """Return the traceback of a full device up to the last line of the user's own; what is installed lies below that.
+
+    None where another than the device raised, where no line is the user's, or with ``--full-trace``.
+    """
+    entries: list[TracebackType] = []
+    entry: TracebackType | None = excinfo.tb
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    if config.option.fulltrace or not entries or _file(entries[-1]) != _RAISES:
+        return None
+    own = [i for i, entry in enumerate(entries) if _is_own(_file(entry))]
+    users: TracebackType | None = None
+    for entry in reversed(entries[: own[-1] + 1] if own else []):
+        users = TracebackType(users, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return users
+
+
+def _file(entry: TracebackType) -> Path:
+    return Path(entry.tb_frame.f_code.co_filename)
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_absolute() and not any(path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE))
+
+
+def section(device: SimulatedDevice, error: BaseException) -> str:
+    """Return the lines of a report; the diagnosis stands in them where memory ran out."""
+    lines = [f"peak {written(device.peak_bytes)} of {written(device.capacity_bytes)} on a simulated device"]
+    if device.has_caching_allocator:
+        lines.append(f"torch held {written(device.peak_reserved_bytes)} for it")
+    if device.other_processes_bytes:
+        lines.append(f"other processes held {written(device.other_processes_bytes)}")
+    from oomguard.diagnosis.diagnose import diagnose
+    from oomguard.report.note import note
+
+    lines += [note(incident) for incident in diagnose(error).incidents if incident.is_oom]
+    return "\n".join(lines)
+
 
 MARKER: Final = "gpu_memory"
 _LINE: Final = (
@@ -84,8 +137,6 @@ def pytest_runtest_makereport(
     report = (yield).get_result()
     device = item.stash.get(_DEVICE, None)
     if report.when == "call" and report.failed and device is not None and call.excinfo is not None:
-        from oomguard.testing.failed_test import section, users_part
-
         if (ends := users_part(call.excinfo, item.config)) is not None:
             call.excinfo.traceback = type(call.excinfo.traceback)(ends)
             report.longrepr = item.repr_failure(call.excinfo)
@@ -118,7 +169,7 @@ def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDev
         try:
             item.stash[_DEVICE] = _checked(marker).device()
         except ModuleNotFoundError as error:
-            from oomguard.installation import install_hint
+            from oomguard.core.installation import install_hint
 
             pytest.fail(f"a simulated device needs torch ({error}): {install_hint('hf')}", pytrace=False)
     return item.stash[_DEVICE]

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 
 _UNITS: Final[dict[str, int]] = {"b": 1} | {
     f"{letter}{end}": int(factor**power)

@@ -11,7 +11,7 @@ from typing import Final
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 from oomguard.testing.sizes import read_size, written
 
 NEIGHBOUR_PID: Final = 1234

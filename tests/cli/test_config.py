@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.cli.config import OPTIONS, Configuration, own_file, read_configuration
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
 from support.each import each
 from support.in_process import oomguard_text
 
@@ -252,7 +252,7 @@ def test_a_working_directory_that_is_gone_has_no_table(project, monkeypatch):
 
 def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):
     read(project, "max_relaunches = 0\nreport = 'planted.json'\nallow = 'changes-outputs'")
-    engine = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+    engine = Path(__file__).parents[1] / "analyst" / "fake_engine.py"
 
     def starts(*options: str) -> int:
         count = project / "count.log"

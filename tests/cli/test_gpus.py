@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 
-from oomguard.observe.processes import sees_the_host_s_pids
-from oomguard.placement.leases import LeaseFolder
+from oomguard.cluster.placement.leases import LeaseFolder
+from oomguard.probe.processes import sees_the_host_s_pids
 from support.placing import Gpus, simulated_gpus
 
 GIB = 2**30

@@ -15,7 +15,7 @@ from oomguard.journal.store import default_path
 from support.each import each
 from support.in_process import oomguard_text
 
-ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+ENGINE = Path(__file__).parents[1] / "analyst" / "fake_engine.py"
 OLD = Path(__file__).parents[1] / "journal" / "schema_1.sqlite3"
 
 

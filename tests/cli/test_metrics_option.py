@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oomguard.installation import install_hint
+from oomguard.core.installation import install_hint
 from support.counted import BROKEN, run, scraped
 from support.each import each
 from support.supervising import hooked, wait_for

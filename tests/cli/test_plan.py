@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.facts import GIB
+from oomguard.core.facts import GIB
 from support.in_process import oomguard_text
 
 LLAMA = {
@@ -305,7 +305,7 @@ def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
     from click.testing import CliRunner
 
     from oomguard.cli.plan import command
-    from oomguard.observe import nvml
+    from oomguard.probe import nvml
 
     def found(name: str) -> list[str]:
         monkeypatch.setattr(nvml, "devices", lambda: (nvml.Device(0, name, 80 * GIB, 79 * GIB, {}),))

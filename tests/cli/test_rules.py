@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.rules.load import load_rules
+from oomguard.rules.rule_files import load_rules
 from support.each import each
 from support.in_process import oomguard_text
 

@@ -83,7 +83,7 @@ def test_secrets_of_the_command_are_not_printed():
 
 
 def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
-    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    engine = str(Path(__file__).parents[1] / "analyst" / "fake_engine.py")
     journal = tmp_path / "journal.sqlite3"
     words = (
         "--dry-run",
@@ -109,7 +109,7 @@ def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
 
 @each("form", ["console", "json"])
 def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report_or_the_journal(tmp_path, form):
-    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    engine = str(Path(__file__).parents[1] / "analyst" / "fake_engine.py")
     line = "DBPASS=Hunter2 mysql -pHunter2 | curl -u me:Hunter2 'https://h/x?key=Hunter2' \x1b]0;owned\x07 \x1b[31m"
     words = [line, "--auth", "Hunter2", "--key", "Hunter2", "FOO_KEY=Hunter2", "gsk_" + "a1B2" * 8, "\x1b[2J"]
     report, journal = tmp_path / "report.html", tmp_path / "journal.sqlite3"
@@ -126,7 +126,7 @@ def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report
 
 def test_a_home_folder_stays_in_what_there_is_to_paste(tmp_path):
     """In quotes a shell leaves ``~`` as it is."""
-    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    engine = str(Path(__file__).parents[1] / "analyst" / "fake_engine.py")
     words = ("--", sys.executable, engine, "--count", "/dev/null", "/home/alice/my job")
     ran = oomguard("run", "--dry-run", "-v", *words)
     assert ran.stderr.count("'/home/alice/my job'") >= 2  # below the panel, and of the attempt
@@ -138,7 +138,7 @@ def test_a_home_folder_stays_in_the_hint_that_adds_the_dashes():
 
 
 def test_without_colour_no_escape_reaches_a_terminal():
-    engine = str(Path(__file__).parents[1] / "supervise" / "fake_engine.py")
+    engine = str(Path(__file__).parents[1] / "analyst" / "fake_engine.py")
     shown = {}
     for color in ("always", "never"):
         options = ["--color", color, "--journal", "/dev/null/none"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.cli import main
-from oomguard.installation import install_hint
+from oomguard.core.installation import install_hint
 from support.each import each
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import runpy
 import tomllib
 from pathlib import Path
 
-from oomguard.diagnosing import diagnose, diagnose_stream
-from oomguard.incident import CAUSES, PHASES
-from oomguard.kinds import KINDS
+from oomguard.core.incident import CAUSES, PHASES
+from oomguard.core.kinds import KINDS
+from oomguard.diagnosis.diagnose import diagnose, diagnose_stream
 from oomguard.report.json import to_dict
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from oomguard.diagnosing import diagnose_lines
-from oomguard.errors import RuleError
-from oomguard.observe.source import read_lines
-from oomguard.rules.load import load_rules
+from oomguard.core.errors import RuleError
+from oomguard.diagnosis.diagnose import diagnose_lines
+from oomguard.rules.rule_files import load_rules
+from oomguard.scan.source import read_lines
 
 MEMORY_LIMIT = 3 << 30  # of address space: a runaway fails here and not on the machine
 

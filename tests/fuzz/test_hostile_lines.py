@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from oomguard.rules.load import load_rules
+from oomguard.rules.rule_files import load_rules
 from support.each import each
 
 LINE_CHARS = 6000

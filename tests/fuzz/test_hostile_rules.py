@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from oomguard.errors import RuleError
-from oomguard.rules.load import RuleSet, load_rules
+from oomguard.core.errors import RuleError
+from oomguard.rules.rule_files import RuleSet, load_rules
 from support.each import each
 
 LIMIT_S = 2.0  # of processor time

@@ -99,14 +99,14 @@ def test_a_quantized_cache_needs_permission():
 def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llama, monkeypatch):
     from packaging.version import Version
 
-    from oomguard.engines.transformers import cache_kept
+    from oomguard.engines.transformers import kv_cache_offload
     from oomguard.engines.transformers.generate import GenerateCall
 
     monkeypatch.setattr(type(llama), "device", torch.device("cuda"))  # that it is on one is all that is asked
     ids = torch.ones((1, 8), dtype=torch.long)
     generated = GenerateCall.of(llama, (), {"input_ids": ids, "max_new_tokens": 4})
 
-    assert not isinstance(cache_kept.keeping_cache(generated, "offloaded"), str)
-    monkeypatch.setattr(cache_kept, "_transformers", lambda: Version("5.17"))
+    assert not isinstance(kv_cache_offload.keeping_cache(generated, "offloaded"), str)
+    monkeypatch.setattr(kv_cache_offload, "_transformers", lambda: Version("5.17"))
     why_not = "before transformers 5.20 its cache on the host may give other tokens"
-    assert cache_kept.keeping_cache(generated, "offloaded") == why_not
+    assert kv_cache_offload.keeping_cache(generated, "offloaded") == why_not

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import oomguard
-from oomguard.engines.transformers import cache_kept, lighter
+from oomguard.engines.transformers import kv_cache_offload, weights
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -77,8 +77,8 @@ def changes(g):
 
 @pytest.mark.parametrize("backend", ["fp8", "quanto"])
 def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, told, monkeypatch):
-    monkeypatch.setattr(cache_kept, "_BACKENDS", (backend,))
-    found, why_not = cache_kept._backend(model)
+    monkeypatch.setattr(kv_cache_offload, "_BACKENDS", (backend,))
+    found, why_not = kv_cache_offload._backend(model)
     if found is None:
         pytest.skip(why_not)
     model.to("cuda")
@@ -107,10 +107,10 @@ def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.85), (4, 0.6)])
 def test_weights_are_quantized_by_quanto_with_permission(checkpoint, bits, share, told, monkeypatch):
-    if not lighter._is_installed("optimum.quanto"):
+    if not weights._is_installed("optimum.quanto"):
         pytest.skip("optimum-quanto is not installed")
-    rows = [row for row in lighter._rows() if row["package"] == "optimum-quanto"]
-    monkeypatch.setattr(lighter, "_rows", lambda: rows)  # as where no other library is installed
+    rows = [row for row in weights._rows() if row["package"] == "optimum-quanto"]
+    monkeypatch.setattr(weights, "_rows", lambda: rows)  # as where no other library is installed
     folder, size = checkpoint
     with (
         limit_cuda(torch.cuda.memory_allocated() + int(share * size)),

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from transformers.modeling_outputs import BaseModelOutputWithPast  # noqa: E402
 
-from oomguard.guarding.gathered import Gathered  # noqa: E402
+from oomguard.guarding.collate import Gathered  # noqa: E402
 
 
 def record_of(rows, shape):

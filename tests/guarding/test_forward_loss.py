@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from oomguard.engines.transformers.forward import ForwardCall  # noqa: E402
-from oomguard.guarding.gathered import Gathered  # noqa: E402
+from oomguard.guarding.collate import Gathered  # noqa: E402
 
 ROWS, TOKENS, VOCAB = 7, 12, 40
 SIZES = {

@@ -145,8 +145,8 @@ class Features(torch.nn.Module):
 
 
 def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
-    from oomguard.engines.transformers.features import FeaturesCall
-    from oomguard.guarding.gathered import Gathered
+    from oomguard.engines.transformers.calls import FeaturesCall
+    from oomguard.guarding.collate import Gathered
 
     def batch():
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import oomguard
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 from oomguard.guarding.function_call import RowsCall
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import oomguard
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 import oomguard
-from oomguard.engines.transformers import cache_kept
+from oomguard.engines.transformers import kv_cache_offload
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -147,7 +147,7 @@ def test_a_guard_around_a_generate_that_succeeds_costs_a_thousandth(checkpoint, 
 
 
 @pytest.mark.skipif(
-    cache_kept._transformers() < cache_kept._STREAMS_WAIT,
+    kv_cache_offload._transformers() < kv_cache_offload._STREAMS_WAIT,
     reason="this transformers' cache on the host may give other tokens",
 )
 def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import oomguard
-from oomguard.guarding.in_parts import in_parts
+from oomguard.guarding.micro_batch import in_parts
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

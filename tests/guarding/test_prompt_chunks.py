@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import VOCAB, assert_same, made, whole_and_in_parts  # noqa: E402
 
-from oomguard.engines.transformers.cache_argument import name_in  # noqa: E402
+from oomguard.engines.transformers.inputs import name_in  # noqa: E402
 
 TOKENS = 384
 GREEDY = {"do_sample": False, "max_new_tokens": 4}

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from model_calls import made, padded  # noqa: E402
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList  # noqa: E402
 
-from oomguard.engines.transformers.cache_argument import name_in  # noqa: E402
+from oomguard.engines.transformers.inputs import name_in  # noqa: E402
 
 GREEDY = {"do_sample": False, "max_new_tokens": 2}
 MESSAGE = (

@@ -255,7 +255,7 @@ def test_a_program_that_is_no_file_starts_its_engine_as_one_that_is(program):
 
 
 TROUBLE = """
-    import oomguard.guarding.start, oomguard.guarding.start_failure
+    import oomguard.guarding.engine_start, oomguard.guarding.engine_start
     from oomguard.engines.vllm.in_process import leftovers, start
     def trouble(*args, **kwargs):
         raise RuntimeError("trouble of ours")
@@ -265,7 +265,7 @@ TROUBLE = """
 def test_trouble_of_ours_does_not_cost_the_program_its_engine(program):
     ran = program(f"""{TROUBLE}
     def main():
-        oomguard.guarding.start.StartRun._measured = leftovers.remove_segments = trouble
+        oomguard.guarding.engine_start.StartRun._measured = leftovers.remove_segments = trouble
         with oomguard.guard(allow="reduces-capacity") as g:
             llm = LLM("org/model", **SMALL)
         print(json.dumps(shown(g)))
@@ -280,7 +280,7 @@ def test_trouble_of_ours_leaves_vllms_own_exception_as_it_is(program):
     from oomguard.engines.vllm.in_process import arguments
     def main():
         places = [
-            (oomguard.guarding.start_failure, "scan_start"),
+            (oomguard.guarding.engine_start, "scan_start"),
             (start.StartArguments, "settings_in_force"),
             (arguments, "_position"),
         ]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import oomguard
-from oomguard.guarding import watching
+from oomguard.guarding import intercept
 from oomguard.guarding.function_call import RowsCall
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -67,11 +67,11 @@ def test_a_split_is_a_warning_in_the_log_once(run, caplog):
 def watched(rows):
     """Call ``work`` as an engine's method is called that is watched."""
     read = lambda _model, args, kwargs: RowsCall.of(work.__wrapped__, ("rows",), args, kwargs)  # noqa: E731
-    return watching._watched(read, work.__wrapped__, None, (rows,), {})
+    return intercept._watched(read, work.__wrapped__, None, (rows,), {})
 
 
 def test_a_thread_of_a_pool_says_once_that_no_guard_reaches_it(monkeypatch, caplog):
-    monkeypatch.setattr(watching, "_unguarded_threads", [])
+    monkeypatch.setattr(intercept, "_unguarded_threads", [])
     with oomguard.guard(), ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
         list(pool.map(watched, [[1], [2], [3]]))
     told = [record.getMessage() for record in caplog.records if "no guard reaches" in record.getMessage()]
@@ -82,11 +82,11 @@ def test_a_thread_of_a_pool_says_once_that_no_guard_reaches_it(monkeypatch, capl
 def test_a_guarded_thread_and_one_without_any_guard_say_nothing(subtests, monkeypatch, caplog):
     for guarded_thread in [True, False]:
         with subtests.test(guarded_thread=guarded_thread):
-            monkeypatch.setattr(watching, "_unguarded_threads", [])
+            monkeypatch.setattr(intercept, "_unguarded_threads", [])
             function = oomguard.guard(watched) if guarded_thread else watched
             with ThreadPoolExecutor(1) as pool:
                 list(pool.map(function, [[1], [2]]))
-            assert watching.in_force == []
+            assert intercept.in_force == []
             assert "no guard reaches" not in caplog.text
 
 

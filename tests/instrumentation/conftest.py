@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from oomguard.instrumentation import readings
-from oomguard.observe import nvml
+from oomguard.probe import nvml
 
 GIB = 2**30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import oomguard
-from oomguard.observe import torch_memory
+from oomguard.probe import torch_memory
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 GIB = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import oomguard
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
 
 
 def test_a_label_of_any_kind_is_text_in_every_form_of_the_report(tmp_path):

@@ -15,8 +15,8 @@ import time
 import pytest
 
 import oomguard
-from oomguard.errors import SettingError, UsageError
-from oomguard.timeline import Counter
+from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.timeline import Counter
 
 MIB = 2**20
 HOST = Counter("host", "resident")

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.incident import Effect, Patch
+from oomguard.core.incident import Effect, Patch
 from oomguard.journal.codec import incident_of, patch_of
 from oomguard.report.json import incident_dict, json_line, patch_dict
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.errors import UsageError
+from oomguard.core.errors import UsageError
 from oomguard.journal.location import JournalUrl, is_journal_file, parse_location
 from oomguard.journal.store import Journal
 

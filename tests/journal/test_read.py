@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.errors import InputError, JournalError
-from oomguard.installation import upgrade_hint
+from oomguard.core.errors import InputError, JournalError
+from oomguard.core.installation import upgrade_hint
+from oomguard.core.past_runs import PastRun
 from oomguard.journal.read import Asked, each_run, open_journal, past_runs
 from oomguard.journal.store import Journal, Record, default_path
-from oomguard.past_runs import PastRun
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
 PATCH = {

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.errors import InputError, JournalError
-from oomguard.installation import install_hint, upgrade_hint
+from oomguard.core.errors import InputError, JournalError
+from oomguard.core.installation import install_hint, upgrade_hint
+from oomguard.core.past_runs import PastRun
 from oomguard.journal import delivery
 from oomguard.journal.database import SCHEMA_VERSION
 from oomguard.journal.delivery import deliver, deliver_left_behind, require_tables
@@ -28,7 +29,6 @@ from oomguard.journal.read import Asked, open_journal, past_runs
 from oomguard.journal.record import Ran, Record
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
-from oomguard.past_runs import PastRun
 from support.supervising import LIMIT_S
 
 H100 = Ran("vllm", "0.33.0", "org/m", "H100")

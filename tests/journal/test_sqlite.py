@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.errors import InputError, JournalError
-from oomguard.installation import upgrade_hint
+from oomguard.core.errors import InputError, JournalError
+from oomguard.core.installation import upgrade_hint
 from oomguard.journal.database import SCHEMA_VERSION, migrations
 from oomguard.journal.sqlite import open_file, prepare
 from oomguard.journal.store import Journal, Ran, Record

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.errors import InputError
+from oomguard.core.errors import InputError
 from oomguard.journal.store import Journal, Ran, Record, default_path
 
 WRITER = """

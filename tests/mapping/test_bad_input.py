@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import oomguard
-from oomguard.mapping import folders
+from oomguard.mapping import store
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.store import Store
 
@@ -131,7 +131,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(store, t
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
         f"23 22 0:50 / {tmp_path} rw,relatime shared:5 - nfs4 server:/export rw,vers=4.2\n"
     )
-    monkeypatch.setattr(folders, "MOUNTS", mounts)
+    monkeypatch.setattr(store, "MOUNTS", mounts)
     oomguard.map(same, range(5), store=store)
     assert "the store is on a network folder: file_system nfs4" in caplog.text
     with closing(sqlite3.connect(store)) as database:
@@ -139,7 +139,7 @@ def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(store, t
 
 
 def test_a_local_folder_is_none_of_a_network(tmp_path):
-    assert folders.network_file_system(tmp_path) is None
+    assert store.network_file_system(tmp_path) is None
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
@@ -149,10 +149,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_store_that_is_no_path_is_named(subtests):
-    for store in [None, 5, b"s.sqlite", ""]:
-        with subtests.test(store=store):
-            with pytest.raises(oomguard.UsageError, match=re.escape(f"store is {store!r}")) as caught:
-                oomguard.map(same, [1], store=store)
+    for given in [None, 5, b"s.sqlite", ""]:
+        with subtests.test(store=given):
+            with pytest.raises(oomguard.UsageError, match=re.escape(f"store is {given!r}")) as caught:
+                oomguard.map(same, [1], store=given)
             assert 'store="results.sqlite"' in caught.value.hint
 
 

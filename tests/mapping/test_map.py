@@ -235,7 +235,7 @@ def test_key_says_what_identifies_an_item(store):
 
 def test_clear_cache_every_collects_after_so_many_items(store, monkeypatch):
     released = []
-    monkeypatch.setattr("oomguard.observe.torch_memory.release", lambda: released.append(1))
+    monkeypatch.setattr("oomguard.probe.torch_memory.release", lambda: released.append(1))
     oomguard.map(double, range(40), store=store, batch_size=4, clear_cache_every=10)
     assert len(released) == 3  # after 12, 24, 36
 

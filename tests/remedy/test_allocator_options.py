@@ -2,7 +2,7 @@
 
 import pytest
 
-from oomguard.diagnosing import diagnose
+from oomguard.diagnosis.diagnose import diagnose
 
 
 def _variable(text: str) -> str | None:

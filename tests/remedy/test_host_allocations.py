@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from oomguard.diagnosing import assess_all, default_rules, diagnose_lines
-from oomguard.facts import GIB
-from oomguard.incident import Incident
-from oomguard.observe.source import read_lines
+from oomguard.core.facts import GIB
+from oomguard.core.incident import Incident
+from oomguard.diagnosis.diagnose import assess_all, default_rules, diagnose_lines
 from oomguard.remedy.policy import make_policy
+from oomguard.scan.source import read_lines
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,8 +71,8 @@ FREE = 20 * GIB
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Return a function that plans for a start whose worker was refused memory while 20 GiB were free."""
-    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: FREE)
-    monkeypatch.setattr("oomguard.observe.host_memory.read_total_bytes", lambda: 24 * GIB)
+    monkeypatch.setattr("oomguard.probe.host.read_available_bytes", lambda: FREE)
+    monkeypatch.setattr("oomguard.probe.host.read_total_bytes", lambda: 24 * GIB)
 
     def plan_for(
         config: dict, args: dict, frames: list[str], message: str, *before: str, drafts: str = "None"
@@ -186,7 +186,7 @@ def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_request
 
 
 def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start, monkeypatch):
-    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: 4 * GIB)
+    monkeypatch.setattr("oomguard.probe.host.read_available_bytes", lambda: 4 * GIB)
     args = {"max_model_len": 4096, "max_num_seqs": 8, "kv_cache_memory_bytes": 6_000_000_000}
     frames = [
         'vllm/v1/worker/gpu_model_runner.py", line 7000, in initialize_kv_cache',
@@ -199,7 +199,7 @@ def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start
 
 
 def test_a_step_that_holds_whole_prompts_is_no_smaller_than_the_longest(start, monkeypatch):
-    monkeypatch.setattr("oomguard.observe.host_memory.read_available_bytes", lambda: 2 * GIB + 2**27)
+    monkeypatch.setattr("oomguard.probe.host.read_available_bytes", lambda: 2 * GIB + 2**27)
     args = {"max_model_len": 512, "max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 2**20}
     frames = [
         'vllm/v1/worker/gpu_model_runner.py", line 6193, in profile_run',

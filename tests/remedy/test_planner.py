@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.diagnosing import assess, default_rules
-from oomguard.errors import OomguardError
-from oomguard.facts import GIB, Fact
-from oomguard.incident import Cause, Effect, Incident, Patch, SettingInForce
+from oomguard.core.errors import OomguardError
+from oomguard.core.facts import GIB, Fact
+from oomguard.core.incident import Cause, Effect, Incident, Patch, SettingInForce
+from oomguard.diagnosis.diagnose import assess, default_rules
 from oomguard.remedy.planner import next_patches, plan
 from oomguard.remedy.policy import Policy
 from oomguard.rules.expressions import compile_expression
-from oomguard.rules.fix import Fix
-from oomguard.rules.load import RuleSet
-from oomguard.rules.rule import Confidence, Rule
+from oomguard.rules.rule import Confidence, Fix, Rule
+from oomguard.rules.rule_files import RuleSet
 
 TOO_LONG = {
     "max_model_len_tokens": 131072,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from oomguard.errors import SettingError
-from oomguard.incident import Effect, Incident, Patch, SettingInForce
+from oomguard.core.errors import SettingError
+from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
+from oomguard.core.settings import effect_of
 from oomguard.remedy.policy import (
     DEFAULT_MAX_PER_HOUR,
     DEFAULT_MAX_RELAUNCHES,
@@ -17,7 +18,6 @@ from oomguard.remedy.policy import (
     make_policy,
     with_needed,
 )
-from oomguard.settings import effect_of
 
 UP = ("gpu_memory_utilization", 0.8, 0.9)
 DOWN = ("max_model_len", 32768, 8192)

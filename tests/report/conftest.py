@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.facts import GIB, Fact
-from oomguard.incident import (
+from oomguard.core.facts import GIB, Fact
+from oomguard.core.incident import (
     Alternative,
     Budget,
     BudgetPart,
@@ -20,7 +20,7 @@ from oomguard.incident import (
     SettingInForce,
 )
 from oomguard.remedy.actions import with_actions
-from oomguard.rules.actions import ActionTable
+from oomguard.rules.action_table import ActionTable
 
 
 def gib(size: float) -> int:

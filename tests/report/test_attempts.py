@@ -9,8 +9,8 @@ import re
 import pytest
 from rich.console import Console
 
-from oomguard.facts import GIB
-from oomguard.incident import Attempt, Diagnosis, Effect, Incident, Patch
+from oomguard.core.facts import GIB
+from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
 from oomguard.report.attempts import attempt_rows, attempts_table, reduced, report_text
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.facts import GIB
-from oomguard.incident import Budget, BudgetPart
+from oomguard.core.facts import GIB
+from oomguard.core.incident import Budget, BudgetPart
 from oomguard.report.bar import REST, cells, percent, segments
 
 PARTS = st.lists(st.integers(1, 2**40), min_size=1, max_size=12)

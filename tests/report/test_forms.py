@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oomguard.facts import Fact
-from oomguard.incident import (
+from oomguard.core.facts import Fact
+from oomguard.core.incident import (
     Action,
     Alternative,
     Attempt,
@@ -32,8 +32,8 @@ from oomguard.report.attempts import report_text
 from oomguard.report.html import notebook_html, to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown
-from oomguard.report.mask import unmasked
 from oomguard.report.note import note
+from oomguard.report.redact import unmasked
 from oomguard.report.terminal import print_diagnosis
 
 

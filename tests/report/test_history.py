@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oomguard.incident import Attempt, Cause, Effect, Incident, Patch
-from oomguard.past_runs import PastAttempt, PastRun
+from oomguard.core.incident import Attempt, Cause, Effect, Incident, Patch
+from oomguard.core.past_runs import PastAttempt, PastRun
 from oomguard.report.history import learned_words, print_run, print_runs, run_dict, run_json
 
 FIGURE = "kv_cache_capacity_tokens"
@@ -118,7 +118,7 @@ hostile = st.sampled_from(
 
 @given(words=st.lists(hostile, min_size=1, max_size=5))
 def test_no_secret_and_no_escape_of_a_command_reaches_any_form(words):
-    from oomguard.report.mask import mask_command
+    from oomguard.report.redact import mask_command
 
     shown = repaired(1, command=mask_command(words), model="<b>", folder="/home/alice")
     for text in (printed(print_runs, [shown]), printed(print_run, shown), run_json(shown)):

@@ -8,9 +8,9 @@ import subprocess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.incident import Attempt
-from oomguard.past_runs import PastAttempt, PastRun
-from oomguard.report.history_original import to_paste
+from oomguard.core.incident import Attempt
+from oomguard.core.past_runs import PastAttempt, PastRun
+from oomguard.report.history import to_paste
 
 
 def run(*command: str, folder: str | None = None) -> PastRun:

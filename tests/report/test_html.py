@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from oomguard.diagnosing import diagnose_lines
-from oomguard.observe.source import Line
+from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.html import to_html
+from oomguard.scan.source import Line
 
 NONE_LEFT = (
     "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."

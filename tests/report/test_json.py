@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.diagnosing import diagnose_lines
-from oomguard.facts import Fact
-from oomguard.incident import Alternative, Diagnosis, Effect, EngineStart, Incident, Patch, SettingInForce
-from oomguard.observe.source import Line
+from oomguard.core.facts import Fact
+from oomguard.core.incident import Alternative, Diagnosis, Effect, EngineStart, Incident, Patch, SettingInForce
+from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.json import to_dict, to_json
+from oomguard.scan.source import Line
 
 LOG = [
     (

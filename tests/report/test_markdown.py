@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from markdown_it import MarkdownIt
 
-from oomguard.diagnosing import diagnose_lines
-from oomguard.incident import Action, Alternative, Diagnosis, Effect, Evidence
-from oomguard.observe.source import Line
+from oomguard.core.incident import Action, Alternative, Diagnosis, Effect, Evidence
+from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.markdown import to_markdown
+from oomguard.scan.source import Line
 
 NONE_LEFT = (
     "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."

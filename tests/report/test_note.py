@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from oomguard.incident import Attempt, Cause, Effect, Incident, Patch
+from oomguard.core.incident import Attempt, Cause, Effect, Incident, Patch
 from oomguard.remedy.actions import with_actions
 from oomguard.report.note import note
-from oomguard.rules.actions import ActionTable
+from oomguard.rules.action_table import ActionTable
 
 
 def test_a_note_says_what_happened_why_what_was_tried_and_what_to_change():

@@ -18,7 +18,7 @@ def test_it_is_a_fragment_that_runs_and_loads_nothing(diagnosis_of_all):
 
 
 def test_a_diagnosis_shows_itself_in_a_notebook_that_imports_nothing_but_the_record():
-    made = "from oomguard.incident import Diagnosis; print(Diagnosis('a.log')._repr_html_())"
+    made = "from oomguard.core.incident import Diagnosis; print(Diagnosis('a.log')._repr_html_())"
     shown = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
 
     assert shown.stdout.startswith('<div class="oomguard">')

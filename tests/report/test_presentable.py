@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oomguard.facts import Fact
-from oomguard.incident import SettingInForce
+from oomguard.core.facts import Fact
+from oomguard.core.incident import SettingInForce
 from oomguard.report.presentable import drawn, masked, plain, well_formed
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from rich.markdown import Markdown
 
-from oomguard.diagnosing import assess
-from oomguard.facts import REGISTRY
+from oomguard.core.facts import REGISTRY
+from oomguard.diagnosis.diagnose import assess
+from oomguard.diagnosis.rule_tests import incident_from
 from oomguard.remedy.policy import Policy
 from oomguard.report.rule_page import MARK, Example, index_page, rule_page, signature_page
-from oomguard.rule_testing import incident_from
-from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.rule import Rule
+from oomguard.rules.rule_files import RuleSet, load_rules
 
 RULES = load_rules()
 SECTIONS = (

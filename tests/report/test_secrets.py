@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oomguard.report
-from oomguard.report.mask import mask, mask_command
-from oomguard.report.secret_data import token_rests
+from oomguard.report.redact import mask, mask_command, token_rests
 
 LOWER = "a1b2c3d4e5f60718" * 5  # hexadecimal too
 MIXED = "aB3dE5fG7hJ9kL1m" * 5

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from oomguard.diagnosing import diagnose_stream
-from oomguard.incident import Diagnosis
+from oomguard.core.incident import Diagnosis
+from oomguard.diagnosis.diagnose import diagnose_stream
 from oomguard.report.html import to_html
 from oomguard.report.json import to_json
 from oomguard.report.markdown import to_markdown

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from oomguard.diagnosing import diagnose_lines
-from oomguard.facts import GIB
-from oomguard.incident import Alternative, Budget, BudgetPart, Diagnosis, Effect, Patch
-from oomguard.observe.source import Line
+from oomguard.core.facts import GIB
+from oomguard.core.incident import Alternative, Budget, BudgetPart, Diagnosis, Effect, Patch
+from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.remedy.actions import with_actions
 from oomguard.report.terminal import print_diagnosis
-from oomguard.rules.actions import ActionTable
+from oomguard.rules.action_table import ActionTable
+from oomguard.scan.source import Line
 
 CUDA = (
     "(EngineCore_DP0 pid=771) ERROR 03-04 10:00:07 [core.py:708] torch.OutOfMemoryError: CUDA out of memory. Tried to "

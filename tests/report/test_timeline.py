@@ -12,13 +12,10 @@ from dataclasses import replace
 import pytest
 
 from oomguard import UsageError, Watch
-from oomguard.incident import Attempt
-from oomguard.installation import install_hint
-from oomguard.report.timeline_csv import rows_csv, samples_csv
-from oomguard.report.timeline_plot import figure, png
-from oomguard.report.timeline_table import table_text
-from oomguard.report.timeline_trace import trace_json
-from oomguard.timeline import Counter, Mark, MemoryUse, Sample, SeenCall, TimedAttempt, Timeline
+from oomguard.core.incident import Attempt
+from oomguard.core.installation import install_hint
+from oomguard.core.timeline import Counter, Mark, MemoryUse, Sample, SeenCall, TimedAttempt, Timeline
+from oomguard.report.timeline import figure, png, rows_csv, samples_csv, table_text, trace_json
 
 GIB = 2**30
 CARD = Counter("cuda:0", "allocated")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.errors import RuleError
-from oomguard.facts import Fact
+from oomguard.core.errors import RuleError
+from oomguard.core.facts import Fact
 from oomguard.rules.expressions import Expression, compile_expression, suggestion
 
 

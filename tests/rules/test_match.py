@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomguard.facts import GIB, Fact
-from oomguard.incident import Evidence, Incident, Location
+from oomguard.core.facts import GIB, Fact
+from oomguard.core.incident import Evidence, Incident, Location
 from oomguard.rules.expressions import compile_expression
-from oomguard.rules.load import RuleSet
 from oomguard.rules.match import confidence, explain, matches
 from oomguard.rules.rule import Confidence, Rule
+from oomguard.rules.rule_files import RuleSet
 
 
 def condition(source: str):

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.errors import RuleError
-from oomguard.rules.load import load_rules
-from oomguard.rules.pattern import compile_pattern
-from oomguard.rules.repetition import MAX_REPEATED_CHARS, too_much_repetition
+from oomguard.core.errors import RuleError
+from oomguard.rules.pattern import MAX_REPEATED_CHARS, compile_pattern, too_much_repetition
+from oomguard.rules.rule_files import load_rules
 
 
 def pattern(text: str):

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from oomguard.diagnosing import default_rules, diagnose
-from oomguard.observe.scan import scan
-from oomguard.observe.source import Line
-from oomguard.rule_testing import problems
-from oomguard.rules.load import RuleSet
+from oomguard.diagnosis.diagnose import default_rules, diagnose
+from oomguard.diagnosis.rule_tests import problems
+from oomguard.rules.rule_files import RuleSet
 from oomguard.rules.signature import Quotation
+from oomguard.scan.scan import scan
+from oomguard.scan.source import Line
 
 RULES = default_rules()
 QUOTATIONS = RULES.quotations

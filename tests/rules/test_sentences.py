@@ -6,17 +6,17 @@ import re
 from dataclasses import replace
 from itertools import combinations
 
-from oomguard.diagnosing import assess, default_rules
-from oomguard.facts import GIB, MIB, REGISTRY, Fact
-from oomguard.incident import Incident
-from oomguard.kinds import KINDS, headline
+from oomguard.core.facts import GIB, MIB, REGISTRY, Fact
+from oomguard.core.incident import Incident
+from oomguard.core.kinds import KINDS, headline
+from oomguard.core.setting_spellings import engines, surfaces
+from oomguard.core.settings import SETTINGS
+from oomguard.core.text import PLACEHOLDER, render
+from oomguard.diagnosis.diagnose import assess, default_rules
 from oomguard.remedy.missing_facts import as_sentence
 from oomguard.remedy.policy import Policy
-from oomguard.rules.load import RuleSet
 from oomguard.rules.match import explain
-from oomguard.settings import SETTINGS
-from oomguard.surfaces import engines, surfaces
-from oomguard.templates import PLACEHOLDER, render
+from oomguard.rules.rule_files import RuleSet
 
 HALF = re.compile(r"\bunknown\b|[\[\]{}]|\s[.,;:]|[,;:]\.|\.\.|\b(?:of|with|at|and|than) *(?:[.,;]|$)")
 WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from functools import cache
 
-from oomguard.diagnosing import assess
-from oomguard.incident import Incident
+from oomguard.core.incident import Incident
+from oomguard.core.setting_spellings import engines, is_foreign
+from oomguard.diagnosis.diagnose import assess
+from oomguard.diagnosis.rule_tests import incident_from
 from oomguard.remedy.policy import make_policy
-from oomguard.rule_testing import incident_from
-from oomguard.rules.load import RuleSet, load_rules
 from oomguard.rules.rule import Rule
-from oomguard.surfaces import engines, is_foreign
+from oomguard.rules.rule_files import RuleSet, load_rules
 
 # The share still decides there whether the engine begins at all.
 AT_THE_BEGINNING = {"startup_free_memory_below_utilization", "cpu_node_memory", "memory_profiling_changed"}

@@ -7,12 +7,12 @@ import sys
 from collections import Counter
 from functools import cache
 
-from oomguard.incident import CAUSES, PHASES
-from oomguard.kinds import KINDS
-from oomguard.remedy.solvers import SOLVERS
-from oomguard.rule_testing import problems
-from oomguard.rules.load import RuleSet, load_rules, shipped_root
-from oomguard.settings import SETTINGS
+from oomguard.core.incident import CAUSES, PHASES
+from oomguard.core.kinds import KINDS
+from oomguard.core.settings import SETTINGS
+from oomguard.diagnosis.rule_tests import problems
+from oomguard.remedy.from_log import SOLVERS
+from oomguard.rules.rule_files import RuleSet, load_rules, shipped_root
 
 FILES = sorted(shipped_root().rglob("*.toml"))
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 import oomguard
-from oomguard.incident import Incident
+from oomguard.core.incident import Incident
 from oomguard.report.terminal import print_diagnosis
 
 

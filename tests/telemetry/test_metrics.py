@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.telemetry.attributes import table
-from oomguard.telemetry.exporter import Exporter, registry_of
-from oomguard.telemetry.metrics import metrics
-from oomguard.telemetry.sampled import sampled
-from oomguard.telemetry.tally import Tally
+from oomguard.telemetry.metrics import Exporter, Tally, metrics, registry_of
+from oomguard.telemetry.run_metrics import sampled
+from oomguard.telemetry.spans import table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

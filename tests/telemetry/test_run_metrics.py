@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from oomguard.incident import Attempt
-from oomguard.supervise.companions import Companions, Forewarned
+from oomguard.analyst.attempt_hooks import Companions, Forewarned
+from oomguard.core.incident import Attempt
+from oomguard.telemetry.metrics import Tally
 from oomguard.telemetry.run_metrics import RunMetrics
-from oomguard.telemetry.tally import Tally
 
 
 def test_an_attempt_that_a_stop_kept_from_starting_is_not_counted():

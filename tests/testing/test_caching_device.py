@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.diagnosing import diagnose
-from oomguard.memory.generate.caching_allocator import replay
-from oomguard.observe import torch_memory
+from oomguard.diagnosis.diagnose import diagnose
+from oomguard.estimate.call.allocator import replay
+from oomguard.probe import torch_memory
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import oomguard  # noqa: E402

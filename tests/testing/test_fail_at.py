@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import oomguard  # noqa: E402

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from oomguard.errors import SettingError, UsageError
+from oomguard.core.errors import SettingError, UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.testing import active_device, limit_memory  # noqa: E402

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.errors import SettingError
+from oomguard.core.errors import SettingError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from oomguard.observe import torch_memory  # noqa: E402
+from oomguard.probe import torch_memory  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 MIB = 2**20

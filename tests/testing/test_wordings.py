@@ -6,9 +6,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from oomguard.diagnosing import diagnose
-from oomguard.errors import SettingError
-from oomguard.facts import number_of
+from oomguard.core.errors import SettingError
+from oomguard.core.facts import number_of
+from oomguard.diagnosis.diagnose import diagnose
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from oomguard.testing import limit_memory, oom_error  # noqa: E402

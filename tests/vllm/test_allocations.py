@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.memory.vllm.allocations import allocations, name_allocation
-from oomguard.memory.vllm.lora import lora_bytes
+from oomguard.estimate.start.failed_allocation import allocations, name_allocation
+from oomguard.estimate.start.weights import lora_bytes
 
 SCRIPT = Path(__file__).with_name("scripts") / "allocations.py"
 # As in the script; a request of 4999 tokens has 313 blocks of 16, padded to 128 tokens.

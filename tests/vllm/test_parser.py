@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm.launch import apply, settings_in_force
-from oomguard.surfaces import surface
 
 CONFIG = """\
 max-model-len: 4096

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from oomguard.live_storages import LiveStorages
-from oomguard.memory.generate.fake_copies import FakeCopies
-from oomguard.memory.generate.fake_generate import (
+from oomguard.estimate.call.fake_generate import (
     _ONE_AT_A_TIME,
+    FakeCopies,
+    FakeMemory,
     Twin,
     _as_if_real,
     _EnoughError,
@@ -32,7 +32,7 @@ from oomguard.memory.generate.fake_generate import (
     rows_like,
     twin_of,
 )
-from oomguard.memory.generate.fake_memory import FakeMemory
+from oomguard.probe.live_storages import LiveStorages
 from support.row_tracer.left_behind import Left, changed, held_by, is_to_be_asked_again, left_by
 from support.row_tracer.origin import Origin
 from support.row_tracer.result_layout import Layout, layout_of

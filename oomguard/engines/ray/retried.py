@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Final
 
-from oomguard.engines.across_processes import KilledBefore
+from oomguard.engines.protocol import KilledBefore
 
 _BY: Final = "Ray's memory monitor"
 # A kill comes before the task's next attempt by as long as Ray waits, and looks for a place: others may have ended an attempt since.

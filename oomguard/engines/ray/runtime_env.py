@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard._version import __version__
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Diagnosis, Incident
 from oomguard.engines.ray.engine_arguments import arguments_of
 from oomguard.engines.vllm import plugin
-from oomguard.facts import FactValue
-from oomguard.incident import Diagnosis, Incident
 
 _PACKAGE: Final = Path(__file__).absolute().parents[2]
 _ALLOWED: Final = "VLLM_PLUGINS"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.core.files import read_tables
 from oomguard.engines.transformers.chunked_forward import ONE_CALL
-from oomguard.user_files import read_tables
 
 _FILE: Final = Path(__file__).with_name("attention_models.toml")
 _WITH_SCORES: Final = "eager"

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.transformers.cache_argument import NAMES, given_cache, name_in, with_cache
+from oomguard.core.files import read_tables
 from oomguard.engines.transformers.independence import own_code, rope_by_length, why_state_of
-from oomguard.engines.transformers.packed import why_packed
-from oomguard.engines.transformers.tensors import of_host
-from oomguard.user_files import read_tables
+from oomguard.engines.transformers.inputs import NAMES, given_cache, name_in, of_host, why_packed, with_cache
 
 # Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
 _ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})

@@ -9,28 +9,132 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomguard.core.facts import FactValue
 from oomguard.engines.transformers.attention import attending, why_not_attending
-from oomguard.engines.transformers.cache_argument import given_cache
+from oomguard.engines.transformers.call_state import put_together
 from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
-from oomguard.engines.transformers.forward_rows import is_cut, is_input, names, why_not_rows, why_over_batch
 from oomguard.engines.transformers.independence import (
+    common_rows,
+    is_cut,
+    is_input,
     layout_of,
     line_to_write,
+    names,
     records_gradients,
+    taken_for_rows,
     why_drawn,
+    why_not_rows,
+    why_over_batch,
     why_rows_depend,
 )
-from oomguard.engines.transformers.left_on_model import put_together
+from oomguard.engines.transformers.inputs import given_cache, is_tensor, tensors
 from oomguard.engines.transformers.loss import LABELS, loss_weight
-from oomguard.engines.transformers.media import Media, media_of
-from oomguard.engines.transformers.media_outputs import Stored, put_back, taken_off
-from oomguard.engines.transformers.taken_rows import common_rows, taken_for_rows
-from oomguard.engines.transformers.tensors import is_tensor, tensors
-from oomguard.engines.transformers.texts_of_images import texts_of_images
-from oomguard.facts import FactValue
+from oomguard.engines.transformers.media import Media, data, media_of
+from oomguard.probe import torch_memory
 
 if TYPE_CHECKING:
-    from oomguard.engines.transformers.draws import Draws
+    from oomguard.engines.transformers.random_draws import Draws
+
+
+# What a model gives of the images of all rows, one after the other: that of the parts is put side by side, as their images were cut.
+
+# Of each part, by its first row: the fields of its result that belong to no row, on the host.
+Stored = dict[int, Mapping[str, Any]]
+_OTHERWISE: Final = "what parts give of their images differs in more than the images"
+
+
+def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
+    """Return a part's result without these fields, which are stored."""
+    own = {name: result[name] for name in names if isinstance(result, Mapping) and result.get(name) is not None}
+    if start == 0:
+        stored.clear()
+    stored[start] = {name: _changed(value, _OnHost) for name, value in own.items()}
+    return type(result)(**{name: value for name, value in result.items() if name not in own}) if own else result
+
+
+def put_back(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> Any:
+    """Return the result of all rows with the stored fields of its parts in it, each tensor where ``place`` puts it.
+
+    Raises:
+        ValueError: parts differ in more than their images.
+    """
+    parts = [stored[start] for start in sorted(stored)]
+    fields = {
+        name: [part[name] for part in parts if name in part] for name in dict.fromkeys(n for p in parts for n in p)
+    }
+    joined = {name: _joined(values, place, depth=None) for name, values in fields.items()}
+    return type(result)(**{**result, **joined}) if joined else result
+
+
+class _OnHost:
+    """A tensor that waits on the host, and the device that it came from."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.device, self.tensor = tensor.device, torch_memory.to_host(tensor)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a record with what ``change`` makes of each tensor in it."""
+    if hasattr(value, "untyped_storage"):
+        return change(value)
+    if isinstance(value, Mapping):
+        return type(value)(**{name: _changed(entry, change) for name, entry in value.items()})
+    return type(value)(_changed(entry, change) for entry in value) if type(value) in (list, tuple) else value
+
+
+def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int | None) -> Any:
+    """Return several parts' records as one, each tensor along its first axis.
+
+    ``depth`` is how many lists are around the one that has an entry for each image; None: there is none.
+    """
+    first = values[0]
+    if isinstance(first, _OnHost):
+        with torch_memory.on_host():
+            whole = _cat([value.tensor for value in values])
+        return place(whole, first.device)
+    if any(type(value) is not type(first) for value in values):
+        raise ValueError(_OTHERWISE)
+    if isinstance(first, Mapping):
+        depths = data()["outputs"]["listed"]
+        named = {name: [value[name] for value in values] for name in first}
+        return type(first)(**{name: _joined(each, place, depth=depths.get(name)) for name, each in named.items()})
+    if type(first) in (list, tuple):
+        entries = [entry for value in values for entry in value]
+        if depth == 0 and all(isinstance(entry, _OnHost) for entry in entries):
+            return type(first)(_joined([entry], place, depth=None) for entry in entries)
+        if any(len(value) != len(first) for value in values):
+            raise ValueError(_OTHERWISE)
+        inner = None if depth is None else max(0, depth - 1)
+        return type(first)(_joined(list(layer), place, depth=inner) for layer in zip(*values, strict=True))
+    if any(value != first for value in values):
+        raise ValueError(_OTHERWISE)
+    return first
+
+
+def _cat(tensors: list[Any]) -> Any:
+    import torch
+
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+
+
+# Calls with several texts for each image, which are the rows: detection of what texts name, as OWL-ViT reads it.
+
+
+def texts_of_images(model: Any, arguments: Mapping[str, Any]) -> tuple[Media, int, int] | None:
+    """Return whose each text and image is, the images, and the texts of each; None of another model or call."""
+    names = {base.__name__ for base in type(model).__mro__}
+    found = next((kind for kind in data()["texts_of_images"] if names & set(kind["classes"])), None)
+    images: Any = None if found is None else arguments.get(found["images"])
+    if found is None or not is_tensor(images) or not images.ndim:
+        return None
+    texts = {name: arguments[name] for name in found["texts"] if arguments.get(name) is not None}
+    sizes = {text.shape[0] if is_tensor(text) and text.ndim > 1 else None for text in texts.values()}
+    rows, size = images.shape[0], next(iter(sizes), None)
+    if len(sizes) != 1 or size is None or not rows or size % rows:
+        return None
+    starts = dict.fromkeys(texts, tuple(range(0, size + 1, size // rows)))
+    return Media({**starts, found["images"]: tuple(range(rows + 1))}), rows, size // rows
+
 
 _ITEMS: Final = "num_items_in_batch"
 WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mode"
@@ -150,7 +254,7 @@ class ForwardCall:
 
     def _drawing(self) -> Draws:
         """Return what the parts draw, made with the first part."""
-        from oomguard.engines.transformers.draws import Draws, states_now
+        from oomguard.engines.transformers.random_draws import Draws, states_now
 
         if not self.draws:
             self.draws.append(Draws(states_now(getattr(self.model, "device", None)), self.rows, may_draw=True))

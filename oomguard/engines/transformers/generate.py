@@ -3,40 +3,141 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+import functools
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.transformers.another_way import as_changed, generate_another_way
-from oomguard.engines.transformers.beams import number_beams
-from oomguard.engines.transformers.began import Began
-from oomguard.engines.transformers.cache_argument import NAMES as CACHES
-from oomguard.engines.transformers.cache_argument import given_cache
+from oomguard.core.errors import OomguardError
+from oomguard.core.facts import FactValue
+from oomguard.engines.transformers.call_state import Began, put_together
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.generate_rows import (
-    ROW_LISTS,
-    UNSPLITTABLE,
-    is_of_all_rows,
-    is_overridden,
-    is_row_argument,
-    why_not_rows,
+from oomguard.engines.transformers.generate_variants import as_changed, generate_another_way, with_left_out
+from oomguard.engines.transformers.independence import line_to_write, taken_for_rows, why_rows_depend
+from oomguard.engines.transformers.inputs import NAMES as CACHES
+from oomguard.engines.transformers.inputs import (
+    by_name,
+    given_cache,
+    holds_tensors,
+    inputs_of,
+    is_tensor,
+    main_name,
+    new_tokens,
+    option_of,
+    rows_and_tokens,
+    tokens_in,
 )
-from oomguard.engines.transformers.independence import line_to_write, why_rows_depend
-from oomguard.engines.transformers.inputs import by_name, inputs_of, main_name, rows_and_tokens
-from oomguard.engines.transformers.left_on_model import put_together
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
-from oomguard.engines.transformers.options import holds_tensors, new_tokens, option_of, tokens_in
-from oomguard.engines.transformers.row_estimate import estimate_row_bytes
-from oomguard.engines.transformers.shorter_prompt import with_left_out
 from oomguard.engines.transformers.step_functions import CRITERIA, NAMES, why_not_apart
-from oomguard.engines.transformers.taken_rows import taken_for_rows
-from oomguard.engines.transformers.tensors import is_tensor
-from oomguard.facts import FactValue
+from oomguard.estimate.call.call_budget import generate_row_bytes
+from oomguard.estimate.model.shape import read_shape
 
 if TYPE_CHECKING:
-    from oomguard.engines.transformers.draws import Draws
+    from oomguard.engines.transformers.random_draws import Draws
+
+
+# Whose beam each token of a sequence came from, in the record of a search that ran in parts: beams are numbered over the whole batch.
+
+_FIELD = "beam_indices"
+
+
+def number_beams(record: Any, rows: int, beams: int) -> Any:
+    """Return a record whose beams are numbered as in one call of ``rows`` rows: the parts began each with 0.
+
+    Beam ``b`` of row ``r`` has the number ``r * beams + b``; what stands behind the end of a sequence is negative.
+    """
+    import torch
+
+    indices = record.get(_FIELD) if hasattr(record, "get") else None
+    if indices is not None:
+        sequences = indices.shape[0] // rows
+        first = (
+            torch.arange(rows, dtype=indices.dtype, device=indices.device).repeat_interleave(sequences)[:, None] * beams
+        )
+        record[_FIELD] = torch.where(indices < 0, indices, first + indices % beams)
+    return record
+
+
+# Whether what ``generate`` gives of a model has one row per input, as the model itself tells before anything runs.
+
+# Arguments that hold one text per row where they are a list of as many.
+ROW_LISTS: Final = frozenset({"adapter_names", "language"})
+# Arguments that see the whole batch, or count its rows.
+UNSPLITTABLE: Final = (
+    "streamer",
+    *CACHES,
+    "assistant_model",
+    "encoder_outputs",
+    "custom_generate",
+    "negative_prompt_ids",
+)
+_DATA: Final = Path(__file__).with_name("forward_arguments.toml")
+_TEXT: Final = "text"
+
+
+@functools.cache
+def _row_arguments() -> frozenset[str]:
+    return frozenset(tomllib.loads(_DATA.read_text())["generate"])
+
+
+def is_row_argument(name: str) -> bool:
+    """Return whether an argument of this name is known to hold one row per input."""
+    return name in _row_arguments()
+
+
+def is_overridden(model: Any) -> bool:
+    """Return whether a model's ``generate`` is not that of transformers."""
+    owner = next((base for base in type(model).__mro__ if "generate" in vars(base)), None)
+    return owner is not None and owner.__module__ != "transformers.generation.utils"
+
+
+def why_not_rows(model: Any) -> str | None:
+    """Return why what a model generates is not one row of tokens per input, or not the same in parts; None where nothing tells."""
+    gives = getattr(model, "output_modalities", None) or (_TEXT,)
+    if is_overridden(model) and _TEXT not in gives:
+        return (
+            f"generate of {type(model).__name__} gives {' and '.join(map(str, gives))}, not one row of tokens per input"
+        )
+    return None
+
+
+def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
+    """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
+    if name in ROW_LISTS:
+        return len(value) == rows
+    return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
+
+
+# What one row of a call needs in closed form, from the model's configuration alone.
+
+
+def estimate_row_bytes(
+    model: Any, prompt_tokens: int | None, max_new_tokens: int | None, *, sequences: int = 1
+) -> int | None:
+    """Return the bytes that one row of ``generate`` needs beyond the weights; None if no closed form holds.
+
+    Args:
+        model: the model; its configuration is read, and nothing else.
+        prompt_tokens: tokens of the prompt, padding included.
+        max_new_tokens: tokens that the call may generate.
+        sequences: beams, or sequences that are returned for a row.
+    """
+    config: Any = getattr(model, "config", None)
+    if prompt_tokens is None or max_new_tokens is None or not hasattr(config, "to_dict"):
+        return None
+    if getattr(config, "is_encoder_decoder", False):
+        return None
+    eager = getattr(config, "_attn_implementation", None) == "eager"
+    try:
+        shape = read_shape(config.to_dict())
+        return sequences * generate_row_bytes(shape, prompt_tokens, max_new_tokens, padded=True, eager=eager)
+    except (OomguardError, TypeError, ValueError):
+        return None
+
 
 # Options that make the result a record of fields.
 _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
@@ -66,7 +167,7 @@ class GenerateCall:
         cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
     ) -> GenerateCall:
         """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
-        from oomguard.engines.transformers.draws import Draws
+        from oomguard.engines.transformers.random_draws import Draws
 
         rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
         # A method of its own around generation (Whisper's) draws again for some of the rows.

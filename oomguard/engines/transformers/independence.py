@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from oomguard.engines.transformers.inputs import is_tensor, tensors
+from oomguard.engines.transformers.media import Media
 
 _TABLE: Final = Path(__file__).with_name("row_independence.toml")
 # Libraries whose hooks on a module do not look at rows.
@@ -260,3 +263,108 @@ def _entries(value: Any) -> int | None:
     if hasattr(value, "untyped_storage"):
         return int(value.shape[0]) if value.dim() else None
     return len(value) if isinstance(value, (list, tuple)) else None
+
+
+# Which arguments of a model's forward hold rows, and which forbid that they are run apart.
+
+_DATA: Final = Path(__file__).with_name("forward_arguments.toml")
+_PIXEL_AXES: Final = 4
+
+
+@functools.cache
+def names(group: str) -> tuple[str, ...]:
+    """Return the names of arguments of a kind."""
+    return tuple(tomllib.loads(_DATA.read_text())[group])
+
+
+def is_known(name: str) -> bool:
+    """Return whether it is known what an argument of this name holds."""
+    return any(name in names(group) for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch"))
+
+
+def is_input(name: str, value: Any) -> bool:
+    """Return whether an argument is an input of rows; flat patches of images of any size are not."""
+    axes = getattr(value, "ndim", 0) if is_tensor(value) else 0
+    return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
+
+
+def why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
+    """Return the option that adds to the result what belongs to all rows together; None where none is on."""
+    for name in names("over_batch"):
+        given = arguments.get(name)
+        if getattr(model.config, name, False) if given is None else given:
+            return f"{name} adds results of the tokens of all rows together, and a number over all rows (aux_loss)"
+    return None
+
+
+def why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()) -> str | None:
+    """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together.
+
+    ``taken`` are those that are cut though nobody has listed them.
+    """
+    if any(arguments.get(name) is not None for name in names("text")):
+        for name in names("beside_text"):
+            if arguments.get(name) is not None and name not in media.starts and name not in taken:
+                why = f"the argument {name} is not known to belong to the text row by row"
+                return f"{why}. {line_to_write(arguments, rows)}"
+    for name, value in arguments.items():
+        if name in media.starts or name in taken:
+            continue
+        if _is_state(value):
+            return f"the argument {name} is extended by the call"
+        for tensor in tensors(value):
+            if not is_cut(name, tensor, rows) and not _is_whole(name, tensor):
+                why = f"the argument {name} is not known to hold one row per input"
+                return f"{why}. {line_to_write(arguments, rows)}"
+        if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in tensors(value)):
+            return f"the argument {name} has {rows} entries too"
+    return None
+
+
+def is_cut(name: str, value: Any, rows: int) -> bool:
+    """Return whether a tensor of this name has one entry a row."""
+    known = name in names("rows") or name in names("text") or name in names("others")
+    if name == "position_ids" and value.ndim > 2:
+        known = False  # some models put an axis of three before the rows
+    return bool(known and value.ndim > 0 and value.shape[0] == rows)
+
+
+def _is_whole(name: str, value: Any) -> bool:
+    return value.ndim == 0 or name in names("whole") or (name in names("shared") and value.shape[0] == 1)
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a cache, in whatever form: a call adds its own tokens to it."""
+    return any(base.__name__ == "Cache" for base in type(value).__mro__)
+
+
+# Arguments that nobody has listed, taken for rows where all that a call is given has as many entries.
+
+
+def common_rows(arguments: Mapping[str, Any]) -> int | None:
+    """Return how many entries every tensor of a call has that has no known input; None where they differ, or are fewer than two.
+
+    One of them is a tensor of several axes by itself: of a list alone, its entries may be the rows.
+    """
+    given = {name: value for name, value in arguments.items() if name not in names("whole")}
+    found = {_taken_rows_entries(tensor) for value in given.values() for tensor in tensors(value)}
+    has_input = any(is_tensor(value) and value.ndim > 1 for value in given.values())
+    rows = found.pop() if len(found) == 1 and has_input else None
+    return rows if rows is not None and rows > 1 else None
+
+
+def taken_for_rows(arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()) -> frozenset[str]:
+    """Return the arguments that are taken for one entry a row: no other is listed under their names, and ``beside`` the text."""
+    return frozenset(
+        name for name, value in arguments.items() if (name in beside or not is_known(name)) and _has_rows(value, rows)
+    )
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    is_list = type(value) in (list, tuple) and len(value) != rows and all(map(is_tensor, value))
+    is_plain = is_tensor(value) or is_list  # a list of as many may have a tensor for each row
+    return is_plain and {_taken_rows_entries(tensor) for tensor in tensors(value)} == {rows}
+
+
+def _taken_rows_entries(tensor: Any) -> int:
+    return int(tensor.shape[0]) if tensor.ndim else 0

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.core.files import read_regular
+from oomguard.core.incident import SettingInForce
+from oomguard.core.setting_spellings import table_of
 from oomguard.engines.command import settings_given
-from oomguard.incident import SettingInForce
-from oomguard.observe.settings_in_force import CONFIG_FILE
-from oomguard.regular_file import read_regular
-from oomguard.surfaces import table_of
+from oomguard.scan.effective_settings import CONFIG_FILE
 
 _MOST_BYTES: Final = 1 << 20
 _MOST_CHARS: Final = 65_536

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from oomguard.core.facts import Fact, FactValue
+from oomguard.core.incident import SettingInForce
+from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
-from oomguard.engines.inner_command import InnerCommand, inner_commands
-from oomguard.facts import Fact, FactValue
-from oomguard.incident import SettingInForce
-from oomguard.surfaces import surface
+from oomguard.engines.unwrap_command import InnerCommand, inner_commands
 
 _NAME: Final = "vllm"
 _ALLOWED: Final = "VLLM_PLUGINS"

@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from oomguard.core.facts import Fact, FactValue
+from oomguard.core.incident import SettingInForce
 from oomguard.engines.command import Launch
 from oomguard.engines.start_key import StartKey
-from oomguard.engines.started import StartedEngine
-from oomguard.engines.vllm import lengths, plugin
+from oomguard.engines.started_engine import StartedEngine
+from oomguard.engines.vllm import plugin, request_lengths
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
-from oomguard.engines.vllm.told import arguments_told, noted_limits, noted_lines, told_engines
-from oomguard.facts import Fact, FactValue
-from oomguard.incident import SettingInForce
-from oomguard.observe.source import Line
+from oomguard.engines.vllm.plugin_messages import arguments_told, noted_limits, noted_lines, told_engines
 from oomguard.remedy.policy import Need
+from oomguard.scan.source import Line
 
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
 _SAID: Final = "said.jsonl"
@@ -37,7 +37,7 @@ def version(launch: Launch) -> str | None:
 
 def start_key(launch: Launch) -> StartKey | None:
     """Return what decides the memory of a server's start, so that other words for it are known; None where that cannot be read."""
-    from oomguard.engines.vllm.same_start import start_key as key  # reads the table of all flags
+    from oomguard.engines.vllm.start_key import start_key as key
 
     return key(launch)
 
@@ -98,19 +98,19 @@ def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingIn
 
 def carries(launch: Launch, name: str) -> bool:
     """Return whether a setting may be carried into the engine of the launch: its version has it, or its own sources show it."""
-    from oomguard.engines.vllm.verified import may_carry  # reads sources: only a relaunch asks
+    from oomguard.engines.vllm.installed import may_carry
 
     return may_carry(launch, name)
 
 
 def asked_length(launch: Launch) -> Mapping[str, Need]:
     """Return the least length of a request that the command itself asks for, by the setting that limits it."""
-    return lengths.asked_length(launch)
+    return request_lengths.asked_length(launch)
 
 
 def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
     """Return the length that the engine refused under one of these settings, by setting; empty where it refused none."""
-    return lengths.refused_length(text, settings)
+    return request_lengths.refused_length(text, settings)
 
 
 def _begin_attempt(session: Path) -> Path:

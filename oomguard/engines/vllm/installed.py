@@ -6,17 +6,158 @@ That Python is asked for the place and imports nothing of it. Only what stands o
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Final
 
+from oomguard.core.check_result import Check
+from oomguard.core.files import open_regular, read_tables
+from oomguard.core.installation import reinstall_hint
+from oomguard.core.log import get_logger
+from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
-from oomguard.engines.inner_command import environment_tools, inner_commands
-from oomguard.regular_file import open_regular
+from oomguard.engines.unwrap_command import environment_tools, inner_commands
+from oomguard.engines.vllm.own_command import ByFlags, own_command
+from oomguard.engines.vllm.plugin import GROUP, HOOK
+
+# What a vLLM offers, read from its sources: an installed package or an unzipped wheel. Nothing of it is imported, nothing is run.
+#
+# Read are the flags of its command line, the engine arguments behind them, and the place where the plugin hooks in.
+
+# What loads plugins, and the method of the engine arguments that calls it: before their configuration is made.
+_LOADER: Final = ("plugins/__init__.py", "load_general_plugins")
+_CALLER: Final = "__post_init__"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What one vLLM offers.
+
+    Attributes:
+        flags: each flag of the engine's arguments, and whether it has a ``--no-`` form where it is a switch.
+        arguments: the engine arguments by name, each with its default as it is written; None where it has none.
+        parameters: what the hooked function takes behind ``self``; None where it is missing.
+        hook_problem: why the plugin cannot hook in; None where it can.
+    """
+
+    flags: Mapping[str, bool]
+    arguments: Mapping[str, ast.expr | None]
+    parameters: tuple[str, ...] | None
+    hook_problem: str | None
+
+
+def read_sources(package: Path) -> Sources:
+    """Read a package's sources.
+
+    Raises:
+        OSError: a file is missing or cannot be read.
+        SyntaxError, ValueError: a file is no Python.
+    """
+    name, owner, function = HOOK
+    tree = parsed(package / Path(*name.split(".")[1:]).with_suffix(".py"))
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None)
+    body = found.body if found is not None else []
+    hooked = next((node for node in body if getattr(node, "name", None) == function), None)
+    return Sources(
+        dict(_flags(tree)),
+        {n.target.id: n.value for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)},
+        tuple(_parameters(hooked)[1:]) if isinstance(hooked, ast.FunctionDef) else None,
+        _hook_problem(found, hooked) or _loader_problem(found, package),
+    )
+
+
+def parsed(path: Path) -> ast.Module:
+    """Parse a file. Raises OSError, SyntaxError and ValueError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that a newer Python warns of: the file is not ours
+        return ast.parse(path.read_bytes())
+
+
+def added_arguments(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], ast.Call]]:
+    """Yield the flags of each ``add_argument`` with its call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            flags = tuple(word for word in words if isinstance(word, str) and word.startswith("-"))
+            if flags:
+                yield flags, node
+
+
+def _flags(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    for flags, call in added_arguments(tree):
+        action = next((ast.unparse(word.value) for word in call.keywords if word.arg == "action"), "")
+        for flag in flags:
+            yield flag, "store" not in action
+
+
+def _parameters(hooked: ast.FunctionDef) -> list[str]:
+    taken = hooked.args
+    return [arg.arg for arg in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+
+
+def _hook_problem(found: ast.ClassDef | None, hooked: ast.stmt | None) -> str | None:
+    _module, owner, function = HOOK
+    if found is None:
+        return f"it has no {owner}"
+    if not any("dataclass" in ast.unparse(decorator) for decorator in found.decorator_list):
+        return f"its {owner} is no dataclass"
+    if hooked is None:
+        return f"its {owner} has no {function}"
+    if not isinstance(hooked, ast.FunctionDef) or hooked.decorator_list or not _parameters(hooked):
+        return f"its {owner}.{function} is no plain method"
+    return None
+
+
+def _loader_problem(found: ast.ClassDef | None, package: Path) -> str | None:
+    """Return why plugins would not be loaded before the hook is reached, None where they are."""
+    where, loader = _LOADER
+    caller = next((n for n in found.body if getattr(n, "name", None) == _CALLER), None) if found is not None else None
+    if caller is None or f"{loader}()" not in ast.unparse(caller):
+        return f"its engine arguments do not call {loader}"
+    constants = (node.value for node in ast.walk(parsed(package / where)) if isinstance(node, ast.Constant))
+    return None if GROUP in constants else f"it knows no entry points of {GROUP}"
+
+
+# Whether vLLM will find and load the plugin that carries settings into an unchanged script.
+
+_ALLOWED: Final = "VLLM_PLUGINS"
+
+
+def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Check that the plugin is registered, that it loads, and that the environment's list of plugins names it."""
+    yield _registered_check()
+    allowed = environ.get(_ALLOWED)
+    if allowed is None:
+        yield Check("vllm_plugin", "ok", f"{_ALLOWED} is not set: vLLM loads every plugin")
+    elif "oomguard" in allowed.split(","):
+        yield Check("vllm_plugin", "ok", f"{_ALLOWED}={allowed}")
+    else:
+        text = f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run and a guarded start add it"
+        added = f'"${_ALLOWED},oomguard"' if allowed else "oomguard"
+        yield Check("vllm_plugin", "problem", text, f"export {_ALLOWED}={added}")
+
+
+def _registered_check() -> Check:
+    found = next((entry for entry in metadata.entry_points(group=GROUP) if entry.name == "oomguard"), None)
+    if found is None:
+        text = f"the vLLM plugin is not registered in {GROUP} of this environment"
+        return Check("vllm_plugin", "problem", text, reinstall_hint())
+    try:
+        found.load()
+    except Exception as error:  # noqa: BLE001 - whatever loading raises is the answer
+        text = f"the vLLM plugin does not load: {type(error).__name__}: {error}"
+        return Check("vllm_plugin", "problem", text, reinstall_hint())
+    return Check("vllm_plugin", "ok", f"the vLLM plugin is registered in {GROUP}")
+
 
 _MOST_BYTES: Final = 4096
 # What the package is released as.
@@ -100,3 +241,69 @@ def _python_of(program: Path) -> Path | None:
         return Path(os.fsdecode(found[1] or found[2]))
     found = _BESIDE.match(begin)
     return program.resolve().with_name(os.fsdecode(found[1])) if found else None
+
+
+# Which settings may be carried into a vLLM: those its version has; of a version not known here, those its own sources show.
+#
+# What is not shown is left as it is: an unknown engine is diagnosed, and changed only through what was seen to be there.
+
+_ENGINE: Final = "vllm"
+_FILE: Final = Path(__file__).with_name("verified.toml")
+
+
+def may_carry(launch: Launch, name: str) -> bool:
+    """Return whether a setting may be carried into the engine of a launch; say once why it may not."""
+    reason = _why_not(launch, name)
+    if reason is not None:
+        _say(reason)
+    return reason is None
+
+
+@functools.cache
+def verified_versions() -> tuple[str, ...]:
+    """Return the releases whose sources were read, the oldest first."""
+    return tuple(next(iter(read_tables("vllm_verified", [_FILE]).values()))["versions"])
+
+
+def is_known(version: str) -> bool:
+    """Return whether a release of the version's minor version was read, and none that is newer than it is the oldest one."""
+    from packaging.version import InvalidVersion, Version
+
+    known = [Version(text) for text in verified_versions()]
+    try:
+        asked = Version(Version(version).base_version)
+    except InvalidVersion:
+        return False
+    return asked >= known[0] and asked.release[:2] in {one.release[:2] for one in known}
+
+
+def _why_not(launch: Launch, name: str) -> str | None:
+    """Return why a setting may not be carried; None where it may. Of an engine that printed no version the newest is assumed."""
+    own, carrier = surface(name, _ENGINE, launch.engine_version), own_command(launch.argv)
+    by_flag = isinstance(carrier, ByFlags)
+    if launch.engine_version is None or is_known(launch.engine_version):
+        has = own.flags if by_flag else own.kwarg
+        return None if has else f"vLLM {launch.engine_version} has no {name}"
+    unknown = f"vLLM {launch.engine_version} is not a version that is known here"
+    package = installed_package(launch, os.environ)
+    found = None if package is None else _read(package)
+    if found is None:
+        return f"{unknown}, and its sources are not found on this machine"
+    if by_flag:
+        return None if own.flags and own.flags[0] in found.flags else f"{unknown}, and it shows no flag for {name}"
+    if carrier is None and found.hook_problem is not None:
+        return f"{unknown}, and {found.hook_problem}"
+    return None if own.kwarg in found.arguments else f"{unknown}, and it shows no argument {name}"
+
+
+@functools.cache
+def _read(package: Path) -> Sources | None:
+    try:
+        return read_sources(package)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+@functools.cache
+def _say(reason: str) -> None:
+    get_logger().warning("left as it is", reason=reason)

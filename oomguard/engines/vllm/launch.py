@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from oomguard._version import __version__
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import EngineStart, SettingInForce
+from oomguard.core.setting_spellings import surface, surfaces
 from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.vllm import plugin
 from oomguard.engines.vllm.environment import with_plugin, without_variables
 from oomguard.engines.vllm.insight import noting, started, telling
 from oomguard.engines.vllm.own_command import own_command
-from oomguard.facts import FactValue
-from oomguard.incident import EngineStart, SettingInForce
-from oomguard.observe.settings_in_force import SCRIPT
-from oomguard.surfaces import surface, surfaces
+from oomguard.scan.effective_settings import SCRIPT
 
 NAME: Final = "vllm"
 SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore")
@@ -93,23 +93,21 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) ->
     Raises:
         InputError: where no start printed what its KV cache got.
     """
-    from oomguard.memory.vllm.calibration import Calibrations, keep_measured, measured_start  # the whole memory model
+    from oomguard.estimate.start.calibration import Calibrations, keep_measured, measured_start
 
     return keep_measured(measured_start(starts), source, Calibrations(), session)
 
 
 def measured(sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
     """Return the calibrations that these sessions (None: any) left, or those of a model, a line each."""
-    from oomguard.memory.vllm.calibration import Calibrations
-    from oomguard.memory.vllm.learned import learned
+    from oomguard.estimate.start.calibration import Calibrations, learned
 
     return learned(Calibrations(), sessions, model)
 
 
 def forget_measured(sessions: Collection[str] | None, model: str | None = None) -> None:
     """Drop the calibrations that ``measured`` returns."""
-    from oomguard.memory.vllm.calibration import Calibrations
-    from oomguard.memory.vllm.learned import forget
+    from oomguard.estimate.start.calibration import Calibrations, forget
 
     forget(Calibrations(), sessions, model)
 

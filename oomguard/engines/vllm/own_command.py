@@ -8,20 +8,61 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from oomguard.core.errors import SettingError
+from oomguard.core.facts import FactValue
+from oomguard.core.files import read_tables
+from oomguard.core.incident import SettingInForce
+from oomguard.core.setting_spellings import flag_words, surface, surfaces
 from oomguard.engines.command import flag_edits, settings_given
-from oomguard.engines.inner_command import Edit, InnerCommand, inner_commands
-from oomguard.engines.shell_text import Unread
+from oomguard.engines.unwrap_command import Edit, InnerCommand, Unread, inner_commands
 from oomguard.engines.vllm.config_file import ConfigFile, read_config_file
-from oomguard.errors import SettingError
-from oomguard.facts import FactValue
-from oomguard.incident import SettingInForce
-from oomguard.surfaces import surface, surfaces
-from oomguard.user_files import read_tables
+from oomguard.estimate.start.start import VllmSettings
+
+# The command that serves a model with vLLM under given settings.
+
+
+def serve_command(model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()) -> str:
+    """Return ``vllm serve`` for a shell.
+
+    Args:
+        model: the model.
+        settings: vLLM's settings.
+        named: which of them are written, except those at the value they have anyway.
+        kept_words: flags that are no setting here, as they were typed.
+    """
+    return shlex.join(["vllm", "serve", model, *serve_words(settings, named), *kept_words])
+
+
+def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
+    """Return the flags of the settings in ``named`` except those at the value they have anyway."""
+    words: list[str] = []
+    neutral = {field.name: field.default for field in fields(settings)}
+    for name in surfaces("vllm"):
+        value = getattr(settings, name, None)
+        if name in named and value is not None and value != neutral[name]:
+            words += _words(name, value, str(settings.version))
+    return words
+
+
+def _words(name: str, value: FactValue, version: str) -> list[str]:
+    """Return a setting's flag, with its values as a word each where it takes several; in versions without it the object that holds it."""
+    own = surfaces("vllm")[name]
+    said = flag_words(name, value, "vllm", version)
+    if not own.many and not own.inside:
+        return said or []
+    values = [int(word) for word in re.findall(r"\d+", str(value))]
+    if said is not None:
+        return [said[0], *map(str, values)]
+    flag, key = own.inside[0]
+    return [flag, json.dumps({key: values})] if own.many else []
+
 
 NAME: Final = "vllm"
 _FILE: Final = Path(__file__).with_name("commands.toml")

@@ -71,9 +71,9 @@ def _speak() -> None:
     """Tell the guarded start, or the run, that started this process what vLLM logs here; do nothing without one."""
     if os.environ.get(LISTENER) or os.environ.get(SAID):
         with contextlib.suppress(Exception):
-            from oomguard.engines.vllm.in_process import speaking
+            from oomguard.engines.vllm.in_process import message_sender
 
-            speaking.speak()
+            message_sender.speak()
 
 
 def _record_snapshot() -> None:
@@ -81,9 +81,9 @@ def _record_snapshot() -> None:
     path = os.environ.get(SNAPSHOT)
     if path and not _is_off():
         with contextlib.suppress(Exception):
-            from oomguard.snapshots import taking
+            from oomguard.probe import snapshot_recorder
 
-            taking.record_here(path)
+            snapshot_recorder.record_here(path)
 
 
 def _is_off() -> bool:
@@ -112,7 +112,7 @@ def _names(asked: str | None) -> list[str]:
     """Return the arguments that are to be told; none where they cannot be read: a report is no reason to lose a change."""
     try:
         if asked == "all":
-            from oomguard.engines.vllm.told import arguments_told
+            from oomguard.engines.vllm.plugin_messages import arguments_told
 
             return arguments_told()
         return [name for name in _parsed(asked, list) if _is_name(name)] if asked else []

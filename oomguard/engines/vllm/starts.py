@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import Any, Final
 
-from oomguard.engines.watched_start import StartHandler
+from oomguard.engines.start_attempt import StartHandler
 
 # Module, and function in it.
 WATCHED: Final = (

@@ -11,9 +11,9 @@ import oomguard
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from oomguard.engines.transformers.chunked_forward import begins_padded  # noqa: E402
+from oomguard.engines.transformers.inputs import why_packed  # noqa: E402
 from oomguard.engines.transformers.media import media_of  # noqa: E402
-from oomguard.engines.transformers.packed import why_packed  # noqa: E402
-from oomguard.memory.generate.fake_generate import is_full  # noqa: E402
+from oomguard.estimate.call.fake_generate import is_full  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 ROWS, IMAGE = 4, 60

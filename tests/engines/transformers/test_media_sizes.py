@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.transformers.media_sizes import tokens_by_size  # noqa: E402
+from oomguard.engines.transformers.media import tokens_by_size  # noqa: E402
 
 SEES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT = {**SEES, "vocab_size": 64, "num_key_value_heads": 2}

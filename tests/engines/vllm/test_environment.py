@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
+from oomguard.core.facts import Fact
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm import insight
 from oomguard.engines.vllm import launch as vllm
-from oomguard.facts import Fact
 
 ON_CPU = {"on_cpu": Fact("on_cpu", True)}
 SPACE = "VLLM_CPU_KVCACHE_SPACE"

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oomguard.core.facts import Fact
+from oomguard.core.incident import Incident
 from oomguard.engines.command import Launch, with_failed_engine
 from oomguard.engines.vllm import launch as vllm
 from oomguard.engines.vllm import plugin
-from oomguard.facts import Fact
-from oomguard.incident import Incident
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 LIMIT_S = 60

@@ -3,30 +3,414 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import fcntl
 import gc
+import inspect
 import os
+import re
+import select
+import signal
+import struct
+import sys
+import termios
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.vllm.in_process import leftovers, speaking
-from oomguard.engines.vllm.in_process.arguments import StartArguments
-from oomguard.engines.vllm.in_process.attended import attend, may_attend
-from oomguard.engines.vllm.in_process.capture import Capture
-from oomguard.engines.vllm.in_process.front_end import step_in_use
-from oomguard.engines.vllm.in_process.lasting_client import LastingClient
-from oomguard.engines.vllm.in_process.listening import Listener
-from oomguard.engines.vllm.in_process.sleeping import check_room
-from oomguard.engines.vllm.in_process.stuck import GIVEN_UP, Watched
-from oomguard.engines.vllm.in_process.turns import turn
-from oomguard.engines.vllm.in_process.words import in_the_last_step, last_words, lines_of, segments_of
-from oomguard.engines.vllm.plugin import GROUP, LISTENER
-from oomguard.engines.watched_start import EndedStart, MadeAgain, MakeAgain
-from oomguard.facts import Fact, FactValue
-from oomguard.incident import Incident, SettingInForce
-from oomguard.log import get_logger
-from oomguard.observe.host import Cgroup, killed_for_memory, read_cgroup
+from oomguard.core.errors import WakeUpError
+from oomguard.core.facts import Fact, FactValue, format_gib
+from oomguard.core.incident import Incident, SettingInForce
+from oomguard.core.log import get_logger
+from oomguard.core.setting_spellings import surface
+from oomguard.engines.command import Launch
+from oomguard.engines.start_attempt import EndedStart, MadeAgain, MakeAgain
+from oomguard.engines.vllm.environment import set_by_variable
+from oomguard.engines.vllm.in_process import message_sender
+from oomguard.engines.vllm.in_process.core_client import LastingClient, step_in_use
+from oomguard.engines.vllm.in_process.core_restart import attend, may_attend
+from oomguard.engines.vllm.in_process.message_receiver import (
+    Listener,
+    in_the_last_step,
+    is_same,
+    last_words,
+    lines_of,
+    segments_of,
+)
+from oomguard.engines.vllm.in_process.startup_lock import turn
+from oomguard.engines.vllm.in_process.startup_watchdog import GIVEN_UP, Watched
+from oomguard.engines.vllm.plugin import GROUP, LISTENER, fitting, is_plain
+from oomguard.engines.vllm.plugin_messages import arguments_told, settings_of
+from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
+from oomguard.probe.nvml import Device, devices
+from oomguard.scan.effective_settings import ARGUMENTS
+
+# The arguments of one start: what the program gave, and a copy of them with settings changed.
+#
+# The program's own object goes into the first attempt and is left alone afterwards: vLLM writes into it while it starts.
+
+_ENGINE: Final = "vllm"
+_NAME: Final = "engine_args"
+
+
+class StartArguments:
+    """The arguments of one call that starts an engine.
+
+    Args:
+        function: the call's function; it tells which argument holds those of the engine.
+        args: positional arguments of the call.
+        kwargs: its keyword arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._args, self._kwargs = args, dict(kwargs)
+        self._position = _position(function, args, kwargs)
+        given = self._given()
+        self._is_known = dataclasses.is_dataclass(given) and not isinstance(given, type)
+        self._first = _copied(given) if self._is_known else None
+        self.version = _version()
+
+    def call(self, changed: Mapping[str, FactValue]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the call's arguments: the program's own, where nothing is changed.
+
+        Raises:
+            TypeError: a value does not fit its argument.
+        """
+        if not changed:
+            return self._args, self._kwargs
+        arguments = _copied(self._first)
+        for name, value in changed.items():
+            own = surface(name, _ENGINE, self.version)
+            if own.kwarg is not None:
+                setattr(arguments, own.kwarg, fitting(getattr(arguments, own.kwarg), own.own(value)))
+        if isinstance(self._position, int):
+            before, behind = self._args[: self._position], self._args[self._position + 1 :]
+            return (*before, arguments, *behind), dict(self._kwargs)
+        return self._args, {**self._kwargs, _NAME: arguments}
+
+    def settings_in_force(self) -> dict[str, SettingInForce]:
+        """Return what differs from the engine's defaults, as canonical settings; empty where the call has no arguments to read."""
+        if not self._is_known:
+            return {}
+        names = set(arguments_told())
+        told = {
+            f.name: value
+            for f in dataclasses.fields(self._first)  # type: ignore[arg-type]
+            if f.name in names and is_plain(value := getattr(self._first, f.name)) and value != f.default
+        }
+        model = getattr(self._first, "model", None)
+        found = {"model": model} if isinstance(model, str) else {}
+        known: dict[str, FactValue] = {**found, **settings_of(told)}
+        return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items()}
+
+    def carries(self, name: str) -> bool:
+        """Return whether the engine's arguments have a field for a setting."""
+        own = surface(name, _ENGINE, self.version)
+        return self._is_known and own.kwarg in {f.name for f in dataclasses.fields(self._first)}  # type: ignore[arg-type]
+
+    def beaten_by(self, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
+        """Return the variable that sets a setting over the argument; None where none does."""
+        return set_by_variable(Launch((sys.executable,)), name, facts, os.environ)
+
+    def _given(self) -> Any:
+        if isinstance(self._position, int):
+            return self._args[self._position]
+        return self._kwargs.get(_NAME)
+
+
+def _position(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """Return where the engine's arguments stand among the positional ones; None where they do not."""
+    if _NAME in kwargs:
+        return None
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+    place = names.index(_NAME) if _NAME in names else None
+    return place if place is not None and place < len(args) else None
+
+
+def _copied(arguments: Any) -> Any:
+    """Return a copy that vLLM may write into; a field that cannot be copied is shared."""
+    made = copy.copy(arguments)
+    for one in dataclasses.fields(arguments):
+        value = getattr(arguments, one.name)
+        if is_plain(value) or value is None:
+            continue
+        with contextlib.suppress(Exception):  # whatever an object of the program's raises: it stays as it is
+            setattr(made, one.name, copy.deepcopy(value))
+    return made
+
+
+def _version() -> str | None:
+    """Return the version of the vLLM that is loaded, without its local part; None where it tells none."""
+    found = getattr(sys.modules.get("vllm"), "__version__", None)
+    return found.partition("+")[0] if isinstance(found, str) and found[:1].isdigit() else None
+
+
+# What a failed start left: the processes that spoke as its engine's, and the shared memory that they said they made.
+#
+# Only those. A process of the user's that was started in the same seconds is not touched, and neither is a file in /dev/shm that
+# nobody named.
+
+FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Python puts it
+# How the C library names the file of a semaphore there.
+_SEMAPHORE: Final = "sem."
+# vLLM ends its own processes; this is for those that it leaves.
+_ENDS_BY_ITSELF_S: Final = 5.0
+_ENDS_AFTER_TERM_S: Final = 3.0
+_GONE_AFTER_KILL_S: Final = 2.0
+
+
+def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
+    """End the processes that spoke and are still there; return those that even SIGKILL did not end.
+
+    ``speakers`` maps each to the ticks at which it was started, so that another process of its number is left alone.
+    """
+
+    def alive() -> tuple[int, ...]:
+        _reap()
+        return tuple(pid for pid, ticks in speakers.items() if is_same(pid, ticks))
+
+    left = _wait(alive, _ENDS_BY_ITSELF_S)
+    for number, wait_s in ((signal.SIGTERM, _ENDS_AFTER_TERM_S), (signal.SIGKILL, _GONE_AFTER_KILL_S)):
+        if left:
+            get_logger().info("ending what the failed start left", processes=list(left), signal=number.name)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        left = _wait(alive, wait_s) if left else ()
+    return left
+
+
+def remove_segments(names: Iterable[str], folder: Path = FOLDER) -> tuple[str, ...]:
+    """Remove the shared memory of these names that is still there; return the names that were."""
+    removed = []
+    for name in dict.fromkeys(names):
+        if not name or "/" in name:
+            continue
+        try:
+            (folder / name).unlink()
+        except OSError:
+            continue
+        removed.append(name)
+        _forget(name)
+    return tuple(removed)
+
+
+def _forget(name: str) -> None:
+    """Tell Python's resource tracker, which the processes share, that it has nothing to remove: it would warn at the end."""
+    from multiprocessing import resource_tracker
+
+    kind = "semaphore" if name.startswith(_SEMAPHORE) else "shared_memory"
+    with contextlib.suppress(Exception):
+        resource_tracker.unregister(f"/{name.removeprefix(_SEMAPHORE)}", kind)
+
+
+def _reap() -> None:
+    """Collect children of multiprocessing that have ended."""
+    from multiprocessing import active_children
+
+    active_children()
+
+
+def _wait(alive: Callable[[], tuple[int, ...]], seconds: float) -> tuple[int, ...]:
+    until_s = time.monotonic() + seconds
+    while (left := alive()) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return left
+
+
+# An engine that sleeps (vLLM's sleep mode) and is to wake: the memory that it gave up must be free, else its core dies of it.
+#
+# Its workers told how much each of them gave up; the driver tells what is free now, on the device that it has each of them on.
+
+# vllm/v1/worker/gpu_worker.py, sleep; GiB with two decimals.
+FREED: Final = re.compile(r"Sleep mode freed ([\d.]+) GiB memory")
+_ROUNDED_BYTES: Final = 2**30 // 200
+
+
+def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return what each worker gave up when it was last put to sleep, by process id, as little as its rounded words allow."""
+    found: dict[int, int] = {}
+    for row in rows:
+        text, pid = row.get("text"), row.get("pid")
+        if isinstance(text, str) and isinstance(pid, int) and (told := FREED.search(text)) is not None:
+            found[pid] = max(0, round(float(told[1]) * 2**30) - _ROUNDED_BYTES)
+    return found
+
+
+def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise WakeUpError where a device has less free than the engine's workers gave up on it.
+
+    Nothing is checked of a worker that the driver does not show: in a container that hides processes, or without NVML.
+    """
+    freed = freed_bytes(rows)
+    for device in devices() or () if freed else ():
+        by_pid = device.used_bytes_by_pid or {}
+        needed = sum(size for pid, size in freed.items() if pid in by_pid)
+        if device.free_bytes is not None and needed > device.free_bytes:
+            raise WakeUpError(
+                f"the engine is not woken: it needs {format_gib(needed)} of GPU {device.index}, {format_gib(device.free_bytes)} is free"
+                f"{_holders(device, freed)}",
+                hint="It still sleeps. End what holds the memory, or put that to sleep, and wake it up again.",
+            )
+
+
+def _holders(device: Device, own: Mapping[int, int]) -> str:
+    """Return the other processes on a device, the largest first."""
+    others = {pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own}
+    largest = sorted(others, key=lambda pid: -others[pid])[:4]
+    told = ", ".join(
+        f"process {pid} with {format_gib(others[pid])}" if others[pid] else f"process {pid}" for pid in largest
+    )
+    return f"; held by {told}" if told else ""
+
+
+# What the processes of a start print, taken at the descriptor: of one that died before it could speak this is all there is.
+#
+# While the start goes on a pipe lies at the descriptor, and what comes out of it is written to where it would have gone. Then
+# this process has its descriptor back. What was started meanwhile keeps the pipe, so its pump goes on until the last of it
+# has ended. Copying comes first: nothing waits for a diagnosis.
+
+_CHUNK_BYTES: Final = 1 << 16
+_MOST_FIRST_BYTES: Final = 1 << 18
+_MOST_LAST: Final = 16  # chunks
+_DRAINS_WITHIN_S: Final = 0.5
+
+
+class Capture:
+    """Takes what is written to one descriptor, from ``begin`` to ``end``; a descriptor that cannot be taken stays as it is."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._saved: int | None = None
+        self._pump: _Pump | None = None
+
+    def begin(self) -> None:
+        """Lay the pipe; never raises for a descriptor that cannot be taken."""
+        _flush()
+        reading = writing = out = saved = None
+        try:
+            saved, out = os.dup(self._descriptor), os.dup(self._descriptor)
+            reading, writing = os.pipe()
+            self._pump = _Pump(reading, out)
+            os.dup2(writing, self._descriptor, inheritable=True)
+            try:
+                self._pump.start()
+            except RuntimeError:
+                os.dup2(saved, self._descriptor, inheritable=True)
+                raise
+        except (OSError, RuntimeError):
+            self._pump = None
+            for one in (reading, out, saved):
+                if one is not None:
+                    os.close(one)
+        else:
+            self._saved = saved
+        finally:
+            if writing is not None:
+                os.close(writing)
+
+    def end(self) -> None:
+        """Give the descriptor back, and write what has come through the pipe until then."""
+        if self._saved is None or self._pump is None:
+            return
+        _flush()
+        saved, self._saved = self._saved, None
+        with contextlib.suppress(OSError):
+            os.dup2(saved, self._descriptor, inheritable=True)
+        os.close(saved)
+        self._pump.drain()
+
+    def text(self) -> str:
+        """Return what was written, its beginning and its end; afterwards nothing is kept any more."""
+        if self._pump is None:
+            return ""
+        return self._pump.taken().decode("utf-8", "replace")
+
+
+class _Pump(threading.Thread):
+    """Copies a pipe to a descriptor until all writers are gone, and owns both; a copy that cannot be written is dropped."""
+
+    def __init__(self, reading: int, out: int) -> None:
+        super().__init__(name="oomguard-pump", daemon=True)
+        self._reading, self._out = reading, out
+        self._first = bytearray()
+        self._last: deque[bytes] = deque(maxlen=_MOST_LAST)
+        self._keeps = True
+        self._is_writing = False
+
+    def run(self) -> None:
+        """Copy to the end."""
+        try:
+            while True:
+                select.select([self._reading], [], [])
+                self._is_writing = True  # before it is read, so that an empty pipe means that all is written
+                data = os.read(self._reading, _CHUNK_BYTES)
+                if not data:
+                    return
+                self._write(data)
+                self._keep(data)
+                self._is_writing = False
+        except (OSError, ValueError):
+            return
+        finally:
+            self._is_writing = False
+            os.close(self._reading)
+            os.close(self._out)
+            self._reading = -1
+
+    def drain(self) -> None:
+        """Wait, for a moment at most, until what is in the pipe has been written."""
+        until_s = time.monotonic() + _DRAINS_WITHIN_S
+        while time.monotonic() < until_s and self.is_alive() and (self._waiting_bytes() or self._is_writing):
+            time.sleep(0.001)
+
+    def taken(self) -> bytes:
+        """Return what was kept, and keep no more."""
+        self._keeps = False
+        text = bytes(self._first) + b"".join(self._last)
+        self._first.clear()
+        self._last.clear()
+        return text
+
+    def _waiting_bytes(self) -> int:
+        try:
+            found: int = struct.unpack("i", fcntl.ioctl(self._reading, termios.FIONREAD, b"\0\0\0\0"))[0]
+        except (OSError, ValueError):
+            return 0
+        return found
+
+    def _keep(self, data: bytes) -> None:
+        if not self._keeps:
+            return
+        if len(self._first) < _MOST_FIRST_BYTES:
+            self._first += data
+        else:
+            self._last.append(data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._out, view) :]
+            except BlockingIOError:
+                select.select([], [self._out], [])
+            except OSError:  # its reader is gone, or its disk is full: who writes must not wait for that
+                return
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
 
 _ALLOWED: Final = "VLLM_PLUGINS"
 _PLUGIN: Final = "oomguard"
@@ -146,10 +530,10 @@ class VllmStart:
         """End what the attempt before left, and drop what was kept of it."""
         gc.collect()
         speakers = self._listener.speakers
-        left = leftovers.end_processes(speakers)
+        left = end_processes(speakers)
         if left:
             get_logger().warning("what the failed start left does not end", processes=list(left))
-        removed = leftovers.remove_segments(segments_of(self._listener.rows()) if not left else ())
+        removed = remove_segments(segments_of(self._listener.rows()) if not left else ())
         if removed:
             get_logger().debug("removed what the failed start left in shared memory", segments=list(removed))
         self._listener.close()
@@ -193,8 +577,8 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
                 variables[_ALLOWED] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN]))
             before = {name: os.environ.get(name) for name in variables}
             os.environ.update(variables)
-            speaking.be_listener()
-            speaking.speak(listener.path)
+            message_sender.be_listener()
+            message_sender.speak(listener.path)
         else:
             get_logger().debug("the engine's processes are not heard", reason=listener.problem)
         with contextlib.suppress(Exception):
@@ -213,7 +597,7 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        speaking.fall_silent()
+        message_sender.fall_silent()
         if not listener.stays:
             listener.close()
 

@@ -1,0 +1,110 @@
+"""A start that fails and does not end: the engine has printed its failure, and its server waits for it for ever.
+
+vLLM 0.32 can do so: its engine core ends, and the API server waits. What is printed last is the failure of the start, and then
+nothing happens any more: no line and hardly any CPU time. Then the command is ended, and remedied as if it had ended by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from oomguard.analyst.link import LiveOutput
+from oomguard.analyst.termination import EndedByUs, Ending
+from oomguard.core.incident import Attempt, Incident
+from oomguard.core.log import get_logger
+from oomguard.scan.source import Line
+from oomguard.supervisor import tree
+
+if TYPE_CHECKING:
+    from oomguard.engines.command import Launch
+    from oomguard.rules.rule_files import RuleSet
+
+
+QUIET_S: Final = 20.0
+LOOK_S: Final = 2.0
+_TAIL_BYTES: Final = 1 << 16
+# What waits takes less of a core than this.
+_IDLE_RATIO: Final = 0.1
+_OF_A_START: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
+
+
+@dataclass(slots=True)
+class HungStart:
+    """Looks at one run while its command runs, as a companion of it.
+
+    Attributes:
+        live: what the command prints.
+        load_rules: returns what reads it.
+        root: the process below which all of the command's are.
+        end: ends the command.
+        quiet_s: how long nothing happens before the output is read.
+    """
+
+    live: LiveOutput
+    load_rules: Callable[[], RuleSet]
+    root: int
+    end: Ending
+    quiet_s: float = QUIET_S
+    _ended: EndedByUs | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
+        """Begin to look at an attempt."""
+        self._ended, self._over = None, threading.Event()
+        threading.Thread(target=self._watch, args=(self._over,), name="oomguard-start", daemon=True).start()
+
+    def ended(self, _attempt: Attempt) -> None:
+        """Stop looking."""
+        self._over.set()
+
+    def ended_by_us(self) -> EndedByUs | None:
+        """Return why we ended the last attempt; None where it ended by itself."""
+        self._over.set()
+        return self._ended
+
+    def _watch(self, over: threading.Event) -> None:
+        came, quiet_s, cpu_s = -1, 0.0, 0.0
+        while not over.wait(LOOK_S):
+            now = self.live.came
+            if now != came:
+                came, quiet_s, cpu_s = now, 0.0, _cpu_s(self.root)
+                continue
+            quiet_s += LOOK_S
+            if not self.quiet_s <= quiet_s < self.quiet_s + LOOK_S:
+                continue
+            if _cpu_s(self.root) - cpu_s > _IDLE_RATIO * quiet_s:
+                quiet_s, cpu_s = 0.0, _cpu_s(self.root)
+            elif (failed := self._failure()) is not None and not over.is_set() and not self.end.is_stopped():
+                self._end(failed, over)
+                return
+
+    def _end(self, failed: Incident, over: threading.Event) -> None:
+        why = f"its start failed ({failed.kind}) and it did not end for {self.quiet_s:.0f} s"
+        get_logger().warning("the command is ended", reason=why)
+        self._ended = EndedByUs(why, is_hang=False)
+        self.end(over)
+
+    def _failure(self) -> Incident | None:
+        """Return what a start failed of, where that is the last thing that the command has printed of an engine."""
+        from oomguard.scan.scan import scan
+
+        output = self.live.now()
+        texts = (output.tail(stream, _TAIL_BYTES).decode("utf-8", "replace") for stream in (1, 2))
+        for text in texts:
+            lines = [Line(number, 0, line) for number, line in enumerate(text.splitlines(), 1)]
+            found = scan(lines, self.load_rules()).incidents
+            if found and any(one.kind == "engine_dead" or _is_of_a_start(one) for one in found):
+                return found[0]
+        return None
+
+
+def _is_of_a_start(incident: Incident) -> bool:
+    return incident.phase in _OF_A_START or incident.kind.endswith("_warmup_oom")
+
+
+def _cpu_s(root: int) -> float:
+    """Return the CPU seconds that all processes below ``root`` took themselves."""
+    return sum(map(tree.cpu_seconds, tree.descendants(root)))

@@ -1,0 +1,216 @@
+"""Each attempt of a run in the journal; a journal that fails is left out and the run goes on.
+
+Nobody hears of it while all is well: a healthy run prints nothing, and many at once lock each other's journal.
+
+A thread opens it and begins the record while the command starts: loading SQLite and writing to a disk take as long as all
+that has to come before the command. A shared journal is written on this machine first, and brought to its database beside the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.analyst.outcome import error_of
+from oomguard.core.errors import InputError
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Attempt, EngineStart, Patch
+from oomguard.core.log import get_logger
+
+if TYPE_CHECKING:
+    from oomguard.analyst.environment_settings import WithVariables
+    from oomguard.analyst.output import Heard
+    from oomguard.engines.command import Launch
+    from oomguard.journal.record import Record
+    from oomguard.journal.shared import SharedJournal
+    from oomguard.journal.store import Journal
+    from oomguard.scan.scan import Scanner
+
+
+# What a start measured, kept for the plans to come.
+
+
+def last_start(heard: Heard | None, engine: WithVariables, launch: Launch) -> EngineStart | None:
+    """Return what the last engine of an attempt told of itself; None where none spoke, or where it cannot be read."""
+    if heard is None:
+        return None
+    try:
+        starts = heard.scanner.diagnosis("", given=engine.settings_in_force(launch)).starts
+    except Exception as error:  # noqa: BLE001 - as below
+        get_logger().debug("what started is not known", reason=str(error))
+        return None
+    return starts[-1] if starts else None
+
+
+def learn(scanner: Scanner, engine: WithVariables, launch: Launch, keeper: Keeper) -> None:
+    """Keep what the engine measured while it started; go on where that cannot be done, or no journal is kept."""
+    if keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
+        return
+    try:
+        starts = scanner.diagnosis("", given=engine.settings_in_force(launch)).starts
+        kept = engine.keep_measured(starts, f"oomguard run on {time.strftime('%Y-%m-%d')}", keeper.session)
+        get_logger().debug("what the start measured", kept=kept)
+    except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
+        get_logger().debug("what the start measured is not kept", reason=str(error))
+
+
+# How long the end of a run waits until a shared journal has what it wrote.
+_DELIVERY_S: Final = 3.0
+
+
+class Keeper:
+    """Write the attempts of one run, as far as they can be written.
+
+    Args:
+        open_journal: opens where they go, and raises InputError where that cannot be; None: nothing is kept.
+        is_asked_for: whether the user named the place, so that one that keeps nothing is always told.
+        original: the command as the user gave it; empty: as the first attempt has it.
+    """
+
+    def __init__(
+        self,
+        open_journal: Callable[[], Journal | SharedJournal] | None,
+        *,
+        is_asked_for: bool = False,
+        original: Sequence[str] = (),
+    ) -> None:
+        self._open, self._is_asked_for, self._original = open_journal, is_asked_for, tuple(original)
+        self._device: str | None = None
+        self._journal: Journal | SharedJournal | None = None
+        self._begun: Record | None = None
+        self._untold: tuple[str, dict[str, str]] | None = None
+        self._beginning: threading.Thread | None = None
+        self._session = uuid.uuid4().hex
+
+    @property
+    def path(self) -> Path | None:
+        """Where attempts are kept; None where none is, or no longer."""
+        self._wait()
+        return None if self._journal is None else self._journal.path
+
+    def begin(
+        self,
+        number: int,
+        command: Sequence[str],
+        settings: Mapping[str, FactValue],
+        patches: tuple[Patch, ...],
+        began_at: float | None = None,
+    ) -> None:
+        """Write, beside what goes on, that an attempt has begun; ``began_at`` in Unix seconds, None (default): now."""
+        self._wait()
+        self._begun = None
+        if self._open is not None:
+            given = (number, tuple(command), dict(settings), patches, time.time() if began_at is None else began_at)
+            self._beginning = threading.Thread(target=self._begin, args=given, name="oomguard-journal")
+            try:
+                self._beginning.start()
+            except RuntimeError:  # no more threads are permitted
+                self._beginning = None
+                self._begin(*given)
+
+    @property
+    def session(self) -> str:
+        """The run's name in the journal."""
+        return self._session
+
+    def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
+        """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept.
+
+        Args:
+            attempt: what was changed in it, and what came of it.
+            start: what the engine told of itself, where one spoke.
+        """
+        self._wait()
+        if self._journal is not None and self._begun is not None:
+            self._end(self._journal, self._begun, attempt, start)
+        if self._untold is not None:
+            event, fields = self._untold
+            logger = get_logger()
+            (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(event, **fields)
+            self._untold = None
+
+    def finish(self) -> None:
+        """Wait a little, when the run is over, until a shared journal has what was written; say what it has not, and what to do."""
+        self._wait()
+        try:
+            left = None if self._journal is None else self._journal.finish(_DELIVERY_S)
+        except Exception as error:  # noqa: BLE001 - as below
+            self._give_up(error)
+            return
+        if left is not None:
+            fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
+            if left.is_refused:
+                get_logger().warning("not in the shared journal: it waits on this machine", **fields)
+            else:
+                get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
+
+    def _end(
+        self,
+        journal: Journal | SharedJournal,
+        begun: Record,
+        attempt: Attempt,
+        start: EngineStart | None,
+    ) -> None:
+        from oomguard.analyst.run_key import chosen_by_user, what_ran
+        from oomguard.report.json import kept_incident
+        from oomguard.report.redact import mask
+
+        incident = None
+        if attempt.incident is not None:
+            of_all = {} if attempt.ranks is None else {"ranks": dict(attempt.ranks)}
+            incident = kept_incident(attempt.incident) | of_all
+        status = attempt.exit_status if attempt.exit_status is not None else 125
+        error = None if attempt.error == error_of(status, attempt.incident) else mask(attempt.error)
+        try:
+            ran = what_ran(attempt.incident, start, self._device)
+            chosen = chosen_by_user(attempt.incident)
+            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen, "seconds": attempt.seconds, "error": error}
+            journal.end(begun, exit_status=status, incident=incident, measured=attempt.measured, **told)
+        except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
+            self._give_up(error)
+
+    def _begin(
+        self,
+        number: int,
+        command: tuple[str, ...],
+        settings: dict[str, FactValue],
+        patches: tuple[Patch, ...],
+        began_at: float,
+    ) -> None:
+        try:
+            from oomguard.analyst.run_key import device_words, started_as
+            from oomguard.journal.record import Record
+            from oomguard.report.json import patch_dict
+            from oomguard.report.redact import mask_command
+
+            if self._journal is None and self._open is not None:
+                self._journal = self._open()
+            predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
+            dicts = [patch_dict(patch) for patch in patches]
+            words = mask_command(command)
+            record = Record(self._session, number, words, settings, dicts, predicted=predicted, started_at=began_at)
+            if self._journal is not None:
+                record = replace(record, **started_as(self._original or command)) if number == 1 else record
+                self._begun = self._journal.begin(record)
+                self._device = self._device or device_words()
+        except Exception as error:  # noqa: BLE001 - it is told when the terminal is the user's again
+            self._give_up(error)
+
+    def _wait(self) -> None:
+        """Wait until the record has begun, or could not."""
+        if self._beginning is not None:
+            self._beginning.join()
+            self._beginning = None
+
+    def _give_up(self, error: Exception) -> None:
+        """Keep nothing from here on, and note why: it is told when the attempt has ended."""
+        if self._journal is None or isinstance(error, InputError):
+            self._untold = "no journal is kept", {"reason": str(error)}
+        else:
+            self._untold = "the journal is left out", {"path": str(self._journal.path), "error": str(error)}
+        self._journal = self._open = None

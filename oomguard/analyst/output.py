@@ -1,0 +1,298 @@
+"""What a command's output says when it has ended: its failures and figures, and what ended it where that was no failure of memory."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, cast
+
+from oomguard.core.files import read_tables
+from oomguard.core.incident import Diagnosis, Patch, SettingInForce
+from oomguard.core.log import get_logger
+from oomguard.core.text import strip_escapes
+from oomguard.rules.rule_files import RuleSet
+from oomguard.scan.anchors import Finder, finder
+from oomguard.scan.engine_errors import passes_on
+from oomguard.scan.log_prefixes import TRACEBACK, peel
+from oomguard.scan.scan import Scanner, scan
+from oomguard.scan.skim import Gap, Place, skim
+from oomguard.scan.source import Line
+from oomguard.supervisor.output_buffer import Missing, RecordedOutput
+
+# What a program in Python said last: the exception that ended it, followed back to what it says it comes from.
+#
+# An exception that was handled may be printed too, and one raised while another is handled shows both. Only the last
+# traceback ended the program, with those that it names as its direct cause.
+
+TAIL_BYTES: Final = 1 << 18
+_HEAD: Final = f"{TRACEBACK}:"
+_CAUSE: Final = "The above exception was the direct cause of the following exception:"
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::|\s*$)")
+# Behind its traceback a program prints little: what the interpreter and loggers say while it ends.
+_MOST_BEHIND: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The last traceback: its exception's line, and the lines of it and of its direct causes."""
+
+    exception: str
+    lines: tuple[str, ...]
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether the exception only says that another process failed."""
+        return passes_on(self.exception)
+
+    @property
+    def is_of_a_test(self) -> bool:
+        """Whether it only compares texts, as unittest does: ``AssertionError: 'one' != 'other'``."""
+        return self.exception.startswith(("AssertionError: '", 'AssertionError: "'))
+
+
+def last_words(tail: bytes) -> LastWords | None:
+    """Return the traceback that ends the output, None where it does not end with one."""
+    texts = _Peeled(tail)
+    heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
+    head = next((i for i in heads if not _above(texts, i).startswith(_not_the_end())), None)
+    if head is None:
+        return None
+    end = next((i for i in range(head + 1, len(texts)) if _ends(texts[i])), None)
+    if end is None or not _EXCEPTION.match(texts[end]):
+        return None
+    behind = (i for i in range(end + 1, len(texts)) if texts[i].strip())
+    if next(itertools.islice(behind, _MOST_BEHIND, None), None) is not None:
+        return None
+    first = head
+    while (before := _direct_cause(texts, first)) is not None:
+        first = before
+    return LastWords(texts[end].strip(), tuple(texts[i] for i in range(first, len(texts))))
+
+
+class _Peeled:
+    """The lines of an output without prefixes; each is peeled when it is looked at, most are not."""
+
+    def __init__(self, output: bytes) -> None:
+        self._lines = output.decode("utf-8", "replace").splitlines()
+        self._texts: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, at: int) -> str:
+        if at not in self._texts:
+            self._texts[at] = peel(strip_escapes(self._lines[at])).text
+        return self._texts[at]
+
+    def is_head(self, at: int) -> bool:
+        """Return whether a traceback begins on a line."""
+        return _HEAD[:9] in strip_escapes(self._lines[at]) and self[at].startswith(_HEAD)
+
+
+def _ends(text: str) -> bool:
+    """Return whether a line behind a traceback's head is no frame of it: not indented, not empty."""
+    return bool(text.strip()) and not text.startswith((" ", "\t"))
+
+
+def _direct_cause(texts: _Peeled, head: int) -> int | None:
+    """Return where the traceback begins that the one at ``head`` names as its direct cause."""
+    if not _above(texts, head).startswith(_CAUSE):
+        return None
+    return next((i for i in range(head - 1, -1, -1) if texts.is_head(i)), None)
+
+
+def _above(texts: _Peeled, at: int) -> str:
+    """Return the line above, over empty ones."""
+    return next((texts[i] for i in range(at - 1, max(-1, at - 5), -1) if texts[i].strip()), "")
+
+
+@functools.cache
+def _not_the_end() -> tuple[str, ...]:
+    table = next(iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values()))
+    return tuple(table["not_the_end"])
+
+
+# Diagnose what a recording has kept: the same lines, numbers and offsets as in a file of the same bytes.
+
+LIMIT_S: Final = 20.0
+END_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What one stream printed without anything missing; pieces as offset in the file, length, and place in all output."""
+
+    start: Place
+    pieces: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def replayed(
+    recording: RecordedOutput, rules: RuleSet, make_finder: Callable[[], Finder], *, unrecognized: bool = False
+) -> Scanner:
+    """Feed a scanner with what is kept, in the order in which it came; ``unrecognized`` as in ``Scanner``.
+
+    An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read, and a warning says so.
+    """
+    now_s = 0.0
+    scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
+    streams = [_lines(number, stretches, recording, make_finder) for number, stretches in _stretches(recording).items()]
+    began_s, end, left_out = time.monotonic(), recording.came - END_BYTES, 0
+    for came, number, _, item in heapq.merge(*streams, key=lambda row: row[:3]):
+        if came < end and time.monotonic() - began_s > LIMIT_S:
+            if not left_out:
+                scanner.push(Gap(), str(number))
+            left_out += 1
+            continue
+        now_s = recording.printed_s(came)
+        scanner.push(item, str(number))
+    if left_out:
+        get_logger().warning(
+            "a part of the output is not diagnosed", lines=left_out, reason=f"reading took over {LIMIT_S:.0f} s"
+        )
+    return scanner
+
+
+def _stretches(recording: RecordedOutput) -> dict[int, list[_Stretch]]:
+    found: dict[int, list[_Stretch]] = {}
+    missing: dict[int, Missing] = {}
+    came = 0
+    for part in recording.kept():
+        if isinstance(part, Missing):
+            missing |= dict.fromkeys(part.sizes, part)
+            came += sum(part.sizes.values())
+            continue
+        for number, at, length in part.spans():
+            own = found.setdefault(number, [])
+            if not own or number in missing:
+                own.append(_Stretch(_behind(own, missing.pop(number, None), number, recording)))
+            own[-1].pieces.append((at, length, came))
+            came += length
+    return found
+
+
+def _behind(own: list[_Stretch], gap: Missing | None, number: int, recording: RecordedOutput) -> Place:
+    """Return where a stretch begins: behind the one before it and what is missing between."""
+    place = Place()
+    if own:
+        before = own[-1]
+        newlines = sum(recording.newlines(at, length) for at, length, _ in before.pieces)
+        size = sum(length for _, length, _ in before.pieces)
+        place = Place(before.start.line + newlines, before.start.byte + size)
+    if gap is not None:
+        place.line += gap.newlines.get(number, 0)
+        place.byte += gap.sizes.get(number, 0)
+        place.inside = gap.inside.get(number, False)
+    return place
+
+
+def _lines(
+    number: int, stretches: list[_Stretch], recording: RecordedOutput, make_finder: Callable[[], Finder]
+) -> Iterator[tuple[int, int, int, Line | Gap]]:
+    """Yield a stream's lines, each with its place in all output, the stream and a count that keeps the order."""
+    count = came = 0
+    for index, stretch in enumerate(stretches):
+        starts, at = [], stretch.start.byte
+        for _, length, _ in stretch.pieces:
+            starts.append(at)
+            at += length
+        source = cast("IO[bytes]", _Pieces(recording, stretch.pieces))
+        first = stretch.start.byte
+        if index:
+            yield came, number, count, Gap()
+            count += 1
+        for item in skim(source, make_finder, Place(stretch.start.line, first, stretch.start.inside)):
+            if not isinstance(item, Gap):
+                end = item.byte + len(item.text)
+                piece = max(0, bisect_right(starts, end) - 1)
+                came = max(came, stretch.pieces[piece][2] + end - starts[piece])
+            yield came, number, count, item
+            count += 1
+
+
+class _Pieces:
+    """A stretch as a stream of bytes."""
+
+    def __init__(self, recording: RecordedOutput, pieces: list[tuple[int, int, int]]) -> None:
+        self._recording, self._pieces = recording, pieces
+        self._index, self._done = 0, 0
+
+    def readinto(self, view: memoryview) -> int:
+        filled = 0
+        while filled < len(view) and self._index < len(self._pieces):
+            at, length, _ = self._pieces[self._index]
+            wanted = min(length - self._done, len(view) - filled)
+            count = self._recording.read_into(view[filled : filled + wanted], at + self._done)
+            if not count:
+                break
+            filled += count
+            self._done += count
+            if self._done == length:
+                self._index, self._done = self._index + 1, 0
+        return filled
+
+    def read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        return bytes(buffer[: self.readinto(memoryview(buffer))])
+
+
+_ALWAYS: Final = {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no memory failure and passes none on.
+
+    ``tail`` is the end of both streams, where the command failed.
+    """
+
+    scanner: Scanner
+    ended_of: str | None = None
+    tail: str = ""
+
+    def or_said(
+        self, scanned: Diagnosis, said: tuple[Line, ...], rules: RuleSet, given: Mapping[str, SettingInForce]
+    ) -> Diagnosis:
+        """Return what was found, or where that is nothing, what the engine noted itself: its output went into a file.
+
+        Where its last words stand in the output it was heard, and nothing is taken from them.
+        """
+        last = said[-1].text.rpartition("] ")[2].strip() if said else ""
+        is_unheard = bool(last) and last not in self.tail and not scanned.incidents
+        return scan(said, rules, "", given=given, unrecognized=True) if is_unheard else scanned
+
+    def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
+        """Return the printed figures that a prediction can be held against, and those of the KV cache."""
+        wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
+        return {name: value for name, value in self.scanner.measured.items() if name in wanted}
+
+
+def hear(recording: RecordedOutput, status: int, rules: RuleSet) -> Heard:
+    """Read a recording whose command ended with ``status``."""
+    if recording.failed:
+        get_logger().warning("a part of the output is not diagnosed", reason=recording.failed)
+
+    def make_finder() -> Finder:
+        return finder(rules.anchors)
+
+    if not status:
+        return Heard(replayed(recording, rules, make_finder))
+    tail = b"\n".join(recording.tail(stream, TAIL_BYTES) for stream in (1, 2)).decode("utf-8", "replace")
+    scanner = replayed(recording, rules, make_finder, unrecognized=True)
+    return Heard(scanner, _other_end(recording, rules), tail)
+
+
+def _other_end(recording: RecordedOutput, rules: RuleSet) -> str | None:
+    words = last_words(recording.tail(2, TAIL_BYTES)) or last_words(recording.tail(1, TAIL_BYTES))
+    if words is None or words.passes_on:
+        return None
+    if words.is_of_a_test:
+        return words.exception
+    lines = (Line(number, 0, text) for number, text in enumerate(words.lines, 1))
+    return None if scan(lines, rules, unrecognized=True).incidents else words.exception

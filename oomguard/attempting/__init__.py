@@ -1,1 +1,0 @@
-"""One state machine for every retry."""

@@ -1,0 +1,1 @@
+"""Group failures over many logs: who wrote each log and what failed most."""

@@ -1,0 +1,295 @@
+"""What failed over many inputs: incidents grouped by cause, model, setting and version, and the patch that would have fixed most."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oomguard.cluster.fleet.findings import Change, Finding
+from oomguard.core.facts import FactValue
+from oomguard.core.records import Record
+
+# One failure told by several logs: a process's output and its errors; in a Ray session the worker, its driver and Ray's own processes.
+#
+# A driver repeats what its workers print, behind ``(NAME pid=N)``, and prints the error of a task once more; raylet and GCS write down why
+# an actor died; that an engine died stands in the errors of a process whose output has the cause. It is one failure, told by the log
+# nearest to it; the others are places where it is told again.
+
+# Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's processes.
+_NEAREST: Final = ("job-driver-", "replica_", "python-core-worker", "python-core-driver", "raylet", "gcs_server")
+_KILL: Final = ("host_oom", "ray")
+_DEAD: Final = "engine_dead"
+# The cause of an end whose own exception the log has.
+_EXPLAINED: Final = "not_memory"
+# Ray's and SLURM's NAME.out and NAME.err, torchrun's stdout.log and stderr.log, packed or not.
+_STREAM: Final = re.compile(r"(?:\.(?:out|err)|(?:(?<=/)|^)std(?:out|err)(?:\.log)?)(?:\.gz)?$")
+_PID: Final = re.compile(r"\bpid=(\d+)")
+# A log may cut a message, or put a hint behind it.
+_MESSAGE_CHARS: Final = 160
+
+
+def told_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, in their order, without those that another log of the session tells at first hand; it names their places."""
+    same: dict[tuple[str, str], list[Finding]] = {}
+    order = list(findings)
+    for one in order:
+        if one.message:
+            same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(one)
+    again: dict[int, Finding] = {}  # by the one that repeats: the one that it repeats
+    for together in same.values():
+        if len(together) > 1 and any(one.writer.session for one in together):
+            again |= _repeats(together)
+    for retold in (_killed, _dead):
+        again |= retold([one for one in order if id(one) not in again])
+    places: dict[int, list[tuple[str, int | None]]] = {}
+    for one in order:
+        if (first := again.get(id(one))) is not None:
+            places.setdefault(id(first), []).append((one.source, one.line))
+    return [
+        replace(one, told_again=tuple(places[id(one)])) if id(one) in places else one
+        for one in order
+        if id(one) not in again
+    ]
+
+
+def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
+    """Return, of findings with the same words, which repeat which."""
+    again: dict[int, Finding] = {}
+    by_pid: dict[str | None, Finding] = {one.writer.pid: one for one in together if one.writer.pid is not None}
+    sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
+    for session in sessions:
+        of_it = [one for one in together if one.writer.session == session]
+        own = [one for one in of_it if one.writer.pid is not None]
+        others = [one for one in of_it if one.writer.pid is None]
+        nearest = own[0] if own else min(others, key=_distance)
+        for one in others:
+            pid = _pid(one)
+            if one is not nearest and (not own or pid is None or pid in by_pid):
+                again[id(one)] = by_pid.get(pid, nearest)
+    for one in together:  # a driver's output that lies elsewhere: it names the workers
+        if one.writer.session is None and (first := by_pid.get(_pid(one))) is not None:
+            again[id(one)] = first
+    return again
+
+
+def _killed(findings: Sequence[Finding]) -> dict[int, Finding]:
+    """Return which kills of Ray's memory monitor stand in a raylet's log, in its own words, beside a log that says whom it hit."""
+    kills = [one for one in findings if one.writer.session and (one.kind, one.framework) == _KILL]
+    hit = {one.writer.session: one for one in reversed(kills) if not _is_raylet(one)}
+    return {id(one): hit[one.writer.session] for one in kills if _is_raylet(one) and one.writer.session in hit}
+
+
+def _is_raylet(one: Finding) -> bool:
+    return one.writer.process == "raylet"
+
+
+def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:
+    """Return which ends of engines, of causes that their logs do not have, are those of failures that another log tells."""
+    dead = [one for one in findings if one.kind == _DEAD and one.cause != _EXPLAINED]
+    causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED] if dead else []
+    beside = {_both(one.source): one for one in reversed(causes)}
+    workers: dict[tuple[str | None, str | None], Finding] = {
+        (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
+    }
+    sessions: dict[str | None, Finding] = {one.writer.session: one for one in reversed(causes) if one.writer.session}
+    again: dict[int, Finding] = {}
+    for one in dead:
+        pid = one.writer.pid or _pid(one)
+        cause = beside.get(_both(one.source)) or workers.get((one.writer.session, pid))
+        if cause is None and one.writer.pid is None:
+            cause = sessions.get(one.writer.session)
+        if cause is not None and cause.source != one.source:
+            again[id(one)] = cause
+    return again
+
+
+def _both(source: str) -> str:
+    """Return what the names of a process's output and of its errors have in common."""
+    return _STREAM.sub("", source)
+
+
+def _pid(one: Finding) -> str | None:
+    found = _PID.search(one.process or "")
+    return found and found[1]
+
+
+def _distance(one: Finding) -> int:
+    name = (one.writer.process or "").rpartition("/")[2]
+    return next((i for i, begins in enumerate(_NEAREST) if name.startswith(begins)), len(_NEAREST))
+
+
+_MOST_WRITERS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Fix(Record):
+    """The changes that would have fixed ``fixes`` incidents of a group: of each setting the value that holds for all of these."""
+
+    changes: tuple[Change, ...]
+    fixes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Group(Record):
+    """Incidents of one cause, model, setting and version.
+
+    ``setting`` is the one that the plan changes first, None where no value could be solved. ``first_at`` and ``last_at`` are Unix
+    seconds by the clocks of those who printed them, None where nothing tells. ``refused`` are setting and reason of what the user does
+    not permit, with how many incidents it would have fixed. ``writers`` are those with most incidents, each with how many.
+    ``told_again`` are the places, as input and line, of logs that only repeat an incident of the group.
+    """
+
+    cause: str
+    title: str
+    kinds: tuple[str, ...]
+    model: str | None
+    setting: str | None
+    framework: str
+    version: str | None
+    incidents: int
+    inputs: int
+    first_at: float | None
+    last_at: float | None
+    fix: Fix | None
+    refused: tuple[tuple[str, str, int], ...]
+    writers: tuple[tuple[str, int], ...]
+    other_writers: int
+    example: Finding
+    told_again: tuple[tuple[str, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FleetSummary(Record):
+    """What was read and what failed in it: groups, the one with most incidents first.
+
+    ``inputs`` were read, ``failed`` of them hold an out-of-memory, ``unread`` could not be read, ``left_out`` were last written
+    before the time asked for.
+    """
+
+    inputs: int
+    failed: int
+    unread: int
+    left_out: int
+    groups: tuple[Group, ...]
+    since: float | None = None
+
+    @property
+    def incidents(self) -> int:
+        """How many incidents there are in all groups."""
+        return sum(group.incidents for group in self.groups)
+
+    @property
+    def best(self) -> Group | None:
+        """The group whose fix would have fixed most incidents; None where no group has one."""
+        fixable = [group for group in self.groups if group.fix is not None]
+        return max(fixable, key=lambda group: group.fix.fixes if group.fix else 0, default=None)
+
+
+def summed(
+    findings: Iterable[Finding],
+    *,
+    inputs: int,
+    failed: int,
+    unread: int = 0,
+    left_out: int = 0,
+    since: float | None = None,
+) -> FleetSummary:
+    """Return the summary of findings; ``since`` (Unix seconds) leaves out those that are known to be older."""
+    found = [one for one in findings if since is None or one.at is None or one.at >= since]
+    kept = told_once(found)
+    together: dict[tuple[str, ...], list[Finding]] = {}
+    for one in kept:
+        setting = one.changes[0].setting if one.changes else ""
+        key = (one.cause, one.model or "", setting, one.framework, one.version or "")
+        together.setdefault(key, []).append(one)
+    groups = sorted((_group(same) for same in together.values()), key=_order)
+    if since is not None:
+        failed = len({one.source for one in found if one.is_oom})
+    return FleetSummary(inputs, failed, unread, left_out, tuple(groups), since)
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    return (-group.incidents, group.cause, group.model or "", group.setting or "", group.framework, group.version or "")
+
+
+def _group(same: Sequence[Finding]) -> Group:
+    first = same[0]
+    times = [one.at for one in same if one.at is not None]
+    writers = Counter(words for one in same if (words := one.writer.words))
+    refused = Counter(one.refused for one in same if one.refused is not None)
+    ordered = sorted(writers.items(), key=lambda item: (-item[1], item[0]))
+    return Group(
+        first.cause,
+        first.title,
+        tuple(kind for kind, _count in Counter(one.kind for one in same).most_common()),
+        first.model,
+        first.changes[0].setting if first.changes else None,
+        first.framework,
+        first.version,
+        len(same),
+        len({source for one in same for source in _sources(one)}),
+        min(times, default=None),
+        max(times, default=None),
+        _fix([one for one in same if one.refused is None]),
+        tuple((*what, count) for what, count in refused.most_common()),
+        tuple(ordered[:_MOST_WRITERS]),
+        max(0, len(ordered) - _MOST_WRITERS),
+        min(same, key=lambda one: (one.at is None, one.at or 0.0, one.source, one.line or 0)),
+        tuple(place for one in same for place in one.told_again),
+    )
+
+
+def _sources(one: Finding) -> tuple[str, ...]:
+    return one.source, *(source for source, _line in one.told_again)
+
+
+def _fix(same: Sequence[Finding]) -> Fix | None:
+    """Return the patch that fixes most: of the settings that most plans begin with, each at the value that suffices for all of them."""
+    plans = Counter(tuple(change.setting for change in one.changes) for one in same if one.changes)
+    if not plans:
+        return None
+    settings = min(plans, key=lambda names: (-plans[names], names))
+    theirs = [one.changes for one in same if tuple(change.setting for change in one.changes) == settings]
+    chosen, held = [], theirs
+    for i in range(len(settings)):
+        change = _enough([changes[i] for changes in held])
+        chosen.append(change)
+        held = [changes for changes in held if _suffices(change, changes[i])]
+    return Fix(tuple(chosen), len(held))
+
+
+def _enough(changes: Sequence[Change]) -> Change:
+    """Return the change that goes furthest among those in the direction of most; of values without an order the most frequent."""
+    directions = Counter(_direction(change) for change in changes)
+    direction = max(directions, key=lambda way: (directions[way], way))
+    going = [change for change in changes if _direction(change) == direction]
+    if direction:
+        return max(going, key=lambda change: direction * _number(change.new))
+    values = Counter(repr(change.new) for change in going)
+    most = max(values, key=lambda value: (values[value], value))
+    return next(change for change in going if repr(change.new) == most)
+
+
+def _suffices(chosen: Change, needed: Change) -> bool:
+    direction = _direction(chosen)
+    if not direction or _direction(needed) != direction:
+        return chosen.new == needed.new
+    return direction * _number(chosen.new) >= direction * _number(needed.new)
+
+
+def _direction(change: Change) -> int:
+    """Return 1 for a value that is raised, -1 for one that is lowered, 0 for one without an order."""
+    numbers = [
+        value for value in (change.old, change.new) if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+    if not numbers or not isinstance(change.new, (int, float)) or isinstance(change.new, bool):
+        return 0
+    return -1 if len(numbers) < 2 or change.new < numbers[0] else 1
+
+
+def _number(value: FactValue) -> float:
+    assert isinstance(value, (int, float))  # noqa: S101 - a direction is one of numbers
+    return float(value)

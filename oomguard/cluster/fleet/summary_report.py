@@ -1,0 +1,228 @@
+"""What failed over many logs, on a terminal, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.cluster.fleet.findings import Change
+from oomguard.cluster.fleet.groups import FleetSummary, Group
+from oomguard.report.history import moment
+from oomguard.report.json import SCHEMA, json_line, plain_value
+from oomguard.report.presentable import drawn, masked
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+HEADINGS: Final = ("incidents", "cause", "model and version", "would have fixed", "seen", "where")
+_UNKNOWN: Final = "unknown"
+_NARROW_COLUMNS: Final = 100
+_SHOWN_GROUPS: Final = 50
+
+
+def headline(summary: FleetSummary) -> str:
+    """Return what was read and how much of it failed, in one sentence."""
+    failed = f"{summary.failed:,} of {_counted(summary.inputs, 'input')} ran out of memory"
+    return f"{failed}: {_counted(summary.incidents, 'incident')} in {_counted(len(summary.groups), 'group')}"
+
+
+def sentences(summary: FleetSummary) -> list[str]:
+    """Return what stands below the table: the patch that would have fixed most, what was left out, whose clocks the times are of."""
+    told = []
+    if (best := summary.best) is not None and best.fix is not None:
+        flags = " ".join(_told_as(change) for change in best.fix.changes)
+        whose = f" of {best.model}" if best.model else ""
+        share = f"{best.fix.fixes:,} of {_counted(summary.incidents, 'incident')}"
+        told.append(f"would have fixed most: {flags}{whose} ({share})")
+    if summary.left_out:
+        told.append(f"left out, last written before --since: {_counted(summary.left_out, 'input')}")
+    if summary.unread:
+        told.append(f"could not be read: {_counted(summary.unread, 'input')}")
+    by_file = sum(group.example.clock == "file" for group in summary.groups)
+    if by_file:
+        told.append(f"times in {_counted(by_file, 'group')} are those of the files: the lines have none")
+    return drawn(told)
+
+
+def rows(summary: FleetSummary) -> list[tuple[str, ...]]:
+    """Return a row a group, headings first, fit to show; lines within a cell are parted by line breaks."""
+    return [HEADINGS, *(drawn(_row(group)) for group in summary.groups)]
+
+
+def _row(group: Group) -> tuple[str, ...]:
+    engine = " ".join(filter(None, (group.framework, group.version)))
+    return (
+        f"{group.incidents:,}\nin {_counted(group.inputs, 'input')}",
+        f"{group.cause}\n{', '.join(group.kinds)}",
+        f"{group.model or 'model ' + _UNKNOWN}\n{engine}",
+        fix_words(group),
+        _seen(group),
+        where(group),
+    )
+
+
+def fix_words(group: Group) -> str:
+    """Return the changes that would have fixed most of a group, a line each, how many of it, and what the user does not permit."""
+    refused = [f"{setting} for {count:,}: {why}" for setting, why, count in group.refused]
+    if group.fix is None:
+        return "\n".join(["nothing that you permit", *refused] if refused else ["no value could be solved"])
+    lines = [_told_as(change) for change in group.fix.changes]
+    count = "all" if group.fix.fixes == group.incidents else f"{group.fix.fixes:,} of {group.incidents:,}"
+    return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}", *refused])
+
+
+def _told_as(change: Change) -> str:
+    return change.as_flag or f"{change.setting}={change.new}"
+
+
+def where(group: Group) -> str:
+    """Return who wrote the logs of a group, those with most incidents first, or where one example lies."""
+    lines = [f"{words} ({times:,})" if times > 1 else words for words, times in group.writers]
+    if group.other_writers:
+        lines.append(f"and {group.other_writers:,} more")
+    if not lines:
+        lines = [_place(group.example.source, group.example.line)]
+    if group.told_again:
+        others = len(group.told_again) - 1
+        lines.append(f"told again: {_place(*group.told_again[0])}" + (f" and {others:,} more" if others else ""))
+    return "\n".join(lines)
+
+
+def _place(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}:{line}"
+
+
+def _seen(group: Group) -> str:
+    if group.first_at is None or group.last_at is None:
+        return _UNKNOWN
+    first, last = moment(group.first_at), moment(group.last_at)
+    return first if first == last else f"{first}\n{last}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def print_summary(console: Console, summary: FleetSummary) -> None:
+    """Print the groups, the one with most incidents first, and below them what would have fixed most."""
+    from rich.text import Text
+
+    console.print(Text(headline(summary), style="bold red" if summary.failed else "green"))
+    headings, *groups = rows(summary)
+    shown = groups[:_SHOWN_GROUPS]
+    if shown:
+        console.print()
+        (_print_below if console.width < _NARROW_COLUMNS else _print_table)(console, headings, shown)
+        console.print()
+    if len(groups) > len(shown):
+        console.print(Text(f"{len(groups) - len(shown):,} smaller groups: --format json or markdown", style="dim"))
+    for sentence in sentences(summary):
+        console.print(Text(sentence), soft_wrap=True)
+
+
+def _print_table(console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i == 0 else "left", no_wrap=i in {0, 4}, overflow="fold")
+    for group in groups:
+        table.add_row(*(Text(cell, style="bold" if i == 1 else "") for i, cell in enumerate(group)))
+    console.print(table)
+
+
+def _print_below(console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]) -> None:
+    from rich.text import Text
+
+    for count, cause, *rest in groups:
+        number, inputs = count.split("\n")
+        what = "incident" if number == "1" else "incidents"
+        console.print(Text(f"{number} {what} {inputs}", style="bold").append(f"  {cause.replace(chr(10), ': ')}"))
+        for heading, cell in zip(headings[2:], rest, strict=True):
+            first, *others = cell.split("\n")
+            console.print(Text(f"  {heading}: ", style="dim").append(first, style="not dim"), soft_wrap=True)
+            for line in others:
+                console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def summary_markdown(summary: FleetSummary) -> str:
+    """Return the summary as Markdown: the sentence, a table, what stands below it."""
+    table = rows(summary)
+    lines = [f"## {headline(summary)}", ""]
+    if summary.groups:
+        lines += [_markdown_row(table[0]), _markdown_row(("---",) * len(HEADINGS)), *map(_markdown_row, table[1:]), ""]
+    lines += [f"- {sentence}" for sentence in sentences(summary)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), '<br>') for cell in cells)} |"
+
+
+def summary_json(summary: FleetSummary) -> str:
+    """Return the summary as one line of JSON; its texts are masked."""
+    best = summary.best
+    row = {
+        "schema": SCHEMA,
+        "inputs": summary.inputs,
+        "inputs_with_oom": summary.failed,
+        "inputs_unread": summary.unread,
+        "inputs_left_out": summary.left_out,
+        "incidents": summary.incidents,
+        "since": _utc(summary.since),
+        "groups": [_group_dict(group) for group in summary.groups],
+        "best": None if best is None else summary.groups.index(best),
+    }
+    return json_line(row)
+
+
+def _group_dict(group: Group) -> dict[str, Any]:
+    shown = masked(group)
+    example = shown.example
+    row = {
+        "cause": shown.cause,
+        "title": shown.title,
+        "kinds": list(shown.kinds),
+        "model": shown.model,
+        "setting": shown.setting,
+        "framework": shown.framework,
+        "framework_version": shown.version,
+        "incidents": shown.incidents,
+        "inputs": shown.inputs,
+        "first_seen": _utc(shown.first_at),
+        "last_seen": _utc(shown.last_at),
+        "fix": None
+        if shown.fix is None
+        else {
+            "changes": [
+                {"setting": change.setting, "to": change.new, "as_flag": change.as_flag, "effect": change.effect}
+                for change in shown.fix.changes
+            ],
+            "fixes": shown.fix.fixes,
+        },
+        "refused": [{"setting": name, "why": why, "incidents": count} for name, why, count in shown.refused],
+        "writers": [{"who": words, "incidents": times} for words, times in shown.writers],
+        "other_writers": shown.other_writers,
+        "told_again": [{"source": source, "line": line} for source, line in group.told_again],
+        "example": {
+            "source": group.example.source,
+            "line": example.line,
+            "process": example.process,
+            "seen": _utc(example.at),
+            "clock": example.clock,
+            **{
+                name: getattr(example.writer, name)
+                for name in ("layout", "namespace", "pod", "container", "node", "job", "task", "rank")
+            },
+        },
+    }
+    return {key: plain_value(value) for key, value in row.items()}
+
+
+def _utc(unix_s: float | None) -> str | None:
+    if unix_s is None:
+        return None
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")

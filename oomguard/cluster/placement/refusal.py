@@ -1,0 +1,220 @@
+"""Why a command gets no device, with the numbers, and what would help, as a line to paste."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from oomguard.cluster.placement.devices import Place
+from oomguard.cluster.placement.leases import Lease
+from oomguard.cluster.placement.need import Asked, Need, Now
+from oomguard.core.errors import PlacementError, UsageError
+from oomguard.core.facts import format_gib
+from oomguard.estimate.start.start import StartBudget
+from oomguard.planning.command_start import CommandStart, DeviceMemory
+from oomguard.planning.start import Needed
+
+# The ``oomguard run`` that was asked for, as a line to paste: over other devices, with a wait, of a changed command.
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One call of ``oomguard run``.
+
+    Attributes:
+        gpus: what ``--gpus`` asks for, wherever it was given.
+        command: the user's own, masked, quoted for a shell.
+        options: the words before ``--``.
+    """
+
+    gpus: str
+    command: str
+    options: tuple[str, ...] = ()
+
+    def line(self, *, gpus: str | None = None, command: str | None = None, wait: str | None = None) -> str:
+        """Return it to paste, with all its other options; what is None stays as it is."""
+        words = _with_value(self.options, "--gpus", self.gpus if gpus is None else gpus)
+        if wait is not None:
+            words = _with_value(words, "--wait", wait, behind="--gpus")
+        return f"{shlex.join(['oomguard', 'run', *words])} -- {self.command if command is None else command}"
+
+
+def _with_value(words: Sequence[str], name: str, value: str, *, behind: str | None = None) -> tuple[str, ...]:
+    """Return options with one value of an option, at the place of the first that it had, else first of all or behind another one."""
+    kept: list[str] = []
+    at: int | None = None
+    left = iter(words)
+    for word in left:
+        if word == name or word.startswith(f"{name}="):
+            at = len(kept) if at is None else at
+            if word == name:
+                next(left, None)
+        else:
+            kept.append(word)
+    if at is None:
+        at = next(_ends(kept, behind), 0)
+    return (*kept[:at], name, value, *kept[at:])
+
+
+def _ends(words: Sequence[str], name: str | None) -> Iterator[int]:
+    return (i + 2 for i, word in enumerate(words) if word == name)
+
+
+_HOUR_S = 3600
+
+
+def judged(place: Place, need: Need, count: int, gpus: int) -> Place:
+    """Return a place with why this command cannot be given it, where it cannot.
+
+    Args:
+        place: the place.
+        need: what the command needs.
+        count: how many places it is to get.
+        gpus: how many GPUs the machine has.
+    """
+    if place.cannot is not None or place.instance is None:
+        return place
+    if place.uuid is None:
+        return replace(place, cannot="the driver does not tell its UUID, and it has no other name")
+    if count > 1:
+        return replace(
+            place, cannot="CUDA shows a program one instance of a divided GPU (MIG), and several are asked for"
+        )
+    if not need.visible.takes_instance(place.instance, gpus):
+        return replace(place, cannot=f"{_engine(need)} does not start on an instance (MIG): {need.visible.why}")
+    return place
+
+
+def too_few_asked(asked: Asked, need: Need, count: int, own: Invocation) -> UsageError:
+    """Return the error for a command that needs more devices than ``--gpus`` gives."""
+    given = f"{count} of them" if not asked.named else ",".join(asked.named)
+    return UsageError(
+        f"the command's own flags need {need.devices} devices, and --gpus gives {given}", hint=own.line(gpus="auto")
+    )
+
+
+def fits_nowhere(
+    need: Need, candidates: Sequence[Place], count: int, hides: str | None, asked: Asked, own: Invocation
+) -> PlacementError:
+    """Return the error for a command that would start on no device, whoever left it."""
+    usable = [place for place in candidates if place.cannot is None]
+    hidden = f" ({hides})" if hides else ""
+    if len(usable) < count:
+        why = "".join(f"; {place.shown}: {place.cannot}" for place in candidates if place.cannot is not None)
+        return PlacementError(
+            f"{_devices(count)} needed, {len(usable)} can be used{hidden}{why}", hint=_over_fewer(need, usable, own)
+        )
+    largest = max(usable, key=lambda place: place.total_bytes or 0)
+    reason, plan = need.on(largest, emptied=True).reason, need.plan_on(largest)
+    if plan is None or need.start is None:
+        return PlacementError(f"it can be given no device{hidden}: {largest.shown}: {reason}", hint="oomguard gpus")
+    takes = f"it takes {_least(plan.budget)} of {'a device' if count == 1 else f'each of {count} devices'} at least"
+    largest_of = f"the largest{' that --gpus names' if asked.named else ''}"
+    has = f"{largest.shown}, {largest_of}, has {format_gib(largest.total_bytes or 0)}"
+    what = f"it fits on no device{hidden}: {takes}, and {has}: {reason}"
+    if plan.changes:
+        return PlacementError(what, hint=own.line(command=need.start.changed(plan)))
+    return PlacementError(what, hint=_otherwise(need.start, plan.needed, largest, len(usable), own))
+
+
+def _least(budget: StartBudget) -> str:
+    """Return what the fullest device holds with the smallest KV cache under which the engine starts."""
+    return format_gib(max(stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes for stage in budget.stages))
+
+
+def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usable: int, own: Invocation) -> str:
+    """Return what would help where no setting does: more devices for the model, or a larger one."""
+    if needed is None:
+        return "nothing that was tried would do"
+    ranks, texts = needed.tensor_parallel_size, []
+    if ranks is not None and ranks <= usable:
+        return own.line(gpus="auto", command=start.changed(start.over(ranks, _memory(largest))))
+    if ranks is not None:
+        texts.append(f"over {ranks} devices of this size it would fit ({usable} can be used here)")
+    if needed.gpu_total_bytes is not None:
+        texts.append(f"on one of {format_gib(needed.gpu_total_bytes)} it would fit")
+    if needed.without_images:
+        texts.append("without images in its prompts it would fit")
+    return "; ".join(texts) or "no setting, number of devices or size of device that was tried would do"
+
+
+def _over_fewer(need: Need, usable: Sequence[Place], own: Invocation) -> str:
+    """Return the command over as many devices as there are, where it would start so."""
+    start = need.start
+    if start is None or not usable or need.devices != start.asked.settings.tensor_parallel_size:
+        return "oomguard gpus"
+    smallest = min(usable, key=lambda place: place.total_bytes or 0)
+    for ranks in (ranks for ranks in range(len(usable), 0, -1) if need.devices % ranks == 0):
+        with contextlib.suppress(UsageError):  # heads that do not divide so
+            plan = start.over(ranks, _memory(smallest))
+            if plan.fits or plan.changes:
+                return own.line(gpus="auto", command=start.changed(plan))
+    return "oomguard gpus"
+
+
+def _memory(place: Place) -> DeviceMemory:
+    return DeviceMemory(place.total_bytes or 0, None, place.name)
+
+
+def no_place_now(need: Need, now: Now, count: int, waited_s: float | None, again: str) -> PlacementError:
+    """Return the error for a command whose devices others have; ``again`` is the line to paste that waits for them."""
+    waited = "" if waited_s is None else f", also after {waited_s:.0f} s"
+    hint = again if waited_s is None else "wait longer, or look who has them: oomguard gpus"
+    return PlacementError(
+        f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows(need, now)}", hint=hint, is_for_now=True
+    )
+
+
+def rows(need: Need, now: Now) -> str:
+    """Return of each place that may be taken why it is not."""
+    why = [f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates]
+    return "; ".join(why) or now.hides or "none is there"
+
+
+def _why_not_now(place: Place, need: Need, now: Now) -> str:
+    if place.cannot is not None:
+        return place.cannot
+    if place.key in now.leased:
+        return now.leased[place.key]
+    if place.key in now.kept:
+        return "kept for a start that waits already"
+    if place in now.usable:
+        return "free"
+    never = need.on(place, emptied=True)
+    if not never.fits:
+        return never.reason
+    users = ", ".join(
+        f"pid {pid}{'' if size is None else f' {format_gib(size)}'}"
+        for pid, size in (place.used_bytes_by_pid or {}).items()
+    )
+    reason = need.on(place).reason
+    if (
+        need.start is not None and place.free_bytes is not None
+    ):  # what the engine's own context takes is no longer free at its start
+        reason = f"{reason} once its own context is there ({place.room} before)"
+    return f"{reason}; held by {users or 'processes that are not told'}"
+
+
+def lease_in_words(lease: Lease) -> str:
+    """Return who holds a lease, in words."""
+    who = "somebody" if lease.pid is None else f"pid {lease.pid}"
+    what = f" ({lease.command})" if lease.command else ""
+    since = "" if lease.since_s is None else f" for {_duration(max(0.0, time.time() - lease.since_s))}"
+    until = {"start": ", until it has started", "job": ", until it ends"}.get(lease.until or "", "")
+    return f"leased by {who}{what}{since}{until}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < _HOUR_S else f"{seconds / _HOUR_S:.1f} h"
+
+
+def _devices(count: int) -> str:
+    return "a device is" if count == 1 else f"{count} devices are"
+
+
+def _engine(need: Need) -> str:
+    name = "the engine" if need.start is None else need.start.launcher.NAME
+    return name if need.version is None else f"{name} {need.version}"

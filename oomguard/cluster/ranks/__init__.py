@@ -1,0 +1,1 @@
+"""Coordinate the ranks of one job: find each other, name the first cause, restart all or none."""

@@ -1,0 +1,309 @@
+"""This process as one rank of a job, for ``oomguard run``: it watches the others while its command runs, and agrees with them after."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.analyst.coordination import Agreed, OwnEnd
+from oomguard.analyst.termination import EndedByUs
+from oomguard.cluster.ranks.barrier import LEADER, Meeting
+from oomguard.cluster.ranks.decision import absent_in_words, ranks_in_words
+from oomguard.cluster.ranks.folder import Folder
+from oomguard.cluster.ranks.launcher import starts_once
+from oomguard.cluster.ranks.messages import Decision, How, RankEnd, Said
+from oomguard.cluster.ranks.rank_lock import Claim
+from oomguard.cluster.ranks.rendezvous import Rendezvous
+from oomguard.cluster.ranks.watch_ranks import Watch
+from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.core.log import get_logger
+from oomguard.core.process_state import status_in_words
+from oomguard.diagnosis.diagnose import replanned
+from oomguard.engines.command import Launch
+from oomguard.journal.codec import incident_of, patch_of
+
+if TYPE_CHECKING:
+    from oomguard.cluster.ranks.mirror import Mirror
+
+
+# What is told of a decision: the failure of the rank that failed first, what became of the others, and who was silent.
+
+_HOWS: Final = {
+    "memory": "ran out of memory",
+    "secondary": "lost the others",
+    "ended": "ended by oomguard for it",
+    "stopped": "ended by a signal",
+    "other": "failed of something else",
+    "ran": "ran",
+}
+
+
+def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int) -> Diagnosis:
+    """Return what this rank tells after a decision: one incident, of the rank that failed first, and how each rank ended.
+
+    Args:
+        decision: of rank 0.
+        ends: how each rank ended.
+        own: what this rank's output tells.
+        rank: this one.
+        size: how many ranks there are.
+    """
+    if all(how == "ran" for how in decision.hows.values()) and not decision.absent:
+        return own
+    notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
+    if decision.first is None:
+        return replace(own, notes=notes)
+    found = own.first_cause if decision.first == rank else None
+    row = ends[decision.first].incident if decision.first in ends else None
+    incident = found or (None if row is None else incident_of(row))
+    if incident is None:
+        return replace(own, notes=notes)
+    others = [
+        f"rank {other}" for other, how in decision.hows.items() if how == "memory" and other != str(decision.first)
+    ]
+    planned = replanned(incident, plan_of_all(incident.plan, decision))
+    return replace(own, incidents=(_of_rank(planned, decision.first, others),), notes=notes)
+
+
+def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
+    """Return the plan of the rank that failed first, with what all ranks change in front: no less is enough for all."""
+    of_all = [patch_of(patch) for patch in decision.patches]
+    if len(of_all) > 1:  # none of them is enough alone
+        group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
+        of_all = [replace(patch, group=group) for patch in of_all]
+    named = {patch.setting for patch in of_all}
+    return (*of_all, *(patch for patch in own if patch.setting not in named))
+
+
+def record(decision: Decision, size: int) -> dict[str, Any]:
+    """Return a decision as the report has it, and as the journal keeps it with the incident."""
+    return {
+        "size": size,
+        "first": decision.first,
+        "first_is_known": decision.is_order_known,
+        "ended": dict(decision.hows),
+        "silent": list(decision.silent),
+        "again": decision.again,
+        "why_not": decision.why or None,
+        "plan": [dict(patch) for patch in decision.patches],
+    }
+
+
+def _of_rank(incident: Incident, rank: int, others: list[str]) -> Incident:
+    named = incident.location.process
+    process = f"rank {rank}" if named is None else f"rank {rank}: {named}"
+    return replace(incident, location=replace(incident.location, process=process), also_in=(*incident.also_in, *others))
+
+
+def _notes(decision: Decision, size: int) -> tuple[str, ...]:
+    by_how: dict[str, list[int]] = {}
+    for rank, how in decision.hows.items():
+        by_how.setdefault(how, []).append(int(rank))
+    hows = "; ".join(f"{ranks_in_words(ranks)}: {_HOWS.get(how, how)}" for how, ranks in by_how.items())
+    notes = [f"{size} ranks. {hows}"]
+    if decision.first is not None:
+        known = (
+            ""
+            if decision.is_order_known
+            else " (their clocks do not tell the order: it had the least room, or the lowest number)"
+        )
+        notes.append(f"first: rank {decision.first}{known}")
+    if decision.absent:
+        notes.append(absent_in_words(decision))
+    return tuple(notes)
+
+
+# What only an agreement needs is loaded for one: the command starts at once.
+
+
+class RankOfAJob:
+    """Agrees with the other ranks (supervise/together.py), and goes along with the attempts (supervise/companions.py).
+
+    Args:
+        rendezvous: where the ranks meet.
+        timeout_s: after the first failure, so long for all ranks to say how they ended.
+        end: ends the command; it gets what is set when the attempt is over.
+        claim: of this rank.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, timeout_s: float, end: Callable[[threading.Event], None], claim: Claim
+    ) -> None:
+        self._rendezvous, self._timeout_s, self._end, self._claim = rendezvous, timeout_s, end, claim
+        self._meeting: Meeting | None = None
+        self._mirror: Mirror | None = None
+        self._watch: Watch | None = None
+        self._ended: EndedByUs | None = None
+        self._why_off: str | None = None
+        self._ends_badly: Callable[[], bool] | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether this rank tells of the job, and keeps its journal, while all is well."""
+        return self._rendezvous.launched.rank == LEADER
+
+    def began(self, number: int, launch: Launch, _pid: int | None) -> None:
+        """Meet the others, now that the command has started, and watch them."""
+        self._why_off = self._why_off or self._rendezvous.problem
+        if self._why_off is None:
+            self._ended = None
+            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end, self._why_apart)
+
+    def ended(self, _attempt: Attempt) -> None:
+        """Hear that an attempt has ended: it is known already."""
+
+    def ended_by_us(self) -> EndedByUs | None:
+        """Stop watching; return why the last attempt was ended for another rank, None where it was not."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._ended = watch.stop()
+            self._meeting = watch.meeting
+            if watch.problem is not None:
+                self._off(watch.problem)
+        return self._ended
+
+    def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed:
+        """Return what all ranks do after an attempt."""
+        from oomguard.cluster.ranks.agreement import Round
+
+        self.ended_by_us()
+        decision, meeting, docs = None, self._meeting, dict[int, Said]()
+        if meeting is not None and self._why_off is None:
+            try:
+                if stopped():
+                    meeting.say(number=own.number, state="ended", end=stopped_end(own))
+                    return Agreed(own.diagnosis)
+                end, again = rank_end(own, self._ended), self._rendezvous.again
+                decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
+                docs = meeting.look()
+            except OSError as error:
+                self._off(error.strerror or str(error))
+        if decision is None or meeting is None or self._why_off is not None:
+            why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
+            noted = replace(own.diagnosis, notes=(*own.diagnosis.notes, *why))
+            return Agreed(noted, is_change_left=bool(own.patches))
+        if decision.first is not None and not decision.again and LEADER not in decision.absent:
+            self._ends_badly = stopped
+        return self._agreed(decision, docs, own)
+
+    def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
+        """Wait until all ranks can make an attempt that they agreed on; return whether to make it."""
+        if self._meeting is None or self._why_off is not None or agreed is None or not agreed.patches:
+            return False
+        from oomguard.cluster.ranks.agreement import start_together
+
+        try:
+            why = start_together(self._meeting, number, self._timeout_s, stopped, is_able=is_able)
+        except OSError as error:
+            self._off(error.strerror or str(error))
+            return False
+        if why is not None and is_able:
+            get_logger().error("not run again: no rank starts without the others", why=why)
+        return why is None
+
+    def close(self) -> None:
+        """Leave the others."""
+        from oomguard.cluster.ranks.agreement import leave, let_leader_end
+
+        self.ended_by_us()
+        if self._meeting is not None and self._why_off is None:
+            with contextlib.suppress(OSError):  # the last rank removes the folder
+                leave(self._meeting, keeps_store=self._rendezvous.keeps_store)
+                if self._ends_badly is not None:
+                    let_leader_end(self._meeting, self._ends_badly)
+        elif self._meeting is not None:
+            self._meeting.withdraw()
+        if self._mirror is not None:
+            self._mirror.close()
+        self._claim.release()
+        if self._meeting is not None and self._why_off is None:
+            self._meeting.tidy()
+        elif self._meeting is not None or self._why_off is None:  # else the folder does not answer
+            self._claim.remove_where_last()
+
+    def _met(self, launch: Launch) -> Meeting:
+        own, place = self._rendezvous.launched, self._rendezvous
+        folder = Folder(place.folder)
+        if place.mirrors:
+            from oomguard.cluster.ranks.mirror import Mirror
+
+            self._mirror = Mirror(place, folder, launch.argv)
+        where = "" if place.store is None else f"{place.store.kind} store"
+        get_logger().debug(
+            "one of several ranks",
+            rank=own.rank,
+            size=own.size,
+            launcher=own.launcher,
+            meets_in=where or str(place.folder),
+        )
+        return Meeting(folder, own.rank, own.size, self._claim)
+
+    def _why_apart(self) -> str | None:
+        return None if self._mirror is None else self._mirror.why_apart()
+
+    def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
+        from oomguard.cluster.ranks.agreement import ends_of
+        from oomguard.cluster.ranks.decision import is_change_left, tell_repeated
+        from oomguard.journal.codec import patch_of
+
+        rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
+        is_told = rank == LEADER or LEADER not in docs or LEADER in decision.absent
+        diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
+        if is_told and own.number > 1 and starts_once(own.tail):
+            hint = "put oomguard around the launcher: oomguard run -- mpirun …"
+            get_logger().error("the program cannot start again under its launcher: MPI_Init is let in once", hint=hint)
+        if decision.absent and is_told:
+            problem = None if self._mirror is None else self._mirror.problem()
+            beside = {} if problem is None else {"mirror": problem}
+            if len(docs) < size:
+                beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
+            then = ": no rank starts again" if decision.silent or decision.first is not None else ""
+            tell = (
+                get_logger().error if decision.silent or rank != LEADER else get_logger().warning
+            )  # others tell errors only
+            tell(f"{absent_in_words(decision)}{then}", **beside)
+        elif decision.why and decision.first is not None and is_told:
+            get_logger().warning(f"no rank starts again: {decision.why}")
+        elif decision.again and is_told:
+            tell_repeated(ends_of(docs, own.number))
+            if (why := self._why_apart()) is not None and len({doc.host for doc in docs.values()}) == 1:
+                get_logger().warning("all ranks are on this host, and meet there without their store", reason=why)
+        patches = tuple(patch_of(patch) for patch in decision.patches)
+        again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
+        is_left = is_change_left(decision, ends_of(docs, own.number))
+        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left)
+
+    def _off(self, why: str) -> None:
+        self._why_off = why
+        get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
+
+
+def stopped_end(own: OwnEnd) -> RankEnd:
+    """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not wait for it, nor blame it."""
+    return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
+
+
+def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
+    """Return how this rank's attempt ended, as it is told to the others."""
+    from oomguard.cluster.ranks.decision import is_secondary, policy_row, seen_row
+    from oomguard.report.json import kept_incident, patch_dict
+
+    incident = own.diagnosis.first_cause
+    is_oom = incident is not None and incident.is_oom
+    how: How = "other"
+    if is_oom:
+        how = "memory"
+    elif ended is not None:
+        how = "ended"
+    elif own.status == 0 and incident is None:
+        how = "ran"
+    elif is_secondary(own.tail):
+        how = "secondary"
+    row = None if incident is None or not is_oom else kept_incident(incident)
+    patches = tuple(patch_dict(patch) for patch in own.patches)
+    failed_s, did = own.failed_s if is_oom else None, own.did
+    told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy, did.chosen)
+    return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told)

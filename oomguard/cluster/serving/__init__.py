@@ -1,0 +1,1 @@
+"""Watch a server that runs for weeks: health, probes, systemd, termination messages."""

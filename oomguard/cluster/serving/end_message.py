@@ -1,0 +1,91 @@
+"""How a run ended, in a few lines, for who reads no log: Kubernetes' termination message, and SLURM's comment of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomguard.core.errors import OomguardError, exit_status_of
+from oomguard.core.log import get_logger
+from oomguard.core.process_state import status_in_words
+
+if TYPE_CHECKING:
+    from oomguard.analyst.outcome import Outcome
+
+
+# Kubernetes takes as much of a container's message: kubelet, MaxContainerTerminationMessageLength.
+MOST_BYTES: Final = 4096
+DEFAULT_MESSAGE: Final = Path("/dev/termination-log")
+_IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
+MOST_COMMENT_BYTES: Final = 250
+
+
+def message_of(outcome: Outcome) -> str:
+    """Return how the run ended: what, why with numbers, what was tried, what to change; at most ``MOST_BYTES``."""
+    from oomguard.report.note import note, tried
+    from oomguard.report.presentable import drawn
+
+    last = outcome.attempts[-1]
+    diagnosis = outcome.diagnosis
+    incident = diagnosis.first_cause if diagnosis is not None else None
+    if last.incident is not None and incident is not None:
+        lines = [note(incident, outcome.attempts, of_command=True)]
+    else:
+        lines = [drawn(f"oomguard: {last.error or 'ended'}"), *tried(outcome.attempts)]
+    notes = [
+        f"  note: {drawn(text)}" for text in (diagnosis.notes if diagnosis is not None else ()) if text != last.error
+    ]
+    return cut("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
+
+
+def comment_of(outcome: Outcome) -> str:
+    """Return how the run ended in one line of at most ``MOST_COMMENT_BYTES`` bytes: what first, and the status in any case."""
+    from oomguard.report.presentable import drawn
+
+    last, end = outcome.attempts[-1], _end(outcome)
+    why = last.incident.headline if last.incident is not None else last.error
+    if not why or end.startswith(why):
+        return f"oomguard: {end}"
+    left = MOST_COMMENT_BYTES - len(f"oomguard: ; {end}".encode())
+    return f"oomguard: {cut(' '.join(drawn(why).split()), left)}; {end}"
+
+
+def _end(outcome: Outcome) -> str:
+    count = len(outcome.attempts)
+    return f"{status_in_words(outcome.status)} after {count} attempt{'s' if count > 1 else ''}"
+
+
+def message_of_error(error: OomguardError) -> str:
+    """Return why nothing ran: what is wrong, and what to do; at most ``MOST_BYTES``."""
+    from oomguard.report.presentable import drawn
+
+    hint = getattr(error, "hint", None)
+    lines = [f"oomguard: {drawn(str(error))}", *([f"  {drawn(hint)}"] if hint else [])]
+    return cut("\n".join([*lines, f"  {status_in_words(exit_status_of(error))}"]), MOST_BYTES)
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """Return a text of at most so many bytes of UTF-8, cut between characters."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= most_bytes:
+        return text
+    return data[: most_bytes - 3].decode("utf-8", "ignore") + "…"
+
+
+def message_place(asked: str | None, environ: Mapping[str, str]) -> Path | None:
+    """Return where the termination message goes: where it was asked for, else in a pod where Kubernetes reads it."""
+    if asked is not None:
+        return Path(asked)
+    in_a_pod = _IN_A_POD in environ and DEFAULT_MESSAGE.is_file() and os.access(DEFAULT_MESSAGE, os.W_OK)
+    return DEFAULT_MESSAGE if in_a_pod else None
+
+
+def leave_message(place: Path, text: str) -> None:
+    """Write how a run ended that failed; a place that cannot be written is told."""
+    try:
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        get_logger().warning("the termination message could not be written", path=str(place), reason=reason)

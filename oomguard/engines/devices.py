@@ -1,0 +1,127 @@
+"""How an engine is given a device, and how it tells that it has taken its memory, from its own data file (placement.toml)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from oomguard.core.files import read_tables
+from oomguard.core.setting_spellings import table_of
+from oomguard.engines.command import Launch, settings_given
+from oomguard.engines.registry import launcher_of
+from oomguard.engines.unwrap_command import inner_commands
+
+# Which rank of a job a command is by its own flags, as an engine over several hosts is given them: from the engine's data file.
+
+
+def ranks_in_command(launch: Launch) -> dict[str, Any] | None:
+    """Return rank, size, launcher, job, address and port of a command that is one of several by its flags; None for any other."""
+    engine = launcher_of(launch)
+    if not engine.is_own_command(launch.argv):
+        return None
+    for inner in inner_commands(launch.argv):
+        words = [str(word) for word in inner.args]
+        for way in table_of(engine.NAME, "ranks").get("ways", ()):
+            found = _by(way, words, engine.NAME)
+            if found is not None:
+                return found
+    return None
+
+
+def _by(way: Mapping[str, Any], words: Sequence[str], engine: str) -> dict[str, Any] | None:
+    size, each = _size(way, words, engine), _count(words, way.get("each", ()), 1)
+    rank = _count(words, way["rank"], 0)
+    if size is None or each is None or rank is None or each < 1 or size % each or rank % each or size <= each:
+        return None
+    if "each" in way and _value(words, way["each"]) is None:
+        return None
+    address = _value(words, way["address"]) or way["default_address"]
+    port = _count(words, way["port"], way["default_port"])
+    job = f"{address}:{port}"
+    return {
+        "rank": rank // each,
+        "size": size // each,
+        "launcher": way["name"],
+        "job": job,
+        "address": address,
+        "port": port,
+    }
+
+
+def _size(way: Mapping[str, Any], words: Sequence[str], engine: str) -> int | None:
+    """Return how many ranks there are, by a flag of its own or one that is a setting."""
+    if "size" in way:
+        return _count(words, way["size"], None)
+    given = settings_given(words, engine, own=True).get(way["size_setting"])
+    return given.value if given is not None and isinstance(given.value, int) else None
+
+
+def _count(words: Sequence[str], flags: Sequence[str], default: int | None) -> int | None:
+    text = _value(words, flags)
+    if text is None:
+        return default
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _value(words: Sequence[str], flags: Sequence[str]) -> str | None:
+    """Return the value of a flag by any of its names, of a repeated one the last; None where it is not given."""
+    value = None
+    for index, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if name.replace("_", "-") in flags:
+            value = text if equals else next(iter(words[index + 1 : index + 2]), None)
+    return value
+
+
+# What everything that uses CUDA reads, and what is assumed of an engine that has no file.
+_EVERYWHERE: Final[dict[str, Any]] = {"uuid": False, "instance": "always", "why": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleDevices:
+    """What an engine reads in CUDA_VISIBLE_DEVICES.
+
+    Attributes:
+        uuid: whether a UUID may stand there; an index always may.
+        instance: whether it starts on an instance of a divided GPU: always, never, or where the instance's number is also a GPU's.
+        why: what happens where it does not.
+    """
+
+    uuid: bool
+    instance: Literal["always", "never", "as_a_gpu"]
+    why: str
+
+    def takes_instance(self, number: int, gpus: int) -> bool:
+        """Return whether it starts on the instance of this number, on a machine with so many GPUs."""
+        return self.instance == "always" or (self.instance == "as_a_gpu" and number < gpus)
+
+
+def visible_devices(engine: str, version: str | None) -> VisibleDevices:
+    """Return what a version of an engine reads; what every version reads where the version is not known."""
+    rows = _tables().get(engine, {}).get("visible", [_EVERYWHERE])
+    found = rows[0]
+    if version is not None:
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            own = Version(Version(version).base_version)
+        except InvalidVersion:
+            return VisibleDevices(bool(found["uuid"]), found["instance"], found["why"])
+        found = [row for row in rows if own in SpecifierSet(row.get("versions", ">=0"))][-1]
+    return VisibleDevices(bool(found["uuid"]), found["instance"], found["why"])
+
+
+def started_words(engine: str) -> str | None:
+    """Return the words by which an engine's log tells, once for each engine, that it has taken its memory; None where it has none."""
+    words = _tables().get(engine, {}).get("started", {}).get("words")
+    return None if words is None else str(words)
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Any]]:
+    files = sorted(Path(__file__).parent.glob("*/placement.toml"))
+    return {table["engine"]: table for table in read_tables("placement", files).values()}

@@ -1,0 +1,121 @@
+"""Where the server that a command starts will listen, by the engine's own data file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from oomguard.core.files import read_tables
+from oomguard.core.setting_spellings import table_of
+from oomguard.engines.unwrap_command import Unread
+
+_LARGEST_PORT: Final = 65535
+_DIGITS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a server binds: a host, "" for all of IPv4, and a port; or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str | None = None
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '0.0.0.0'}:{self.port}"  # noqa: S104 - shown
+
+
+def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
+    """Return what the command binds; None where it starts no server of this engine, or nothing tells where it listens."""
+    row = table_of(engine, "server")
+    rest = _after_the_program(argv, row.get("programs", ()))
+    if rest is None or has_flag(rest, row["silent_flags"]):
+        return None
+    path = flag_value(rest, row["path_flag"])
+    if path:
+        return Address(path=path)
+    host, port = flag_value(rest, row["host_flag"]), flag_value(rest, row["port_flag"])
+    # A file of settings may say the rest, and is not read here.
+    if has_flag(rest, row["config_flags"]) and (host is None or port is None):
+        return None
+    if port is None and any(isinstance(word, Unread) for word in rest):
+        return None  # what only the shell knows may hold it
+    number = row["port"] if port is None else int(port) if port.isdecimal() and len(port) <= _DIGITS else 0
+    return Address(host or "", number) if 0 < number <= _LARGEST_PORT else None
+
+
+def _after_the_program(argv: tuple[str, ...], programs: list[list[str]]) -> tuple[str, ...] | None:
+    """Return the words that follow the program's name; None for any other program."""
+    names = [PurePath(word).name for word in argv]
+    skipped = 1 if names and names[0].startswith("python") else 0
+    for program in programs:
+        start = skipped if program[0] != "-m" or skipped else len(names)
+        if names[start : start + len(program)] == program:
+            return argv[start + len(program) :]
+    return None
+
+
+def has_flag(words: tuple[str, ...], flags: list[str]) -> bool:
+    """Return whether one of these flags is given."""
+    return any(word.partition("=")[0] in flags for word in words)
+
+
+def flag_value(words: tuple[str, ...], flag: str) -> str | None:
+    """Return a flag's value, of a repeated one the last, as argparse has it; None where it is not given."""
+    value = None
+    for index, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if name == flag:
+            value = text if equals else next(iter(words[index + 1 : index + 2]), None)
+    return value
+
+
+def shared_memory_names(engine: str) -> tuple[str, ...]:
+    """Return how the engine names the shared memory that it makes, as patterns of a shell."""
+    row: Mapping[str, Any] = table_of(engine, "shared_memory")
+    return tuple(row.get("names", ()))
+
+
+# How an engine's server tells that it works, from the engine's own data file: engines/<folder>/serving.toml.
+
+
+@dataclass(frozen=True, slots=True)
+class ServingNames:
+    """One engine's names; see the head of its file.
+
+    Attributes:
+        metrics: what stands in its /metrics.
+        http: its endpoints, and what asking them takes.
+        processes: titles of its processes.
+    """
+
+    metrics: Mapping[str, Any]
+    http: Mapping[str, Any]
+    processes: Mapping[str, Any]
+
+    def counts_nothing(self, argv: tuple[str, ...]) -> bool:
+        """Return whether the command turns the engine's counters off."""
+        return has_flag(argv, self.metrics["off_flags"])
+
+    def speaks_tls(self, argv: tuple[str, ...]) -> bool:
+        """Return whether the server is asked over TLS."""
+        return has_flag(argv, self.http["tls_flags"])
+
+    def key(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> str | None:
+        """Return the key that a request needs; None without one."""
+        return flag_value(argv, self.http["key_flag"]) or environ.get(self.http["key_variable"]) or None
+
+
+@functools.cache
+def serving_names(engine: str) -> ServingNames | None:
+    """Return what is known of an engine's servers; None where that is nothing."""
+    files = sorted(Path(__file__).parent.glob("*/serving.toml"))
+    for table in read_tables("serving", files).values():
+        if table["engine"] == engine:
+            return ServingNames(table["metrics"], table["http"], table["processes"])
+    return None

@@ -1,0 +1,233 @@
+"""``generate`` with one thing of it done another way: its prompt in chunks, attention without scores, its cache elsewhere, fewer tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.core.facts import FactValue
+from oomguard.engines.transformers.attention import STATE as _SCORES
+from oomguard.engines.transformers.attention import attending, why_not_attending
+from oomguard.engines.transformers.call_state import EARLY_EXIT
+from oomguard.engines.transformers.chunked_forward import begins_padded
+from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
+from oomguard.engines.transformers.inputs import given_cache, inputs_of, why_packed
+from oomguard.engines.transformers.kv_cache_offload import cache_on_host, keeping_cache
+from oomguard.engines.transformers.media import Media
+from oomguard.engines.transformers.step_functions import NAMES, why_not_apart
+from oomguard.probe import torch_memory
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.generate import GenerateCall
+
+
+# ``generate`` with less of its prompt: what each row reads of it, and the whole prompt before the new tokens again.
+
+# Arguments with one entry a token of the prompt, cut as it is.
+_ALONG_PROMPT: Final = ("attention_mask", "token_type_ids")
+# Arguments that belong to the whole prompt, or read it.
+_OF_WHOLE_PROMPT: Final = (
+    "inputs_embeds",
+    "position_ids",
+    "mm_token_type_ids",
+    "past_key_values",
+    "encoder_outputs",
+    "decoder_input_ids",
+    "prefix_allowed_tokens_fn",
+    "custom_generate",
+    "assistant_model",
+    *NAMES,
+)
+
+
+def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
+    """Return a call whose rows read ``tokens`` tokens of their prompt, or why it cannot be made so.
+
+    A decoder keeps the last ones, as vLLM's ``truncate_prompt_tokens`` does; an encoder the first, as a tokenizer's
+    ``truncation=True`` does.
+    """
+    kept, whole = int(tokens), call.prompt_tokens
+    if (why_not := _shorter_prompt_why_not(call)) is not None:
+        return why_not
+    if whole is None or whole <= kept:
+        return f"the prompt has no more than {kept} tokens"
+    encodes = _encodes(call)
+    part = slice(0, kept) if encodes else slice(whole - kept, whole)
+
+    def cut(value: Any) -> Any:
+        return value[:, part] if getattr(value, "shape", ())[1:2] == (whole,) else value
+
+    named = ("inputs", "input_ids", *_ALONG_PROMPT)
+    with torch_memory.on_host():  # views take nothing, also of a simulated device that is full
+        args = (cut(call.args[0]), *call.args[1:]) if call.args else ()
+        kwargs = {name: cut(value) if name in named else value for name, value in call.kwargs.items()}
+        whole_prompt = inputs_of(call.model, call.args, call.kwargs)
+        prompt = None if encodes else whole_prompt[:, : whole - kept]
+    if not encodes:  # a length in all counts the prompt
+        kwargs.pop("max_length", None)
+        kwargs["max_new_tokens"] = call.max_new_tokens
+    return replace(call, args=args, kwargs=kwargs, prompt_tokens=kept, left_out=prompt)
+
+
+def with_left_out(left_out: Any, tokens: Any, start: int, stop: int) -> Any:
+    """Return the tokens of rows ``start`` to ``stop`` behind what was left out of their prompts; each may have several."""
+    import torch
+
+    before = left_out[start:stop].to(tokens.device)
+    return torch.cat([before.repeat_interleave(len(tokens) // len(before), dim=0), tokens], dim=1)
+
+
+def _shorter_prompt_why_not(call: GenerateCall) -> str | None:
+    """Return why the prompt stays as it is, None where it may be cut."""
+    import torch
+
+    if not isinstance(inputs_of(call.model, call.args, call.kwargs), torch.Tensor) or call.max_new_tokens is None:
+        return "the tokens of the prompt are not known"
+    given: Mapping[str, Any] = call.kwargs
+    for name in _OF_WHOLE_PROMPT:
+        if given.get(name) is not None and given[name] != []:
+            return f"the argument {name} belongs to the whole prompt"
+    if call.weigh is not None:
+        return "the record of fields holds what the whole prompt gives"
+    if call.option("min_length") and not _encodes(call):
+        return "min_length counts the prompt"
+    if call.media() != Media({}):
+        return "what stands beside the text has its place in the prompt"
+    return None
+
+
+def _encodes(call: GenerateCall) -> bool:
+    return bool(getattr(getattr(call.model, "config", None), "is_encoder_decoder", False))
+
+
+# What has to be off, by the option's name: another way of the same, or states of the prompt that are wanted whole.
+_NOT_WITH: Final = ("prefill_chunk_size", "output_hidden_states", "output_attentions")
+# With these transformers processes the prompt in a way of its own, so every call of the model is run in chunks.
+_SPECULATIVE: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
+_NO_PROMPT: Final = ("inputs_embeds", "encoder_outputs", "custom_generate")
+# The function of transformers that processes a prompt: of a call that fails there no token has come out.
+_PREFILL: Final = "_prefill"
+
+
+def generate_another_way(
+    call: GenerateCall, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
+) -> GenerateCall | str:
+    """Return a call with these settings changed, or why it cannot be made so.
+
+    ``failed_in`` are the functions that its failure went through; None: it has not been run.
+    """
+    why_not = _why_not_again(call, failed_in) or why_not_apart(call.kwargs)
+    changed = call
+    for name, value in changes.items():
+        found = why_not or _WAYS[name](changed, value)
+        if isinstance(found, str):
+            return found
+        changed = found
+    if failed_in is not None and changed.kwargs.get("streamer") is not None:
+        changed = replace(changed, kwargs={**changed.kwargs, "streamer": AfterPrompt(changed.kwargs["streamer"])})
+    return changed
+
+
+@contextlib.contextmanager
+def as_changed(model: Any, attention: str | None, *, cache_is_on_host: bool) -> Iterator[None]:
+    """Have a model's calls run with this implementation of attention, None for its own, and its cache where it is to be."""
+    with contextlib.ExitStack() as stack:
+        if attention is not None:
+            stack.enter_context(attending(model, attention))
+        if cache_is_on_host:
+            stack.enter_context(cache_on_host(model))
+        yield
+
+
+def _in_chunks(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
+    """Return a call with its prompt processed ``tokens`` tokens at a time: the same tokens, and activations of one chunk."""
+    why_not, tokens = _why_not(call), int(tokens)
+    if why_not is None and (call.prompt_tokens is None or call.prompt_tokens <= tokens):
+        why_not = "the prompt is no longer than a chunk"
+    if why_not is not None:
+        return why_not
+    if _speculates(call):
+        return replace(call, chunk_tokens=tokens)
+    return replace(call, kwargs={**call.kwargs, "prefill_chunk_size": tokens})
+
+
+def _attending(call: GenerateCall, implementation: FactValue) -> GenerateCall | str:
+    """Return a call with attention by another implementation, while it runs."""
+    mask = call.kwargs.get("attention_mask")
+    why_not = why_not_attending(call.model, {_SCORES: call.option(_SCORES), "attention_mask": mask})
+    if why_not is None and call.weigh is not None and begins_padded(mask):
+        why_not = "the cache in the result holds what the padding before a row says, which would change"
+    return why_not or replace(call, attention=str(implementation))
+
+
+def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
+    """Return a call with ``max_new_tokens``: its answers end there."""
+    least = int(call.option("min_new_tokens") or 0)
+    in_all = int(call.option("min_length") or 0)
+    if not getattr(getattr(call.model, "config", None), "is_encoder_decoder", False):
+        in_all -= call.prompt_tokens or 0
+    if max(least, in_all) > int(tokens):
+        return f"at least {max(least, in_all)} new tokens are asked for"
+    if call.kwargs.get("custom_generate") is not None:
+        return "what custom_generate makes of the tokens is not known"
+    kept = {name: value for name, value in call.kwargs.items() if name != "max_length"}
+    return replace(call, kwargs={**kept, "max_new_tokens": int(tokens)})
+
+
+_WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str]]] = {
+    "attn_implementation": _attending,
+    "prefill_chunk_size": _in_chunks,
+    "cache_implementation": keeping_cache,
+    "max_new_tokens": _with_fewer_tokens,
+    "truncate_prompt_tokens": with_shorter_prompt,
+}
+
+
+def _why_not(call: GenerateCall) -> str | None:
+    """Return why a prompt in chunks would give another result, or none."""
+    config, own = getattr(call.model, "config", None), getattr(call.model, "generation_config", None)
+    if getattr(config, "is_encoder_decoder", True) or not hasattr(own, "prefill_chunk_size"):
+        return "the model processes no prompt in chunks"
+    if call.option("use_cache") is False:
+        return "a prompt in chunks needs the cache, and use_cache is off"
+    for name in (*_NOT_WITH, *_NO_PROMPT):
+        if call.kwargs.get(name) is not None or (name in _NOT_WITH and call.option(name)):
+            return f"a prompt in chunks does not go with {name}"
+    if call.weigh is not None and begins_padded(call.kwargs.get("attention_mask")):
+        return "the cache in the result holds what the padding before a row says, which would change"
+    if call.media() != Media({}):
+        return "what stands beside the text is not processed in chunks"
+    return why_packed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
+
+
+def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str | None:
+    """Return why a call that has failed cannot be made once more."""
+    if given_cache(call.kwargs) is not None and call.began.cache_tokens is None:
+        return "what the failed call left in the cache it was given cannot be taken back"
+    if call.kwargs.get("streamer") is not None and failed_in is not None and _PREFILL not in failed_in:
+        return "the streamer has had tokens already"
+    return None
+
+
+def _speculates(call: GenerateCall) -> bool:
+    """Return whether tokens are guessed by something else than the model."""
+    return any(call.kwargs.get(name) is not None or call.option(name) for name in _SPECULATIVE)
+
+
+class AfterPrompt:
+    """A streamer that has had the prompt: it is not given again."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self._had_prompt = streamer, True
+
+    def put(self, value: Any) -> None:
+        """Pass tokens on, but not the first ones."""
+        if self._had_prompt:
+            self._had_prompt = False
+        else:
+            self._streamer.put(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streamer, name)

@@ -1,0 +1,170 @@
+"""The cache of a call of ``generate`` kept another way: its layers on the host until they are needed, or in fewer bits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from packaging.version import Version
+
+from oomguard.core.facts import FactValue
+from oomguard.engines.transformers.call_state import EARLY_EXIT
+from oomguard.engines.transformers.chunked_forward import ONE_CALL, compared_families
+from oomguard.engines.transformers.inputs import NAMES, given_cache
+from oomguard.probe import torch_memory
+
+if TYPE_CHECKING:
+    from oomguard.engines.transformers.generate import GenerateCall
+
+
+_OPTION: Final = "cache_implementation"
+# What keeps the layers of a cache on the host, by what the call has now.
+_ON_HOST: Final[Mapping[str | None, str]] = {None: "offloaded", "dynamic": "offloaded", "static": "offloaded_static"}
+QUANTIZED: Final = "quantized"
+# What transformers quantizes a cache with: eight bits, which need no library, before four.
+# transformers/cache_utils.py: the stream that brings the next layer waits for the one that computes since then. Before, an H100
+# gave other tokens with 5.17.
+_STREAMS_WAIT: Final = Version("5.20")
+_BACKENDS: Final = ("fp8", "quanto")  # of hqq's no trace tells what a call needs
+_MAKES_CACHE: Final = "_prepare_cache_for_generation"
+# They take tokens back from the cache.
+_TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
+
+
+def keeping_cache(call: GenerateCall, value: FactValue) -> GenerateCall | str:
+    """Return a call whose cache is kept as ``value`` says, or why it cannot be made so."""
+    why_not = _why_not(call)
+    if why_not is not None:
+        return why_not
+    return _quantized(call) if value == QUANTIZED else _on_host(call, value)
+
+
+def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
+    now, family = call.option(_OPTION), str(getattr(call.model.config, "model_type", ""))
+    if _ON_HOST.get(now) != value:
+        return f"its cache is {now or 'dynamic'}"
+    if family not in compared_families():
+        return f"models of the type {family} are not known to give the same with it"
+    if torch_memory.is_simulated():
+        return replace(call, cache_on_host=True)  # transformers' own needs CUDA's streams
+    if call.model.device.type != "cuda":
+        return f"the model is on {call.model.device.type}: transformers keeps a cache on the host beside CUDA devices"
+    if _transformers() < _STREAMS_WAIT:
+        return f"before transformers {_STREAMS_WAIT} its cache on the host may give other tokens"
+    return replace(call, cache_on_host=True, kwargs={**call.kwargs, _OPTION: str(value)})
+
+
+def _transformers() -> Version:
+    import transformers
+
+    return Version(Version(transformers.__version__).base_version)
+
+
+def _why_not(call: GenerateCall) -> str | None:
+    config = getattr(call.model, "config", None)
+    if getattr(config, "is_encoder_decoder", True):
+        return "it has a cache for each of encoder and decoder"
+    if call.option("use_cache") is False:
+        return "use_cache is off: there is no cache"
+    if given_cache(call.kwargs) is not None:
+        return "the call brings a cache of its own"
+    if call.weigh is not None:
+        return "the result holds the cache"
+    own = next((name for name in _TAKES_BACK if call.kwargs.get(name) is not None or call.option(name)), None)
+    return None if own is None else f"{own} takes tokens back from the cache"
+
+
+def _quantized(call: GenerateCall) -> GenerateCall | str:
+    if call.option(_OPTION) not in (None, "dynamic"):
+        return f"its cache is {call.option(_OPTION)}"
+    backend, why_not = _backend(call.model)
+    if backend is None:
+        return why_not
+    return replace(call, kwargs={**call.kwargs, _OPTION: QUANTIZED, "cache_config": {"backend": backend}})
+
+
+def _backend(model: Any) -> tuple[str | None, str]:
+    """Return the first backend that can quantize a model's cache here, else why the last one cannot."""
+    try:
+        from transformers import QuantizedCache
+    except ImportError:
+        return None, "this transformers quantizes no cache"
+    reasons = []
+    for backend in _BACKENDS:
+        try:
+            QuantizedCache(backend=backend, config=model.config)
+        except Exception as error:  # noqa: BLE001 - a library that is missing, a model with other layers, an unknown backend
+            reasons.append(f"{backend}: {str(error).strip()}")
+        else:
+            return backend, ""
+    return None, "; ".join(dict.fromkeys(reasons))
+
+
+@contextlib.contextmanager
+def cache_on_host(model: Any) -> Iterator[None]:
+    """Have ``generate`` keep its cache on the host of a simulated device; on CUDA transformers does so itself."""
+    made = getattr(model, _MAKES_CACHE, None)
+    if made is None or not torch_memory.is_simulated():
+        yield
+        return
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        out = made(*args, **kwargs)
+        arguments = next(value for value in (*args, *kwargs.values()) if isinstance(value, dict))
+        for name in NAMES:
+            if arguments.get(name) is not None:
+                kind: Any = type(arguments[name])
+                arguments[name].__class__ = _class_on_host(kind)
+        return out
+
+    with ONE_CALL:
+        setattr(model, _MAKES_CACHE, make)
+        try:
+            yield
+        finally:
+            delattr(model, _MAKES_CACHE)
+
+
+@functools.cache
+def _class_on_host(kind: Any) -> Any:
+    return type(kind.__name__, (_OnHost, kind), {})
+
+
+class _OnHost:
+    """A cache whose layers are on the host of a simulated device, but for the one in use and the next, as in transformers' own."""
+
+    layers: list[Any]
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Take in the states of a layer, which is on the device meanwhile."""
+        for number in (layer_idx, (layer_idx + 1) % max(1, len(self.layers))):
+            if number < len(self.layers):
+                _bring(self.layers[number])
+        out = super().update(key_states, value_states, layer_idx, *args, **kwargs)  # type: ignore[misc]
+        _send(self.layers[layer_idx])
+        return out
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Reorder the rows of every layer where it is."""
+        for layer in self.layers:
+            with torch_memory.on_host(really=_is_on_host(layer)):
+                layer.reorder_cache(beam_idx)
+
+
+def _is_on_host(layer: Any) -> bool:
+    return bool(getattr(layer, "_oomguard_on_host", False))
+
+
+def _send(layer: Any) -> None:
+    layer.keys, layer.values = torch_memory.to_host(layer.keys), torch_memory.to_host(layer.values)
+    layer._oomguard_on_host = True
+
+
+def _bring(layer: Any) -> None:
+    if _is_on_host(layer):
+        layer.keys = torch_memory.from_host(layer.keys, layer.device)
+        layer.values = torch_memory.from_host(layer.values, layer.device)
+        layer._oomguard_on_host = False

@@ -1,0 +1,221 @@
+"""Random numbers that the rows of a part get: those that the whole call would have drawn for them.
+
+A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and every token, whatever p is. So a
+part takes its own rows of the noise for all: the generator stands where the call found it, and moves on as under the whole call.
+Where the generator gives rows one after another what it gives them at once, a part never holds the noise of other rows.
+
+This imports torch, so only code that has it already may import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from oomguard.probe import torch_memory
+
+States = Mapping[torch.device, torch.Tensor]
+_OTHERWISE: Final = "it draws random numbers in a way that parts cannot repeat"
+_FACTORIES: Final = frozenset({torch.rand, torch.randn, torch.randint})
+# Devices beside the CPU whose generators can be read and set.
+_DEVICES: Final = frozenset({"cuda", "xpu", "npu"})
+
+
+def states_now(device: torch.device | None) -> States:
+    """Return where the generators stand that a call on ``device`` draws from."""
+    states = {torch.device("cpu"): torch.get_rng_state()}
+    if device is not None and device.type in _DEVICES:
+        states[device] = getattr(torch, device.type).get_rng_state(device)
+    return states
+
+
+class Draws:
+    """What the parts of one call draw.
+
+    Attributes:
+        problem: why the parts cannot have what the whole call would have drawn; None as long as they have.
+    """
+
+    def __init__(self, states: States, rows: int, *, may_draw: bool) -> None:
+        """``states`` are of when the call was made, ``rows`` all of its rows; ``may_draw`` is False where its draws are not known."""
+        self._states, self._rows, self._may_draw = states, rows, may_draw
+        self._furthest: States = states
+        self._most_draws = 0
+        self.problem: str | None = None
+
+    @contextlib.contextmanager
+    def of_rows(self, start: int, stop: int) -> Iterator[None]:
+        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end where it would have ended.
+
+        Where nothing is drawn the generators are not touched: other threads draw from them too.
+        """
+        mode = _OfRows(start, stop, self._rows, self._states)
+        try:
+            with mode:
+                yield
+        finally:
+            if not are_equal(mode.expected, _now(self._states)) or (mode.number and not self._may_draw):
+                mode.problem = mode.problem or _OTHERWISE
+            self.problem = self.problem or mode.problem
+            if mode.number > self._most_draws:
+                self._most_draws, self._furthest = mode.number, mode.expected
+            if mode.number:
+                set_states(self._furthest)
+
+
+class _OfRows(TorchFunctionMode):  # type: ignore[misc]
+    """Answers ``multinomial`` with some rows of what all rows draw, and a single number with the one that all rows have."""
+
+    def __init__(self, start: int, stop: int, total: int, states: States) -> None:
+        super().__init__()
+        self._start, self._stop, self._total, self._states = start, stop, total, states
+        self.expected: States = _now(states)
+        self.number = 0
+        self.problem: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.multinomial or func is torch.Tensor.multinomial:
+            found = self._drawn(*args, **(kwargs or {}))
+            if found is not None:
+                return found
+        elif func in _FACTORIES:
+            return self._of_all_rows(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _drawn(  # its arguments are called as in torch
+        self,
+        input: Any,  # noqa: A002
+        num_samples: int,
+        replacement: bool = False,
+        *,
+        generator: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """Return the tokens drawn; None where they have to be drawn as they are."""
+        rows = self._stop - self._start
+        known = input.device in self._states and input.dim() == 2 and input.shape[0] % rows == 0
+        plain = generator is None and out is None and (num_samples == 1 or not replacement)
+        if not (known and plain and _draws_so(input.device, input.dtype)):
+            self.problem = _OTHERWISE
+            return None
+        if not are_equal(self.expected, _now(self._states)):
+            self.problem = _OTHERWISE  # something else has drawn
+            return None
+        if not bool((input.max() < float("inf")) & (input.min() >= 0)):
+            return None  # it raises what the whole call would have raised
+        if not self.number:
+            set_states(self._states)
+        each = input.shape[0] // rows
+        own = range(self._start * each, self._stop * each)
+        found = _drawn_for(input, own, self._total * each, num_samples)
+        self.number += 1
+        self.expected = _now(self._states)
+        return found
+
+    def _of_all_rows(self, draw: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return a number that is drawn once, whatever the rows, as versions of transformers draw for layers that training leaves out."""
+        is_next = kwargs.get("generator") is None and are_equal(self.expected, _now(self._states))
+        if is_next and not self.number:
+            set_states(self._states)
+        found = draw(*args, **kwargs)
+        of_all = found.dim() == 0 or (found.numel() == 1 and self._stop - self._start > 1)
+        if not (is_next and of_all):
+            self.problem = _OTHERWISE
+        else:
+            self.number += 1
+            self.expected = _now(self._states)
+        return found
+
+
+def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
+    """Return the tokens drawn for rows ``own`` of ``total``, and leave the generator where all of them leave it."""
+    if not gives_row_by_row(probabilities.device, probabilities.dtype):
+        noise = probabilities.new_empty((total, probabilities.shape[1])).exponential_(1)
+        return _largest(probabilities, noise[own.start : own.stop], number)
+    noise = torch.empty_like(probabilities)
+    _pass_over(own.start, noise)
+    found = _largest(probabilities, noise.exponential_(1), number)
+    _pass_over(total - own.stop, noise)
+    return found
+
+
+def _pass_over(rows: int, buffer: Any) -> None:
+    """Move the generator on by the noise of ``rows`` rows; what is in ``buffer`` is lost."""
+    for done in range(0, rows, len(buffer)):
+        buffer[: rows - done].exponential_(1)
+
+
+def _largest(probabilities: Any, noise: Any, number: int) -> Any:
+    """Return the tokens with the largest p/q; ``noise`` is written over, as in torch."""
+    weighed = torch.div(probabilities, noise, out=noise)
+    return weighed.argmax(dim=-1, keepdim=True) if number == 1 else weighed.topk(number).indices
+
+
+def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether the generator gives rows one by one what it gives them at once: a CPU's does, CUDA's does not.
+
+    transformers weighs tokens in float32.
+    """
+    return device.type == "cpu" and _cpu_gives_row_by_row(dtype)
+
+
+@functools.cache
+def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
+    generator = torch.Generator()
+    with _disable_current_modes():  # no part of the call: no device that is watched counts it, and no tensor is fake
+        for rows, tokens in ((5, 7), (3, 20_001)):  # less than one vector; more than one thread's share
+            at_once = torch.empty((rows, tokens), dtype=dtype).exponential_(1, generator=generator.manual_seed(1))
+            after, one_by_one = generator.get_state(), torch.empty_like(at_once)
+            generator.manual_seed(1)
+            for row in one_by_one:
+                row.exponential_(1, generator=generator)
+            if not (torch.equal(at_once, one_by_one) and torch.equal(after, generator.get_state())):
+                return False
+    return True
+
+
+@functools.cache
+def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether this torch draws as we do: the same entries, and its generator at the same place."""
+    before = states_now(device)
+    try:
+        given = torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
+        found = []
+        for number in (1, 3):
+            set_states(before)
+            theirs = torch.multinomial(given, number)
+            after = _now(before)
+            set_states(before)
+            ours = _largest(given, torch.empty_like(given).exponential_(1), number)
+            found.append(bool((theirs == ours).all()) and are_equal(after, _now(before)))
+        return all(found)
+    finally:
+        set_states(before)
+
+
+def _now(like: States) -> States:
+    return {
+        device: torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
+        for device in like
+    }
+
+
+def set_states(states: States) -> None:
+    """Have the generators stand there."""
+    for device, state in states.items():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            getattr(torch, device.type).set_rng_state(state, device)
+
+
+def are_equal(one: States, other: States) -> bool:
+    """Return whether the generators stand at the same places."""
+    with torch_memory.on_host():  # states are the host's, and a device may be full when they are compared
+        return all(torch.equal(state, other[device]) for device, state in one.items())

@@ -1,0 +1,483 @@
+"""``from_pretrained`` on a device: what its checkpoint's own headers say of its weights, and how it is made another way."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.core.errors import OomguardError
+from oomguard.core.facts import FactValue, format_gib
+from oomguard.core.files import read_tables
+from oomguard.core.log import get_logger
+from oomguard.estimate.call.call_budget import generate_row_bytes
+from oomguard.estimate.model.files import ModelFiles, find_model
+from oomguard.estimate.model.model import read_model
+from oomguard.estimate.model.shape import ModelShape, read_shape
+from oomguard.probe import torch_memory
+from oomguard.remedy.failed_load import ON_DEVICE, Lighter, Weights
+from oomguard.scan.exceptions import may_be_oom
+
+# The device that a program puts a model's weights on.
+
+# What accelerate solves itself.
+AUTOMATIC: Final = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
+
+
+class NotOneDeviceError(Exception):
+    """The weights go to no device that is watched, or to several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One device.
+
+    Attributes:
+        index: its number among CUDA's.
+        is_simulated: whether it is a simulated one, whose tensors are the CPU's.
+        is_chosen: whether the program named it.
+    """
+
+    index: int
+    is_simulated: bool
+    is_chosen: bool
+
+    @property
+    def name(self) -> str:
+        """How a program names it in ``max_memory``."""
+        return str(self.index)
+
+
+def place_of(given: Any) -> Place:
+    """Return the device that a ``device_map`` or a device means; raise NotOneDeviceError where it is none that is watched."""
+    import torch
+
+    is_chosen = given is not None and not (isinstance(given, str) and given in AUTOMATIC)
+    if torch_memory.is_simulated():
+        return Place(0, True, is_chosen)
+    if isinstance(given, dict):
+        values = {str(value) for value in given.values()}
+        if len(values) != 1:
+            raise NotOneDeviceError
+        given = next(iter(given.values()))
+    if not is_chosen:
+        if given is None or torch.cuda.device_count() != 1:
+            raise NotOneDeviceError
+        given = 0
+    device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise NotOneDeviceError
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index != torch.cuda.current_device():
+        raise NotOneDeviceError  # what is alive is counted on the current one
+    return Place(index, False, is_chosen)
+
+
+# The bytes of a model's weights by layer, from the headers of its checkpoint or from the modules themselves.
+
+# Beside the weights there is to be room for a row as long as this, or as long as the model reads.
+WORK_TOKENS: Final = 1024
+_LAYER: Final = re.compile(r"^(.*?\.?(?:layers?|h|blocks?|layer_stack)\.\d+)\.")
+
+
+def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -> Weights | None:
+    """Return the weights of a checkpoint as they are loaded with a data type; None where its files do not tell."""
+    own = dtype if dtype in _KNOWN else _named_dtype(files)
+    try:
+        model = read_model(files, dtype=own or "auto", quantization=quantization)
+    except OomguardError:
+        return None
+    if own is None and quantization is None and files.parameters is not None:
+        return _weights(((p.name, p.bytes) for p in files.parameters), model.shape)
+    if files.parameters is None and not model.exact:
+        return None
+    return _weights(((p.name, p.bytes) for p in model.parameters), model.shape)
+
+
+def _named_dtype(files: ModelFiles) -> str | None:
+    """Return the data type that the configuration names; None where it names none: each tensor is loaded as it is in its file."""
+    parts = (files.config, *(part for part in files.config.values() if isinstance(part, dict)))
+    named = (str(part.get("dtype") or part.get("torch_dtype")) for part in parts)
+    return next((name for name in named if name in _KNOWN), None)
+
+
+def weights_in(model: Any) -> Weights:
+    """Return the weights of a model that is made."""
+    sizes = {name: tensor.nbytes for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    try:
+        shape = read_shape(model.config.to_dict())
+    except (OomguardError, AttributeError):
+        shape = None
+    return _weights(sizes.items(), shape)
+
+
+def _weights(sizes: Iterable[tuple[str, int]], shape: ModelShape | None) -> Weights:
+    blocks: defaultdict[str, int] = defaultdict(int)
+    for name, size in sizes:
+        found = _LAYER.match(name)
+        blocks[found.group(1) if found else name.rpartition(".")[0]] += size
+    tokens = min(WORK_TOKENS, (shape.max_positions or WORK_TOKENS) if shape is not None else WORK_TOKENS)
+    return Weights(sum(blocks.values()), max(blocks.values(), default=0), _work_bytes(shape, tokens), tokens)
+
+
+def _work_bytes(shape: ModelShape | None, tokens: int) -> int:
+    """Return what a row takes beside the weights: by the closed form, and by its sizes where that does not hold."""
+    if shape is None:
+        return 0
+    try:
+        return generate_row_bytes(shape, tokens - 1, 1)
+    except OomguardError:
+        return tokens * shape.dtype_bytes * (2 * shape.layers * shape.kv_heads * shape.head_dim + 16 * shape.hidden)
+
+
+_KNOWN: Final = frozenset({"float32", "float16", "bfloat16"})
+
+
+# A checkpoint's weights in fewer bits: 16 where they have 32, and 8 or 4 where a library for that is installed.
+
+_FILE: Final = Path(__file__).with_name("lighter_weights.toml")
+_HALF: Final = "bfloat16"  # the range of float32: nothing overflows
+_BITS: Final = (8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The weights in fewer bits: what the plan says of it, and what makes the argument of ``from_pretrained``."""
+
+    told: Lighter
+    config: Callable[[], Any]
+
+
+def lighter_weights(files: ModelFiles | None, dtype: str, place: Place, *, is_quantized: bool) -> tuple[Way, ...]:
+    """Return the ways to load a checkpoint in fewer bits, the least costly first.
+
+    Args:
+        files: the checkpoint's; None where they are not known.
+        dtype: the data type that the program asks for, ``auto`` for the checkpoint's own.
+        place: where the weights go.
+        is_quantized: whether the program quantizes them itself.
+    """
+    own = files is not None and any("quantization_config" in part for part in (files.config, *_parts(files.config)))
+    if is_quantized or own:
+        return ()
+    return (*_half(files, dtype), *(_quantized(bits, files, dtype, place) for bits in _BITS))
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (part for part in config.values() if isinstance(part, Mapping))
+
+
+def _half(files: ModelFiles | None, dtype: str) -> Iterator[Way]:
+    whole = None if files is None else weights_of(files, dtype)
+    half = None if files is None else weights_of(files, _HALF)
+    if whole is not None and half is not None and half.total_bytes < whole.total_bytes:
+        yield Way(Lighter("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None)
+
+
+def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: Place) -> Way:
+    rows = [row for row in _rows() if row["bits"] == bits and not (row["cuda"] and place.is_simulated)]
+    row = next((row for row in rows if _is_installed(row.get("module", row["package"]))), None)
+    if row is None:
+        names = ", ".join(row["package"] for row in rows)
+        why = f"weights of {bits} bits: none of {names} is installed: pip install {rows[0]['package']}"
+        return Way(Lighter("quantization", f"{bits}bit", None, None, why), lambda: None)
+    return Way(
+        Lighter("quantization", f"{row['package']}-{bits}bit", _as_kwarg(row), _need_bytes(files, dtype, row)),
+        lambda: _config(row),
+    )
+
+
+def _need_bytes(files: ModelFiles | None, dtype: str, row: Mapping[str, Any]) -> int | None:
+    """Return what they take while they are loaded: all of them in fewer bits, and the largest one as it is in the file."""
+    if files is None or files.parameters is None:
+        return None
+    half = _HALF if dtype == "auto" else dtype
+    found = weights_of(files, half, row["as_counted"])
+    return None if found is None else found.total_bytes + max((p.bytes for p in files.parameters), default=0)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # of optimum.quanto, where there is no optimum
+        return False
+
+
+def _config(row: Mapping[str, Any]) -> Any:
+    import transformers
+
+    made = {
+        name: getattr(importlib.import_module(module), kind)() for name, (module, kind) in row.get("made", {}).items()
+    }
+    return getattr(transformers, row["config"])(**row.get("options", {}), **made)
+
+
+def _as_kwarg(row: Mapping[str, Any]) -> str:
+    given = [f"{name}={value!r}" for name, value in row.get("options", {}).items()]
+    given += [f"{name}={kind}()" for name, (_, kind) in row.get("made", {}).items()]
+    return f"quantization_config={row['config']}({', '.join(given)})"
+
+
+def _rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = next(iter(read_tables("lighter weights", [_FILE]).values()))["way"]
+    return rows
+
+
+# Layers of a model that wait on the host and come to the device when they run: accelerate's hooks, on a simulated device too.
+
+# More than any host has: on a simulated device the host is not counted.
+_ANY_BYTES = 1 << 62
+
+
+def keep_on_host(model: Any, place: Place, share_bytes: int, host_bytes: int | None = None) -> None:
+    """Put the layers of a model that fit in ``share_bytes`` on the device; the others stay on the host.
+
+    The model is on the host. Beside those layers the largest of the others has room. Which they are accelerate solves.
+    """
+    from accelerate import dispatch_model, infer_auto_device_map
+
+    limits = {place.index: share_bytes, "cpu": _ANY_BYTES if host_bytes is None else host_bytes}
+    no_split = getattr(model, "_no_split_modules", None)
+    found = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=list(no_split or ()))
+    if not place.is_simulated:
+        dispatch_model(model, device_map=found, skip_keys=getattr(model, "_skip_keys_device_placement", None))
+        return
+    _hook(model, [name for name, where in found.items() if where == "cpu"], list(found))
+    model.hf_device_map = found
+
+
+def put_on_simulated(model: Any) -> None:
+    """Count the weights of a model on the simulated device, and raise its error where they do not fit."""
+    torch_memory.place([*model.parameters(), *model.buffers()])
+
+
+class _Waiting(Mapping[str, Any]):
+    """Weights of the host; each that is asked for is a copy of its own on the simulated device, which ends with its use."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Any:
+        tensor = self._tensors[name]
+        return torch_memory.from_host(tensor, tensor.device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _hook(model: Any, waiting: list[str], names: list[str]) -> None:
+    from accelerate.hooks import attach_align_device_hook_on_blocks
+    from accelerate.utils import find_tied_parameters, retie_parameters
+
+    def waits(tensor: str) -> bool:
+        return any(tensor == name or tensor.startswith(f"{name}.") for name in waiting)
+
+    with torch_memory.on_host():
+        tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if waits(name)}
+        tied = find_tied_parameters(model)
+        attach_align_device_hook_on_blocks(
+            model,
+            execution_device=dict.fromkeys(["", *names], "cpu"),
+            offload={name: name in waiting for name in names},
+            weights_map=_Waiting(tensors),
+            skip_keys=getattr(model, "_skip_keys_device_placement", None),
+        )
+        retie_parameters(model, tied)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    get_logger().debug("layers wait on the host", size=format_gib(size))
+
+
+# ``model.to("cuda")``: a model that is loaded on the host and moved to a device.
+
+
+def move_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move:
+    """Read a call of ``to`` or ``cuda``; raise NotOneDeviceError where it goes to no device that is watched."""
+    import torch
+
+    if wrapped.__name__ == "cuda":
+        given = args[0] if args else kwargs.get("device")
+        return Move(wrapped, args, kwargs, place_of("cuda" if given is None else given))
+    device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    if device is None:  # another data type
+        raise NotOneDeviceError
+    return Move(wrapped, args, kwargs, place_of(device))
+
+
+class Move:
+    """One move of a model to a device."""
+
+    def __init__(
+        self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Place
+    ) -> None:
+        self._wrapped, self._args, self._kwargs, self.place = wrapped, args, kwargs, place
+        self._model: Any = wrapped.__self__  # type: ignore[attr-defined]  # a bound method
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the program named the device: a move always does."""
+        return self.place.is_chosen
+
+    @property
+    def why_not_on_host(self) -> str | None:
+        """Why no layer can wait on the host; None where they can."""
+        from importlib.util import find_spec
+
+        if getattr(self._model, "hf_quantizer", None) is not None:
+            return "its weights are quantized"
+        return None if find_spec("accelerate") is not None else "accelerate is not installed: pip install accelerate"
+
+    def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
+        """Move the model, with these settings changed; one that has no room goes back to the host, with what of it has moved."""
+        import torch
+
+        share = changed.get(ON_DEVICE)
+        if "dtype" in changed:
+            torch.nn.Module.to(self._model, dtype=getattr(torch, str(changed["dtype"])))
+        if share is not None:
+            keep_on_host(self._model, self.place, int(share), host_bytes)
+        moved = self._model if share is not None else self._moved()
+        if self.place.is_simulated:
+            put_on_simulated(moved)
+        return moved
+
+    def _moved(self) -> Any:
+        import torch
+
+        try:
+            return self._wrapped(*self._args, **self._kwargs)
+        except Exception as error:
+            if may_be_oom(error) and not self.place.is_simulated:
+                torch.nn.Module.to(self._model, "cpu")
+            raise
+
+    def weights(self) -> Weights:
+        """Return what its weights are."""
+        return weights_in(self._model)
+
+    def lighter(self) -> tuple[Lighter, ...]:
+        """Return its weights in 16 bits, where they have 32."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        need = sum(t.nbytes // 2 if t.is_floating_point() and t.element_size() == 4 else t.nbytes for t in tensors)
+        if need == sum(tensor.nbytes for tensor in tensors):
+            return ()
+        return (Lighter("dtype", "bfloat16", 'dtype="bfloat16"', need),)
+
+
+_NAME: Final = "pretrained_model_name_or_path"
+# With these the program places or shards the weights in a way of its own.
+_OWN: Final = ("max_memory", "tp_plan", "tp_size", "device_mesh", "distributed_config", "gguf_file", "state_dict")
+_DTYPES: Final = ("dtype", "torch_dtype")
+
+
+def load_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load:
+    """Read a call of ``from_pretrained``; raise NotOneDeviceError where its weights go to no device that is watched."""
+    return Load(wrapped, args, kwargs, place_of(kwargs.get("device_map")))
+
+
+class Load:
+    """One call of ``from_pretrained``."""
+
+    def __init__(
+        self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Place
+    ) -> None:
+        self._wrapped, self._args, self._kwargs, self.place = wrapped, args, kwargs, place
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the program named the device."""
+        return self.place.is_chosen
+
+    @property
+    def why_not_on_host(self) -> str | None:
+        """Why no layer can wait on the host; None where they can."""
+        own = next((name for name in _OWN if self._kwargs.get(name) is not None), None)
+        if own is not None:
+            return f"{own} says where the weights go"
+        return None if _has_accelerate() else "accelerate is not installed: pip install accelerate"
+
+    def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
+        """Load the model, with these settings changed."""
+        import torch
+
+        kwargs, share = dict(self._kwargs), changed.get(ON_DEVICE)
+        for setting in (name for name in changed if name != ON_DEVICE):
+            if setting == "dtype":
+                kwargs = {name: value for name, value in kwargs.items() if name not in _DTYPES}
+                kwargs["dtype"] = getattr(torch, str(changed[setting]))
+            else:
+                kwargs["quantization_config"] = next(
+                    way.config() for way in self._lighter() if way.told.value == changed[setting]
+                )
+        if self.place.is_simulated:
+            return self._simulated(kwargs, share)
+        if share is not None:
+            limits: dict[int | str, int] = {self.place.index: int(share)}
+            if host_bytes is not None:
+                limits["cpu"] = host_bytes
+            kwargs |= {"device_map": "sequential", "max_memory": limits}
+        return self._wrapped(*self._args, **kwargs)
+
+    def _simulated(self, kwargs: dict[str, Any], share: FactValue | None) -> Any:
+        """Load the model on the host, and count it on the simulated device from there."""
+        with torch_memory.on_host():
+            loaded = self._wrapped(*self._args, **{name: kwargs[name] for name in kwargs if name != "device_map"})
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if share is not None:
+            keep_on_host(model, self.place, int(share))
+        put_on_simulated(model)
+        return loaded
+
+    def weights(self) -> Weights | None:
+        """Return what its weights are, by the headers of its checkpoint."""
+        files = self._files
+        return None if files is None else weights_of(files, self._dtype)
+
+    def lighter(self) -> tuple[Lighter, ...]:
+        """Return its weights in fewer bits."""
+        return tuple(way.told for way in self._lighter())
+
+    def _lighter(self) -> Any:
+        given = self._kwargs.get("quantization_config") is not None
+        return lighter_weights(self._files, self._dtype, self.place, is_quantized=given)
+
+    @property
+    def _dtype(self) -> str:
+        given = next((self._kwargs[name] for name in _DTYPES if self._kwargs.get(name) is not None), "auto")
+        return str(given).removeprefix("torch.")
+
+    @functools.cached_property
+    def _files(self) -> ModelFiles | None:
+        name = self._args[0] if self._args else self._kwargs.get(_NAME)
+        folder = None if name is None else _folder_of(str(name), self._kwargs)
+        try:
+            return None if folder is None else find_model(str(folder))
+        except Exception:  # noqa: BLE001 - a folder of someone else: whatever is odd about it, its weights are not known
+            return None
+
+
+def _has_accelerate() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("accelerate") is not None
+
+
+def _folder_of(name: str, kwargs: Mapping[str, Any]) -> Path | None:
+    """Return where a model's files are: its folder, or that of the hub's cache; nothing is fetched."""
+    sub = str(kwargs.get("subfolder") or "")
+    if Path(name).is_dir():
+        return Path(name, sub)
+    from huggingface_hub import try_to_load_from_cache
+
+    within = f"{sub}/config.json" if sub else "config.json"
+    options = {key: kwargs[key] for key in ("cache_dir", "revision") if kwargs.get(key) is not None}
+    found = try_to_load_from_cache(name, within, **options)
+    return Path(found).parent if isinstance(found, str) else None

@@ -1,0 +1,257 @@
+"""Where a guarded start hears its engine's processes: a Unix socket in a private folder, and a thread that reads it.
+
+Who speaks is told by the kernel, not by the row. What is kept is bounded: the beginning, which has the settings, and the
+end, which has the failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.engines.vllm.in_process.message_sender import with_address
+from oomguard.scan.exceptions import exception_lines
+from oomguard.scan.source import Line
+
+# What the processes of a start told, as lines: those that a log of the same start would have, in its form.
+
+Row = Mapping[str, Any]
+# vllm/logging_utils/dump_input.py.
+_SCHEDULED: Final = re.compile(r"scheduler output.*\bnum_scheduled_tokens=\{([^}]+)\}", re.DOTALL)
+
+
+def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[Line, ...]:
+    """Return all that was told, and behind it the lines of the exception that the start ended with."""
+    texts = [text for row in rows for text in _texts(row)]
+    if error is not None:
+        texts += [line.text for line in exception_lines(error)]
+    return _numbered(texts)
+
+
+def last_words(rows: Sequence[Row]) -> tuple[Line, ...]:
+    """Return the last traceback of each process but the one that starts the engine; it ended the process."""
+    last = {row.get("pid"): row for row in rows if row.get("process") and row.get("traceback")}
+    return _numbered([text for row in last.values() for text in _texts(row)])
+
+
+def segments_of(rows: Iterable[Row]) -> list[str]:
+    """Return the names of the shared memory that was made."""
+    return [row["segment"] for row in rows if isinstance(row.get("segment"), str)]
+
+
+def in_the_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the requests of the step at which an engine died, by the scheduler's output that vLLM dumps; empty where it did not."""
+    told = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
+    found = next((match for text in told if (match := _SCHEDULED.search(text))), None)
+    return () if found is None else tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
+
+
+def _texts(row: Row) -> Iterator[str]:
+    if not isinstance(row.get("text"), str):
+        return
+    process = f"({row.get('process')} pid={row.get('pid')}) " if row.get("process") else ""
+    head = f"{process}{row.get('level')} {row.get('stamp')} [{row.get('at')}] "
+    told = row.get("traceback")
+    for text in (row["text"], told if isinstance(told, str) else ""):
+        for line in text.splitlines():
+            yield head + line
+
+
+def _numbered(texts: Iterable[str]) -> tuple[Line, ...]:
+    return tuple(Line(number, 0, text) for number, text in enumerate(texts, 1))
+
+
+_MOST_FIRST: Final = 2_000
+_MOST_LAST: Final = 2_000
+_MOST_ROW_BYTES: Final = 1 << 18
+_CREDENTIALS: Final = struct.Struct("3i")
+# What was sent before a process died has arrived by then.
+_SETTLES_WITHIN_S: Final = 2.0
+_QUIET_S: Final = 0.1
+# With this a core tells that it will not start; it ends then.
+CORE_FAILED: Final = "EngineCore failed to start."
+
+
+class Listener:
+    """Hears rows from ``open`` to ``close``. Where no folder can be made it hears none, and ``problem`` says why.
+
+    Attributes:
+        path: of the socket; None where nobody can be heard.
+        problem: why nobody can be heard.
+        speakers: the other processes that spoke, with the clock ticks at which each was started.
+        failed: the processes that told that they failed to start, with the monotonic seconds at which they did.
+        stays: whether it hears on once the start is over.
+    """
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.problem: str | None = None
+        self.speakers: dict[int, int | None] = {}
+        self.failed: dict[int, float] = {}
+        self.stays = False
+        self._pid = os.getpid()
+        self._folder: Path | None = None
+        self._first: list[dict[str, Any]] = []
+        self._last: deque[dict[str, Any]] = deque(maxlen=_MOST_LAST)
+        self._open: dict[socket.socket, tuple[int, bytearray]] = {}
+        self._heard_s = 0.0
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Begin to listen; never raises for a folder or socket that cannot be made."""
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="oomguard-"))
+            path = str(self._folder / "heard")
+            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with_address(path, self._server.bind)
+            self._server.listen(64)
+            self._server.setblocking(False)
+            self._wake, self._woken = socket.socketpair()
+            self._thread = threading.Thread(target=self._listen, name="oomguard-listener", daemon=True)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            self._remove_folder()
+            return
+        self.path = path
+
+    def close(self) -> None:
+        """End it: what comes afterwards is not heard, and no sender waits. Do nothing in a fork of its process."""
+        if self._pid != os.getpid():
+            return
+        thread, self._thread, self.path = self._thread, None, None
+        if thread is not None:
+            self._wake.send(b"end")  # closing would not do: a fork of this process holds it too
+            if thread is not threading.current_thread():  # in which an engine may be collected
+                thread.join()
+            self._wake.close()
+        self._remove_folder()
+
+    def settle(self) -> None:
+        """Wait until what was said has been heard: nobody speaks any more, or nothing new comes."""
+        until_s = time.monotonic() + _SETTLES_WITHIN_S
+        self._heard_s = time.monotonic()
+        while self._thread is not None and time.monotonic() < until_s:
+            if time.monotonic() - self._heard_s > _QUIET_S:
+                return
+            time.sleep(0.01)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what was said, in the order in which it arrived."""
+        return [*self._first, *self._last]
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector, self._woken, self._server:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._server, selectors.EVENT_READ)
+            while self._take(selector, None):
+                pass
+            # What was sent before the end has arrived in the kernel: none of it is lost because this thread came late.
+            until_s = time.monotonic() + _SETTLES_WITHIN_S
+            selector.unregister(self._woken)
+            while self._take(selector, 0) and time.monotonic() < until_s:
+                pass
+            for connection in list(self._open):
+                # Also where a fork of this process holds it: who speaks next is told at once that nobody hears.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+            self._open.clear()
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+        """Take what is there; return False at the end, and where nothing came in time."""
+        found = selector.select(timeout_s)
+        for key, _ in found:
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._server:
+                self._accept(selector)
+            else:
+                self._read(selector, key.fileobj)  # type: ignore[arg-type]
+        return bool(found)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, user, _ = _CREDENTIALS.unpack(told)
+            if user != os.geteuid():
+                connection.close()
+                return
+            connection.setblocking(False)
+            self._open[connection] = (pid, bytearray())
+            selector.register(connection, selectors.EVENT_READ)
+            if pid not in {0, os.getpid()}:
+                self.speakers[pid] = started_ticks(pid)
+            self._heard_s = time.monotonic()
+
+    def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        pid, buffer = self._open[connection]
+        try:
+            data = connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._heard_s = time.monotonic()
+        buffer += data
+        *lines, rest = buffer.split(b"\n")
+        buffer[:] = rest
+        for row in _parsed(lines):
+            self._keep({**row, "pid": pid or row.get("pid")})
+        if not data or len(buffer) > _MOST_ROW_BYTES:
+            selector.unregister(connection)
+            del self._open[connection]
+            connection.close()
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        if str(row.get("text")).startswith(CORE_FAILED):
+            self.failed[row["pid"]] = time.monotonic()
+        if len(self._first) < _MOST_FIRST:
+            self._first.append(row)
+        else:
+            self._last.append(row)
+
+
+def _parsed(lines: list[bytearray]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            row = json.loads(bytes(line))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def started_ticks(pid: int) -> int | None:
+    """Return when a process was started, in ticks since the machine began; None where it is gone, or has ended and waits for its parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+def is_same(pid: int, ticks: int | None) -> bool:
+    """Return whether a process that was started then is still there, and no other one of its number."""
+    return ticks is not None and started_ticks(pid) == ticks

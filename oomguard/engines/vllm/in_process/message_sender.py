@@ -1,0 +1,275 @@
+"""What runs in each process of an engine that a guarded start makes: it tells that start what vLLM logs there, as it happens.
+
+vLLM's plugin calls ``speak`` (spawned processes), or the process is a fork of one that spoke. Standard library only, inert
+without our variable, and no exception ever: whatever goes wrong here, the engine starts.
+
+Records are taken where they are made: vLLM configures its handlers anew in each process, and would drop ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from oomguard.engines.vllm.plugin import LISTENER, SAID
+
+# A file that is told what vLLM logs, where `oomguard run` started the command: its output may go where nobody reads it.
+#
+# Standard library only: it is written in vLLM's own processes. The folder is there for as long as the attempt lasts.
+
+_MOST_BYTES = 4 << 20
+# Beyond this only what is more than information is noted: a server runs for weeks.
+_MOST_INFORMATION_BYTES = 1 << 20
+_INFORMATION = b'"level": "INFO"'
+
+
+class Notes:
+    """The file, as one process of the engine has it open; it takes what a socket would be sent."""
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o600)
+
+    def sendall(self, row: bytes) -> None:
+        """Add a row; raise OSError once the file is full, or cannot be written."""
+        size = os.fstat(self._descriptor).st_size
+        if size > _MOST_BYTES:
+            raise OSError("enough is noted")
+        if size <= _MOST_INFORMATION_BYTES or _INFORMATION not in row:
+            os.write(self._descriptor, row)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+_MOST_CHARS = 32_768
+# No record of vLLM's waits longer than this for a listener that does not read.
+_WAIT_S = 0.5
+# A path that is longer than an address may be is reached through its open folder.
+_MOST_PATH_BYTES = 100
+
+
+def speak(path: str | None = None) -> None:
+    """Tell what vLLM logs in this process to the listener at ``path``, else to what our variables name; never raises."""
+    try:
+        path = path or os.environ.get(LISTENER)
+        listens, path = bool(path), path or os.environ.get(SAID)
+        if not path or (_speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over):
+            return
+        _speaker.begin(path, is_file=not listens)
+        current = logging.getLogRecordFactory()
+        if not _is_in_place(current):
+            logging.setLogRecordFactory(_Factory(current))
+        if listens:
+            _speaker.say({"hello": os.getppid()})
+            _watch_segments()
+        elif limits := _limits():
+            _speaker.say({"limits": limits})
+    except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
+        pass
+
+
+def fall_silent() -> None:
+    """Tell no more from this process, and put back what was replaced; never raises."""
+    try:
+        _speaker.end()
+        current = logging.getLogRecordFactory()
+        if isinstance(current, _Factory):
+            logging.setLogRecordFactory(current.inner)
+        _unwatch_segments()
+    except Exception:  # noqa: BLE001, S110 - as in speak
+        pass
+
+
+class _Speaker:
+    """One process's line to the listener. A forked process opens its own."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        self.is_file = False
+        self.pid = 0
+        self.is_over = True
+        self._socket: socket.socket | Notes | None = None
+        self._lock = threading.Lock()
+        self._thread = 0
+
+    def begin(self, path: str, *, is_file: bool = False) -> None:
+        self.end()
+        self.path, self.is_file, self.pid, self.is_over = path, is_file, 0, False
+        self._thread = threading.get_ident()
+
+    def end(self) -> None:
+        self.is_over = True
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def is_foreign(self) -> bool:
+        """Return whether this is another thread of the process that listens: what it does is not the engine's."""
+        return threading.get_ident() != self._thread
+
+    def say(self, row: dict[str, Any]) -> None:
+        """Send one thing; the first that cannot be sent is the last that is tried."""
+        if self.is_over:
+            return
+        if self.pid != os.getpid():  # also in a fork, whose lock may be held by a thread that is not there
+            self.pid, self._lock, self._socket = os.getpid(), threading.Lock(), None
+        if not self._lock.acquire(timeout=_WAIT_S):
+            return
+        try:
+            if self._socket is None:
+                self._socket = Notes(self.path) if self.is_file else _connected(self.path)
+            told = {"pid": self.pid, "process": _process_name(), **row}
+            self._socket.sendall(json.dumps(told).encode() + b"\n")
+        except (OSError, ValueError, TypeError):
+            self.end()
+        finally:
+            self._lock.release()
+
+    def record(self, record: logging.LogRecord) -> None:
+        """Send a record of vLLM's, with the traceback that it tells."""
+        text = record.getMessage()[:_MOST_CHARS]
+        told = {"level": record.levelname, "at": f"{record.filename}:{record.lineno}", "text": text}
+        told["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if error is not None:
+            told["traceback"] = "".join(traceback.format_exception(error))[-_MOST_CHARS:]
+        self.say(told)
+
+
+class _Factory:
+    """Makes log records as before, and has those of vLLM told."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self.inner(*args, **kwargs)
+        try:
+            if (
+                not _speaker.is_over
+                and record.levelno >= logging.INFO
+                and record.name.partition(".")[0] == "vllm"
+                and not (_speaker.pid == os.getpid() and _is_listener() and _speaker.is_foreign())
+            ):
+                _speaker.record(record)
+        except Exception:  # noqa: BLE001, S110 - as in speak
+            pass
+        return record
+
+
+def _limits() -> dict[str, int]:
+    """Return what this process may have of memory, where that is limited: a wrapper (prlimit, a shell's ulimit) limits nobody else."""
+    import resource
+
+    kinds = {"process_data_limit_bytes": resource.RLIMIT_DATA, "host_available_bytes": resource.RLIMIT_AS}
+    limits = {fact: resource.getrlimit(kind)[0] for fact, kind in kinds.items()}
+    return {fact: limit for fact, limit in limits.items() if limit != resource.RLIM_INFINITY}
+
+
+def _is_in_place(factory: Any) -> bool:
+    """Return whether records are told already: vLLM puts a factory of its own around what it finds."""
+    while factory is not None:
+        if isinstance(factory, _Factory):
+            return True
+        factory = getattr(factory, "_factory", None)
+    return False
+
+
+_speaker = _Speaker()
+_listener_pid = 0
+_own_inits: dict[Any, Any] = {}
+
+
+def be_listener() -> None:
+    """Note that this process is the one that listens: only the thread that starts the engine speaks for it."""
+    global _listener_pid  # noqa: PLW0603 - of this process
+    _listener_pid = os.getpid()
+
+
+def _is_listener() -> bool:
+    return _listener_pid == os.getpid()
+
+
+def _connected(path: str) -> socket.socket:
+    """Return a connection to the listener. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_WAIT_S)
+        with_address(path, connection.connect)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def with_address(path: str, use: Any) -> None:
+    """Call ``use`` with an address for a socket's path, whatever its length. Raises OSError."""
+    if len(os.fsencode(path)) <= _MOST_PATH_BYTES:
+        use(path)
+        return
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        use(f"/proc/self/fd/{descriptor}/{name}")
+    finally:
+        os.close(descriptor)
+
+
+def _process_name() -> str:
+    """Return what vLLM calls this process in its log, else Python's name of it; "" for the one that listens."""
+    if _is_listener():
+        return ""
+    told = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
+    if isinstance(told, tuple) and len(told) == 2 and told[1] == os.getpid():
+        return str(told[0])
+    process = sys.modules.get("multiprocessing.process")
+    return str(process.current_process().name) if process is not None else "process"
+
+
+def _watch_segments() -> None:
+    """Have the shared memory told that this process makes: nobody else knows whose it is once the process is gone."""
+    from multiprocessing import shared_memory
+
+    _told_by(shared_memory.SharedMemory, lambda made, creates: str(made._name).lstrip("/") if creates else None)
+    if not _is_listener():  # its own semaphores end with the objects that hold them
+        from multiprocessing import synchronize
+
+        _told_by(synchronize.SemLock, lambda made, _creates: f"sem.{made._semlock.name.lstrip('/')}")
+
+
+def _told_by(owner: Any, name_of: Any) -> None:
+    """Have the name of each object told that a class makes in the engine's own threads."""
+    own = owner.__init__
+    if owner in _own_inits:
+        return
+
+    @functools.wraps(own)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        own(self, *args, **kwargs)
+        try:
+            name = name_of(self, kwargs.get("create", args[1] if len(args) > 1 else False))
+            if name and not (_is_listener() and _speaker.is_foreign()):
+                _speaker.say({"segment": name})
+        except Exception:  # noqa: BLE001, S110 - as in speak
+            pass
+
+    init._oomguard = True  # type: ignore[attr-defined]
+    owner.__init__ = init
+    _own_inits[owner] = own
+
+
+def _unwatch_segments() -> None:
+    for owner, own in list(_own_inits.items()):
+        if getattr(owner.__init__, "_oomguard", False):
+            owner.__init__ = own
+            del _own_inits[owner]

@@ -1,0 +1,238 @@
+"""torch's caching allocator, replayed: how many bytes it takes from the device for a sequence of allocations and frees.
+
+The rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13) for one stream: sizes in
+whole 512 bytes; up to 1 MiB from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones in whole 2 MiB of their
+own; the best fitting free block is split, of several the one with the lowest address, neighbours are joined, and where the
+device is full the free segments go back to it. The driver gives addresses from the top down: a newer segment's is lower.
+Other streams, private pools and what libraries take past the allocator are not in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from oomguard.core.facts import MIB
+
+_ALIGNMENT_BYTES: Final = 512
+_SMALL_BYTES: Final = MIB
+_SMALL_SEGMENT_BYTES: Final = 2 * MIB
+_LARGE_SEGMENT_BYTES: Final = 20 * MIB
+_OWN_SEGMENT_BYTES: Final = 10 * MIB
+_OWN_SEGMENT_STEP_BYTES: Final = 2 * MIB
+_HIGHEST_ADDRESS: Final = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Part of a segment; ``before`` and ``after`` are its neighbours there. ``small`` ones hold up to 1 MiB."""
+
+    size: int
+    address: int
+    small: bool
+    before: Block | None = None
+    after: Block | None = None
+    free: bool = False
+
+
+def _from(first: Block) -> Iterator[Block]:
+    """Yield a block and those behind it in its segment."""
+    block: Block | None = first
+    while block is not None:
+        yield block
+        block = block.after
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """What the allocator holds in one piece: (bytes, whether in use) of its blocks, in order; ``small`` for those of up to 1 MiB."""
+
+    small: bool
+    pieces: tuple[tuple[int, bool], ...]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its blocks in use."""
+        return sum(size for size, in_use in self.pieces if in_use)
+
+
+def segment_bytes(size: int) -> int:
+    """Return what the device is asked for where no cached block holds ``size`` bytes; torch's message tells this size."""
+    if size <= _SMALL_BYTES:
+        return _SMALL_SEGMENT_BYTES
+    if size < _OWN_SEGMENT_BYTES:
+        return _LARGE_SEGMENT_BYTES
+    return -(-size // _OWN_SEGMENT_STEP_BYTES) * _OWN_SEGMENT_STEP_BYTES
+
+
+class CachingAllocator:
+    """An allocator on a device of ``capacity_bytes``, None for one without an end; ``reserved_bytes`` is what it holds of it."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
+        self._free: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self._by_address: dict[int, Block] = {}
+        self._lowest_address = _HIGHEST_ADDRESS
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest block that it holds and nothing uses: a larger tensor needs more of the device."""
+        return max((free[-1][0] for free in self._free if free), default=0)
+
+    def allocate(self, size: int) -> Block | None:
+        """Allocate a block; return None where the device is full even after every free segment went back to it."""
+        rounded = max(_ALIGNMENT_BYTES, -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        small = rounded <= _SMALL_BYTES
+        block = self._cached(rounded, small=small) or self._segment(rounded)
+        if block is None:
+            return None
+        left = block.size - rounded
+        if left >= (_ALIGNMENT_BYTES if small else _SMALL_BYTES + 1):
+            rest = self._block(left, block.address + rounded, small=block.small)
+            rest.before, rest.after = block, block.after
+            if block.after is not None:
+                block.after.before = rest
+            block.size, block.after = rounded, rest
+            self._put(rest, small=small)
+        return block
+
+    def release(self, block: Block, size: int) -> None:
+        """Give a block that was asked for with ``size`` bytes back to the allocator, which keeps it for the next one."""
+        small = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES <= _SMALL_BYTES
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                self._take(neighbour, small=small)
+                block = self._joined(block, neighbour)
+        self._put(block, small=small)
+
+    def _block(self, size: int, address: int, *, small: bool) -> Block:
+        block = self._by_address[address] = Block(size, address, small)
+        return block
+
+    def _new_address(self, size: int) -> int:
+        self._lowest_address -= size
+        return self._lowest_address
+
+    def _cached(self, rounded: int, *, small: bool) -> Block | None:
+        """Take the smallest free block that is large enough; return None without one."""
+        free = self._free[small]
+        at = bisect_left(free, (rounded, 0))
+        if at == len(free):
+            return None
+        block = self._by_address[free[at][1]]
+        self._take(block, small=small)
+        return block
+
+    def _segment(self, rounded: int) -> Block | None:
+        size = segment_bytes(rounded)
+        if self.capacity_bytes is not None and self.reserved_bytes + size > self.capacity_bytes:
+            self.empty_cache()
+            if self.reserved_bytes + size > self.capacity_bytes:
+                return None
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return self._block(size, self._new_address(size), small=rounded <= _SMALL_BYTES)
+
+    def segments(self) -> list[Segment]:
+        """Return the segments as they are now, the oldest first."""
+        firsts = (block for block in self._by_address.values() if block.before is None)
+        return [
+            Segment(first.small, tuple((block.size, not block.free) for block in _from(first)))
+            for first in sorted(firsts, key=lambda block: -block.address)
+        ]
+
+    def take_over(self, pieces: Iterable[tuple[int, bool]], *, small: bool) -> list[Block]:
+        """Hold a segment as a snapshot shows it; return the blocks in use.
+
+        Args:
+            pieces: (bytes, whether in use) of its blocks, in order.
+            small: whether it holds allocations of up to 1 MiB.
+        """
+        used, before, pieces = [], None, tuple(pieces)
+        address = self._new_address(sum(size for size, _ in pieces))
+        for size, in_use in pieces:
+            block = self._block(size, address, small=small)
+            address += size
+            block.before = before
+            if before is not None:
+                before.after = block
+            if in_use:
+                used.append(block)
+            else:
+                self._put(block, small=small)
+            self.reserved_bytes += size
+            before = block
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return used
+
+    def empty_cache(self) -> None:
+        """Give every segment of which no part is in use back to the device, as ``torch.cuda.empty_cache`` does."""
+        for small in (True, False):
+            for size, address in list(self._free[small]):
+                block = self._by_address[address]
+                if block.before is None and block.after is None:
+                    self._take(block, small=small)
+                    del self._by_address[address]
+                    self.reserved_bytes -= size
+
+    def _joined(self, block: Block, neighbour: Block) -> Block:
+        first, second = (neighbour, block) if block.before is neighbour else (block, neighbour)
+        first.size += second.size
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        del self._by_address[second.address]
+        return first
+
+    def _put(self, block: Block, *, small: bool) -> None:
+        block.free = True
+        insort(self._free[small], (block.size, block.address))
+
+    def _take(self, block: Block, *, small: bool) -> None:
+        free = self._free[small]
+        del free[bisect_left(free, (block.size, block.address))]
+        block.free = False
+
+
+def replay(
+    events: Iterable[tuple[int, int]], capacity_bytes: int | None = None, segments: Iterable[Segment] = ()
+) -> int | None:
+    """Return the most bytes that the allocator holds over ``events``; None where the device runs out.
+
+    Args:
+        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not among them is passed over. Negative
+            bytes are those of a block without which an operation goes on; on a device without an end they are not counted.
+        capacity_bytes: the device's size; None for one without an end.
+        segments: what the allocator holds before them.
+    """
+    allocator = CachingAllocator(capacity_bytes)
+    for segment in segments:
+        allocator.take_over(segment.pieces, small=segment.small)
+    held: dict[int, tuple[Block, int]] = {}
+    for number, size in events:
+        if number in held:
+            allocator.release(*held.pop(number))
+        if size > 0 or (size < 0 and capacity_bytes is not None):
+            block = allocator.allocate(abs(size))
+            if block is not None:
+                held[number] = (block, abs(size))
+            elif size > 0:
+                return None
+    return allocator.peak_reserved_bytes
+
+
+def least_capacity(events: Sequence[tuple[int, int]], allocated_bytes: int) -> int:
+    """Return the smallest device, beyond the CUDA context, on which ``events`` run, within a part in a thousand.
+
+    ``allocated_bytes`` is the most that is in use at once. The answer is never more than the allocator takes without a limit.
+    """
+    unlimited = replay(events)
+    low, high = allocated_bytes, max(allocated_bytes, unlimited or 0)
+    while high - low > 1 + allocated_bytes // 1000:
+        middle = (low + high) // 2
+        low, high = (middle, high) if replay(events, middle) is None else (low, middle)
+    return high

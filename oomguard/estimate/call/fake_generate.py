@@ -1,0 +1,548 @@
+"""``generate`` under fake tensors, which have shapes and sizes and no bytes: what would be alive at every step.
+
+Nothing is allocated on any device. What ``generate`` asks of values is answered as in an ordinary call. This imports torch and
+transformers, so only code that has them already may import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import math
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from oomguard.core.files import read_tables
+from oomguard.estimate.call.trace import STEPS, TracedSteps
+from oomguard.probe.live_storages import LiveStorages
+
+# Copies of tensors in a trace: what ``copy.deepcopy`` makes of a fake tensor, by an operation that has a shape and a size.
+#
+# torch 2.13 itself copies what stands behind a fake tensor made of constants (``torch.tensor([1])``, as tokens that end a row are): it
+# raises, and what it leaves half made is freed twice, which ends the process. Models copy tensors as they run: those with an assistant
+# copy the configuration of ``generate`` and the cache. As fake_generate.py this imports torch.
+
+
+class FakeCopies(TorchFunctionMode):  # type: ignore[misc]
+    """Has a fake tensor copied by ``clone``, once for each tensor in what is copied, and one number of it written as a number."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_fake = bool(args) and isinstance(args[0], FakeTensor)
+        if func is torch.Tensor.__format__ and is_fake and not args[0].dim():
+            return format(args[0].item(), *args[1:])  # as of one that is not fake: a name with a number in it
+        if func is not torch.Tensor.__deepcopy__ or not is_fake:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            memo[id(tensor)] = torch.nn.Parameter(copied) if isinstance(tensor, torch.nn.Parameter) else copied
+        return memo[id(tensor)]
+
+
+# Functions that add to what they have just made, in place on a device, yet to another tensor under a mode or with fake tensors.
+#
+# torch (2.11 to 2.13) adds the mask to the scores of attention, and the bias to the product of a strided input, so: ATen/native's
+# ``_scaled_dot_product_attention_math`` and ``linear``, where they ask for ``isTensorSubclassLike``. One such tensor more moves every
+# block behind it. As fake_generate.py this imports torch.
+
+_FUNCTIONS: Final = frozenset({torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear})
+_ADD: Final = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE: Final = torch.ops.aten.add_.Tensor
+
+
+def as_on_device(device_type: str | None) -> AbstractContextManager[object]:
+    """Return what has these functions add as on a device of that type; the simulated one is a mode itself."""
+    return FakeInPlace() if device_type == "cuda" else nullcontext()
+
+
+class FakeInPlace(TorchFunctionMode):  # type: ignore[misc]
+    """Has these functions add in place, as on a device whose tensors no mode watches."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _FUNCTIONS:
+            return func(*args, **(kwargs or {}))
+        with _InPlace():
+            return func(*args, **(kwargs or {}))
+
+
+class _InPlace(TorchDispatchMode):  # type: ignore[misc]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD and torch.broadcast_shapes(args[0].shape, args[1].shape) == args[0].shape:
+            return _ADD_IN_PLACE(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+# The memory of tensors in a trace: a fake tensor has none, and code that reads it at an address would end the process.
+#
+# torch (2.13) hands out the address 0 for it, and ``apply_`` writes there. Libraries compare addresses, which is harmless; code of the
+# user's own hands them to ctypes, to a kernel or to another library. As fake_generate.py this imports torch.
+
+_CHANGED_BY_PYTHON: Final = frozenset({torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_})
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+
+
+class FakeMemory(TorchFunctionMode):  # type: ignore[misc]
+    """Raises RuntimeError where a function of Python's is run on each number of a fake tensor, or own code asks for its address."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads = func in _CHANGED_BY_PYTHON or (func is torch.Tensor.data_ptr and not _is_installed(sys._getframe(1)))
+        if reads and any(isinstance(arg, FakeTensor) for arg in args):
+            raise RuntimeError("Cannot access data pointer of a fake tensor")  # as torch says where it knows of it
+        return func(*args, **(kwargs or {}))
+
+
+def _is_installed(frame: Any) -> bool:
+    return not _INSTALLED.isdisjoint(Path(frame.f_code.co_filename).parts)
+
+
+# Modules of a trace that a model's code moves to another kind of number or another device (``router.to(torch.float32)``).
+#
+# torch 2.13 exchanges the weights of such a module for the new ones in place, which it cannot do with fake tensors. As
+# fake_generate.py this imports torch.
+
+
+@contextlib.contextmanager
+def moving_fakes() -> Iterator[None]:
+    """Have modules of fake tensors take new ones in place of those that they have, in this thread."""
+    torchs, own = torch.nn.Module._apply, threading.get_ident()
+
+    def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        tensors = [*self.parameters(recurse=recurse), *self.buffers(recurse=recurse)]
+        if threading.get_ident() != own or not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return torchs(self, fn, recurse)
+        for module in self.modules() if recurse else [self]:
+            for held in (module._parameters, module._buffers):
+                held.update({name: _moved(tensor, fn) for name, tensor in held.items()})
+        return self
+
+    torch.nn.Module._apply = apply
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = torchs
+
+
+def _moved(tensor: Any, fn: Callable[[Any], Any]) -> Any:
+    if tensor is None:
+        return None
+    with torch.no_grad():
+        moved = fn(tensor)
+    if moved is tensor or not isinstance(tensor, torch.nn.Parameter):
+        return moved
+    return torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)
+
+
+# Memory that kernels take beside the tensors of an operation: asked of torch's allocator when it begins, given back when it ends.
+#
+# The formulas stand in scratch.toml, by torch's names of operations. As fake_generate.py this imports torch.
+
+_FILE: Final = Path(__file__).with_name("scratch.toml")
+_RESULT: Final = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block: the sum of products of numbers, each (factor, names of numbers).
+
+    ``least`` and ``below`` are limits of numbers, by name, between which the block is taken. One that is taken ``before`` is there
+    when the result is made; the operation goes on without one that ``may_fail``.
+    """
+
+    terms: tuple[tuple[float, tuple[str, ...]], ...]
+    least: Mapping[str, float]
+    below: Mapping[str, float]
+    before: bool
+    may_fail: bool
+
+    def bytes(self, numbers: Mapping[str, float]) -> int:
+        """Return its bytes; 0 where it is not taken."""
+        if any(numbers[name] < limit for name, limit in self.least.items()):
+            return 0
+        if any(numbers[name] >= limit for name, limit in self.below.items()):
+            return 0
+        return math.ceil(sum(times * math.prod(numbers[name] for name in names) for times, names in self.terms))
+
+
+class KernelScratch:
+    """The blocks that the operations of one kind of device take, e.g. ``cuda``."""
+
+    def __init__(self, device_type: str | None) -> None:
+        self._blocks = _operations().get(device_type or "", {})
+
+    def blocks_bytes(
+        self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> tuple[list[int], list[int]] | None:
+        """Return the bytes of the blocks that an operation takes beside its tensors: before its result, and after; None without any.
+
+        Each operation takes the same number of blocks whatever its sizes, so that calls of other rows are told on a line: one
+        that is not taken is of one byte. Those without which the operation goes on are negative.
+        """
+        blocks = self._blocks.get(operation._schema.name)
+        if blocks is None:
+            return None
+        numbers = _numbers(operation, args, kwargs, result)
+        found: tuple[list[int], list[int]] = ([], [])
+        for block in blocks:
+            found[not block.before].append(max(1, block.bytes(numbers)) * (-1 if block.may_fail else 1))
+        return found
+
+
+def _numbers(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> dict[str, float]:
+    """Return the numbers that formulas may name: ``self.bytes`` of a tensor, ``k`` of a plain number; arguments by torch's names."""
+    arguments = operation._schema.arguments
+    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    given.update({one.name: value for one, value in zip(arguments, args, strict=False)}, **kwargs)
+    numbers: dict[str, float] = {}
+    for name, value in (*given.items(), (_RESULT, next(iter(tree_leaves(result)), None))):
+        if isinstance(value, (list, tuple)):
+            numbers[f"{name}.tensors"] = sum(isinstance(entry, torch.Tensor) for entry in value)
+        elif isinstance(value, torch.Tensor):
+            width = value.shape[-1] if value.dim() else 1
+            numbers |= {
+                f"{name}.bytes": value.numel() * value.element_size(),
+                f"{name}.elements": value.numel(),
+                f"{name}.width": width,
+                f"{name}.rows": value.numel() // max(1, width),
+                f"{name}.channels": value.shape[1] if value.dim() > 1 else 1,
+                f"{name}.element_bytes": value.element_size(),
+                f"{name}.copied_bytes": 0 if _is_in_order(value) else value.numel() * value.element_size(),
+            }
+        elif isinstance(value, (bool, int, float)):
+            numbers[name] = value
+    return numbers
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    """Return whether a kernel takes a tensor as it lies: no copy is made of it first."""
+    is_image = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return bool(is_image or tensor.is_contiguous())
+
+
+@cache
+def _operations() -> dict[str, dict[str, tuple[Block, ...]]]:
+    """Return the blocks of every operation, by kind of device."""
+    found: dict[str, dict[str, tuple[Block, ...]]] = {}
+    for row in read_tables("scratch", [_FILE])[_FILE]["operation"]:
+        blocks = tuple(_block(block) for block in row["blocks"])
+        found.setdefault(row["device"], {}).update(dict.fromkeys(row["names"], blocks))
+    return found
+
+
+def _block(row: Mapping[str, Any]) -> Block:
+    terms = tuple((times, tuple(names)) for times, *names in row["sum"])
+    limits = row.get("least", {}), row.get("below", {})
+    return Block(terms, *limits, row.get("before", False), row.get("may_fail", False))
+
+
+# Which operations draw random numbers, by torch's own tag, and how many; as fake_generate.py this imports torch.
+
+# What an operation draws by, by the argument's name: with none of it, it draws nothing (attention, recurrent layers).
+_RATES: Final = frozenset({"dropout_p", "dropout", "p"})
+_MODES: Final = frozenset({"train", "training"})
+
+
+def draws(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operation draws random numbers with these arguments."""
+    if torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    arguments = operation._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given.update({argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs)
+    is_off = any(given.get(name) == 0 for name in _RATES) or any(given.get(name) is False for name in _MODES)
+    return not is_off
+
+
+class Drawn:
+    """What the operations of a trace have drawn.
+
+    Attributes:
+        alone: whether one of them drew a single number, as a layer does that is left out at random: whatever the rows, it is the same.
+        many: whether one drew several, which may be one or more a row.
+    """
+
+    def __init__(self) -> None:
+        self.alone = self.many = False
+
+    def note(self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Note an operation by its arguments and its result."""
+        if not draws(operation, args, kwargs):
+            return
+        is_alone = isinstance(out, torch.Tensor) and out.numel() == 1
+        self.alone, self.many = self.alone or is_alone, self.many or not is_alone
+
+
+# Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
+_END_STEPS: Final = 3
+# Operations whose answer is read as yes, "do beams go on"; "has all ended" (aten::eq) is no. The caller tells of the mask.
+_READ_AS_TRUE: Final = frozenset({"aten::bitwise_and", "aten::logical_and"})
+# What a call is made for; where it has none of them, its first tensor: images, sound.
+_PROMPTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
+_HOOKS: Final = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+_CAPTURING: Final = "transformers.utils.output_capturing"
+# One trace at a time: it changes for its duration what transformers takes for a fake tensor.
+_ONE_AT_A_TIME: Final = threading.RLock()
+# A model's own loop may wait for a value that no fake tensor has: such a trace ends here.
+_LONGEST_S: Final = 120.0
+_READ: Final = torch.ops.aten._local_scalar_dense.default
+_GROUPED: Final = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A copy of a model under fake tensors: the same code and shapes, no bytes."""
+
+    model: Any
+    mode: FakeTensorMode
+
+
+def twin_of(model: Any) -> Twin:
+    """Copy a model under fake tensors; raises whatever copying a module of its kind raises."""
+    with _disable_current_modes():
+        # An operation without a shape rule raises here; otherwise it would run for real, on a device that is full.
+        mode = FakeTensorMode(allow_fallback_kernels=False)
+        with FakeCopyMode(mode):
+            twin = copy.deepcopy(model)
+    for module in twin.modules():
+        for hooks in (getattr(module, name, {}) for name in _HOOKS):
+            for number in [number for number, hook in hooks.items() if not _captures(hook)]:
+                del hooks[number]  # the user's own functions must see no fake tensor
+    return Twin(twin, mode)
+
+
+def _captures(hook: Any) -> bool:
+    """Return whether a hook is transformers' own, by which a model keeps the states and attentions that it is asked for."""
+    return str(getattr(hook, "__module__", "")) == _CAPTURING
+
+
+def trace_call(
+    twin: Twin,
+    arguments: Mapping[str, Any],
+    steps: int,
+    *,
+    mask_is_full: bool,
+    keep_events: bool = False,
+) -> TracedSteps:
+    """Trace a call of ``steps`` steps: its first ones, and its last one in a call that begins shortly before the end.
+
+    Args:
+        twin: the model under fake tensors.
+        arguments: the arguments of ``generate``.
+        steps: tokens that the call generates.
+        mask_is_full: whether the attention mask hides nothing.
+        keep_events: whether to keep allocations and ends, for a replay.
+
+    Raises whatever the model's code raises under fake tensors.
+    """
+    first = trace_steps(twin, arguments, steps=min(STEPS, steps), mask_is_full=mask_is_full, keep_events=keep_events)
+    if steps <= STEPS:
+        return first
+    end = trace_steps(twin, _near_the_end(twin, arguments, steps), steps=_END_STEPS, mask_is_full=mask_is_full)
+    # The step after the prefill may still hold what only that made (a sliding window's longer past).
+    return replace(first, end_bytes=end.peaks_bytes[-1] - end.start_bytes + first.start_bytes)
+
+
+def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return the arguments with all but the last tokens of the answer as part of the prompt."""
+    changed = {
+        name: value for name, value in arguments.items() if name not in {"max_length", "min_length", "min_new_tokens"}
+    }
+    changed["max_new_tokens"] = _END_STEPS
+    main = next(arguments[n] for n in (*_PROMPTS, *arguments) if isinstance(arguments.get(n), torch.Tensor))
+    if getattr(twin.model.config, "is_encoder_decoder", False):
+        begun = arguments.get("decoder_input_ids")
+        length = (0 if begun is None else begun.shape[1]) + steps - _END_STEPS
+        with _disable_current_modes(), twin.mode:
+            changed["decoder_input_ids"] = torch.ones((main.shape[0], length), dtype=torch.long, device=main.device)
+        return changed
+    prompt = main.shape[1]
+    for name, value in changed.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == prompt:
+            shape = (value.shape[0], prompt + steps - _END_STEPS, *value.shape[2:])
+            with _disable_current_modes(), twin.mode:
+                changed[name] = torch.empty(shape, dtype=value.dtype, device=value.device)
+    return changed
+
+
+def trace_steps(
+    twin: Twin, arguments: Mapping[str, Any], *, steps: int, mask_is_full: bool, keep_events: bool = False
+) -> TracedSteps:
+    """Run the first ``steps`` steps of ``twin.model.generate(**arguments)``; real tensors among the arguments become fake.
+
+    The arguments are those of ``trace_call``. Raises whatever the model's code raises under fake tensors.
+    """
+    storages = LiveStorages(keep_events=keep_events)
+    watch = _Watch(storages, twin, mask_is_full=mask_is_full)
+    with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        faked = {name: _fake(twin.mode, value) for name, value in arguments.items()}
+        for tensor in (*twin.model.parameters(), *twin.model.buffers()):
+            storages.adopt(tensor)
+        weights_bytes = storages.bytes
+        for value in faked.values():
+            storages.adopt(value)
+        storages.reset_peak()
+        start_bytes, ends = storages.bytes, _Steps(storages, steps)
+        with watch, as_on_device(watch.device_type), FakeCopies(), FakeMemory():
+            try:
+                twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
+            except _EnoughError:
+                pass
+            else:  # it ended by itself: the last step has what came after it too
+                if ends.peaks_bytes:
+                    ends.peaks_bytes[-1] = max(ends.peaks_bytes[-1], storages.peak_bytes)
+    # What ended because the call was broken off does not count.
+    events = tuple(storages.events or ())[: ends.events_seen[-1] if ends.events_seen else None]
+    return TracedSteps(
+        weights_bytes,
+        start_bytes,
+        tuple(ends.peaks_bytes),
+        events,
+        tuple(ends.events_seen),
+    )
+
+
+@contextlib.contextmanager
+def _as_if_real() -> Iterator[None]:
+    """Hide from transformers that tensors are fake, as it would keep masks that an ordinary call leaves out; let their modules be moved."""
+    from transformers.utils import import_utils
+
+    asks, log = getattr(import_utils, "is_fake_tensor", None), logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # its exception already reports an operation without a shape rule
+    try:
+        if asks is not None:
+            own = threading.get_ident()
+            import_utils.is_fake_tensor = lambda x: False if threading.get_ident() == own else asks(x)
+        with moving_fakes():
+            yield
+    finally:
+        log.setLevel(level)
+        if asks is not None:
+            import_utils.is_fake_tensor = asks
+
+
+def rows_like(twin: Twin, tensor: Any, rows: int) -> Any:
+    """A fake tensor of the same kind with another number of rows."""
+    with _disable_current_modes(), twin.mode:
+        return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+
+
+def is_full(mask: Any) -> bool:
+    """Whether a real attention mask hides nothing; a simulated device does not see the question, and a full one needs no room for it."""
+    with _disable_current_modes():
+        return mask is None or not bool((mask.detach().to("cpu") == 0).any())
+
+
+def _fake(mode: FakeTensorMode, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        return mode.from_tensor(value, static_shapes=True)
+    return value
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Counts what every operation makes on the device, and answers what is read of values."""
+
+    def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
+        super().__init__()
+        self._storages, self._mask_is_full = storages, mask_is_full
+        self.drawn = Drawn()
+        self._ends_s = time.monotonic() + _LONGEST_S
+        self.device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
+        self._scratch = KernelScratch(self.device_type)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _READ:
+            if time.monotonic() > self._ends_s:
+                raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
+            is_known = getattr(args[0], "constant", None) is not None  # made of numbers alone (LED's count of windows)
+            return func(*args) if is_known else _answer(args[0])
+        out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
+        self.drawn.note(func, args, kwargs or {}, out)
+        if isinstance(out, torch.Tensor):
+            self._note_answer(func._schema.name, args, out)
+        blocks = self._scratch.blocks_bytes(func, args, kwargs or {}, out)
+        if blocks is None:
+            self._adopt(out)
+            return out
+        before, after = blocks
+        with self._storages.passing(before):
+            self._adopt(out)
+            with self._storages.passing(after):
+                return out
+
+    def _adopt(self, out: Any) -> None:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == (self.device_type or leaf.device.type):
+                self._storages.adopt(leaf)  # not what waits on the host
+        self._storages.note_peak()
+
+    def _note_answer(self, name: str, args: Any, out: Any) -> None:
+        """Note on what an operation gives how it is to be read, where that is not as no or as 0."""
+        first: Any = args[0] if args else None
+        if name == "aten::sum" and len(args) == 1 and first.dtype == torch.bool:
+            out._oomguard_counted = first.dim(), first.numel()
+        # The padding mask is asked whole, by how many of it are true (that is faster) or by all.
+        counted = getattr(first, "_oomguard_counted", None) if name == "aten::eq" else None
+        if counted is not None and counted[0] > 1 and args[1] == counted[1]:
+            out._oomguard_true = self._mask_is_full
+        # One entry a row is asked whether rows are packed, and they are not.
+        elif name in _READ_AS_TRUE or (name == "aten::all" and (self._mask_is_full or first.dim() < 2)):
+            out._oomguard_true = True
+
+
+def _grouped_product(first: Any, second: Any, *_: Any, **options: Any) -> Any:
+    """The experts' product has a shape rule for bfloat16 only (torch 2.13), real tensors of other types multiply all the same."""
+    groups = (
+        () if first.dim() != second.dim() else (second.shape[0],) if first.dim() == 3 else (options["offs"].shape[0],)
+    )
+    shape = (*groups, first.shape[-2], second.shape[-1])
+    return torch.empty(shape, dtype=options.get("out_dtype") or first.dtype, device=first.device)
+
+
+def _answer(tensor: Any) -> bool | int | float:
+    if tensor.dtype == torch.bool:
+        return getattr(tensor, "_oomguard_true", False)
+    return 0.0 if tensor.dtype.is_floating_point else 0
+
+
+class _Steps(StoppingCriteria):  # type: ignore[misc]
+    """Notes each step's peak, and ends the call after the last one asked for."""
+
+    def __init__(self, storages: LiveStorages, steps: int) -> None:
+        self._storages, self._steps = storages, steps
+        self.peaks_bytes: list[int] = []
+        self.events_seen: list[int] = []
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        self.peaks_bytes.append(self._storages.peak_bytes)
+        self.events_seen.append(len(self._storages.events or ()))
+        self._storages.reset_peak()
+        if len(self.peaks_bytes) >= self._steps:
+            raise _EnoughError
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+class _EnoughError(Exception):
+    pass

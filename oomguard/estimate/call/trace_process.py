@@ -1,0 +1,49 @@
+"""Run by a child process: ``generate`` of a model under fake tensors.
+
+It reads one JSON object on standard input and prints one: the bytes of the weights, the peak of each step, and the allocations
+in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM
+
+from oomguard.estimate.call.fake_generate import Twin, trace_call
+from oomguard.estimate.call.trace import TracedSteps
+from oomguard.estimate.model.parameters import auto_config
+
+
+def trace(asked: dict[str, Any]) -> TracedSteps:
+    """Answer one question; ``asked`` has the model's configuration and the call's numbers."""
+    options = {"cache_implementation": asked["cache_implementation"]} if asked["cache_implementation"] else {}
+    with FakeTensorMode() as mode:
+        model = AutoModelForCausalLM.from_config(
+            auto_config(asked["config"]),
+            attn_implementation=asked["attn_implementation"],
+            dtype=getattr(torch, asked["dtype"]),
+            trust_remote_code=False,
+        ).eval()
+    rows, length = asked["batch_size"], asked["prompt_tokens"]
+    arguments = {
+        "input_ids": torch.ones((rows, length), dtype=torch.long),
+        "attention_mask": torch.ones((rows, length), dtype=torch.long),
+        "max_new_tokens": asked["max_new_tokens"],
+        "do_sample": False,
+        "num_beams": asked["num_beams"],
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        **options,
+    }
+    return trace_call(Twin(model, mode), arguments, asked["max_new_tokens"], mask_is_full=True, keep_events=True)
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    print(json.dumps(asdict(trace(json.load(sys.stdin)))))  # noqa: T201 - the answer to the parent

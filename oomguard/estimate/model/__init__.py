@@ -1,0 +1,1 @@
+"""Read a model: from its configuration and files to shapes and bytes."""

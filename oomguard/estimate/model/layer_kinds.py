@@ -1,0 +1,246 @@
+"""The kind of each layer of a model: full, sliding or chunked attention, a kind of recurrent state, or nothing that it keeps.
+
+Published configurations say it in a dozen ways: ``layer_types``, a pattern of letters or numbers, a period, lists of indices.
+families.toml has which type is read in which way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from oomguard.core.errors import ConfigError
+from oomguard.estimate.model.json_file import mistakes_in, shown
+from oomguard.estimate.model.shape import FAMILIES, ModelShape
+
+GEMMA4: Final = "gemma4"
+MIMO: Final = "mimo_v2"
+# Fields of ``names.not_read`` that are read in these families.
+_READ_IN: Final = {GEMMA4: {"global_head_dim", "num_global_key_value_heads"}, MIMO: {"hybrid_layer_pattern"}}
+_TYPES: Final[Mapping[str, str]] = FAMILIES["layer_types"]
+_LETTERS: Final[Mapping[str, str]] = FAMILIES["layer_letters"]
+_Reader = Callable[[ModelShape], tuple[str, ...]]
+
+
+def not_read(shape: ModelShape) -> tuple[str, ...]:
+    """Return the fields that change the cache and that nothing here reads."""
+    read = {"block_configs"} if is_searched(shape) else set()
+    read |= {name for family, names in _READ_IN.items() if shape.model_type.startswith(family) for name in names}
+    return tuple(name for name in FAMILIES["names"]["not_read"] if shape.config.get(name) and name not in read)
+
+
+def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """Return each layer's kind in order: ``full``, ``sliding``, ``chunked``, ``cross``, a kind of state, ``none``, or two joined by ``+``.
+
+    Raises:
+        ConfigError: the configuration names a kind that is not known, or kinds for another number of layers.
+    """
+    with mistakes_in(shape.path):
+        kinds = _reader(shape)(shape)
+        if len(kinds) != shape.layers:
+            raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
+        shared = shape.number("num_kv_shared_layers") or 0
+        if shared >= shape.layers:
+            raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
+    return kinds[: shape.layers - shared] + ("none",) * shared
+
+
+def _reader(shape: ModelShape) -> _Reader:
+    """Return what reads the kinds: the family's own reader, else that of a field in the file, else ``layer_types``."""
+    if (own := FAMILIES["layers_read_as"].get(shape.model_type)) is not None:
+        return _READERS[own]
+    if (period := FAMILIES["full_attention_every"].get(shape.model_type)) is not None:
+        return functools.partial(_every, field=period["field"], default=period["layers"])
+    return next((read for field, read in _BY_FIELD.items() if shape.config.get(field)), _by_types)
+
+
+def _by_types(shape: ModelShape) -> tuple[str, ...]:
+    """Read ``layer_types``; without them all layers are alike."""
+    types = shape.config.get("layer_types")
+    window = window_tokens(shape)
+    if isinstance(types, list) and types:
+        kinds = []
+        for name in types:
+            kind = _TYPES.get(name) if isinstance(name, str) else None
+            if kind is None:
+                raise ConfigError(f"layer_types has {shown(name)}, which is not known")
+            # transformers also writes sliding layers where no window is set: vLLM then attends in full.
+            kinds.append("full" if kind == "sliding" and not window else kind)
+        return tuple(kinds)
+    return ("sliding" if window else "full",) * shape.layers
+
+
+def window_tokens(shape: ModelShape) -> int:
+    """Return the tokens of the sliding window, 0 without one."""
+    if shape.config.get("use_sliding_window") is False:
+        return 0
+    return shape.number("sliding_window") or 0
+
+
+def _every(shape: ModelShape, *, field: str, default: int) -> tuple[str, ...]:
+    """Read a period: every n-th layer attends in full and the others slide; ``field`` has n, else it is ``default``."""
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    if not window_tokens(shape):
+        return ("full",) * shape.layers
+    step = shape.number(field) or default
+    return tuple("full" if (i + 1) % step == 0 else "sliding" for i in range(shape.layers))
+
+
+def _llama4(shape: ModelShape) -> tuple[str, ...]:
+    """Read Llama 4's layers: those with rotary positions attend in chunks, every n-th, without them, in full."""
+    types = shape.config.get("layer_types")
+    if isinstance(types, list) and types:
+        return _by_types(shape)
+    if not shape.number("attention_chunk_size"):
+        return ("full",) * shape.layers
+    rope = shape.config.get("no_rope_layers")
+    step = shape.number("no_rope_layer_interval") or 4
+    if isinstance(rope, list) and len(rope) == shape.layers:
+        return tuple("chunked" if value else "full" for value in rope)
+    return tuple("full" if (i + 1) % step == 0 else "chunked" for i in range(shape.layers))
+
+
+def _qwen3_next(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    step = shape.number("full_attention_interval") or 4
+    return tuple("full" if (i + 1) % step == 0 else "delta" for i in range(shape.layers))
+
+
+def _mamba1(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba1",) * shape.layers
+
+
+def _mamba2(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba2",) * shape.layers
+
+
+def _jamba(shape: ModelShape) -> tuple[str, ...]:
+    period, offset = shape.number("attn_layer_period") or 8, shape.number("attn_layer_offset") or 4
+    return tuple("full" if i % period == offset % period else "mamba1" for i in range(shape.layers))
+
+
+def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
+    pattern = shape.config.get("hybrid_override_pattern")
+    if not isinstance(pattern, str):
+        types = shape.config.get("layers_block_type")
+        return _by_names(types) if isinstance(types, list) else _by_types(shape)
+    unknown = sorted(set(pattern) - set(_LETTERS))
+    if unknown:
+        raise ConfigError(f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}")
+    return tuple(_LETTERS[letter] for letter in pattern)
+
+
+def _by_names(types: list[Any]) -> tuple[str, ...]:
+    unknown = [name for name in types if not isinstance(name, str) or name not in _TYPES]
+    if unknown:
+        raise ConfigError(f"layers_block_type has {shown(unknown[0])}, which is not known")
+    return tuple(_TYPES[name] for name in types)
+
+
+def _zamba2(shape: ModelShape) -> tuple[str, ...]:
+    types = shape.config.get("layers_block_type")
+    if isinstance(types, list):
+        return _by_names(types)
+    ids = _indices(shape, "hybrid_layer_ids") or set()
+    return tuple("mamba2+full" if i in ids else "mamba2" for i in range(shape.layers))
+
+
+def _bamba(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return tuple("mamba2" if kind == "delta" else kind for kind in _by_types(shape))
+    ids = _indices(shape, "attn_layer_indices") or set()
+    return tuple("full" if i in ids else "mamba2" for i in range(shape.layers))
+
+
+def _falcon_h1(shape: ModelShape) -> tuple[str, ...]:
+    return ("mamba2+full",) * shape.layers
+
+
+def _lfm2(shape: ModelShape) -> tuple[str, ...]:
+    if isinstance(shape.config.get("layer_types"), list):
+        return _by_types(shape)
+    listed = _indices(shape, "full_attn_idxs")
+    ids = set(range(shape.layers)) if listed is None else listed
+    return tuple("full" if i in ids else "conv" for i in range(shape.layers))
+
+
+def _encoder_decoder(shape: ModelShape) -> tuple[str, ...]:
+    """Return decoders that attend to what came before and, across, to what the encoder read."""
+    return ("full+cross",) * shape.layers
+
+
+def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
+    """Read a pattern of 1 for a window and 0 for full attention (vllm/model_executor/models/mimo_v2.py, 0.32)."""
+    pattern = shape.config["hybrid_layer_pattern"]
+    if shape.model_type.startswith(MIMO):
+        if not isinstance(pattern, list) or not all(number in (0, 1) for number in pattern):
+            raise ConfigError(f"hybrid_layer_pattern is {shown(pattern)}, not a list of 0 and 1")
+        return tuple("sliding" if number else "full" for number in pattern)
+    return _by_types(shape)
+
+
+def is_searched(shape: ModelShape) -> bool:
+    """Whether a searched architecture's ``block_configs`` has each layer's attention; other fields of that name do not."""
+    blocks = shape.config.get("block_configs")
+    own = blocks[: shape.layers] if isinstance(blocks, list) else []
+    return any(isinstance(block, Mapping) and "attention" in block for block in own)
+
+
+def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
+    """Return each layer's attention in a searched architecture (vllm/model_executor/models/nemotron_nas.py, 0.32)."""
+    blocks = shape.config["block_configs"]
+    parts = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
+    if len(parts) != shape.layers or not all(isinstance(part, Mapping) for part in parts):
+        raise ConfigError(f"block_configs does not say the attention of each of {shape.layers} layers")
+    return tuple(part for part in parts if isinstance(part, Mapping))
+
+
+def _by_blocks(shape: ModelShape) -> tuple[str, ...]:
+    if not is_searched(shape):
+        return _by_types(shape)
+    return tuple("none" if part.get("no_op") else "full" for part in blocks_of_layers(shape))
+
+
+def _indices(shape: ModelShape, name: str) -> set[int] | None:
+    """Return the layers in a list of indices, None where the file has no such list."""
+    listed = shape.config.get(name)
+    if not isinstance(listed, list):
+        return None
+    if not all(isinstance(i, int) for i in listed):
+        raise ConfigError(f"{name} is {shown(listed)}, not a list of layers")
+    return set(listed)
+
+
+def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
+    """Read the layers of delta attention, counted from 1 (vllm/transformers_utils/configs/kimi_linear.py, 0.32)."""
+    part = shape.config["linear_attn_config"]
+    listed = part.get("kda_layers") if isinstance(part, Mapping) else None
+    if not isinstance(listed, list):
+        raise ConfigError("linear_attn_config has no list kda_layers")
+    delta = {number for number in listed if isinstance(number, int)}
+    return tuple("kda" if i + 1 in delta else "full" for i in range(shape.layers))
+
+
+# What a file says in a field of its own, whatever its family is called.
+_BY_FIELD: Final[Mapping[str, _Reader]] = {
+    "hybrid_layer_pattern": _by_numbers,
+    "block_configs": _by_blocks,
+    "linear_attn_config": _by_linear_attention,
+}
+# By the names in families.toml.
+_READERS: Final[Mapping[str, _Reader]] = {
+    "llama4": _llama4,
+    "qwen3_next": _qwen3_next,
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "jamba": _jamba,
+    "nemotron_h": _nemotron_h,
+    "zamba2": _zamba2,
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
+    "lfm2": _lfm2,
+    "encoder_decoder": _encoder_decoder,
+}

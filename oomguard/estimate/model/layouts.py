@@ -1,0 +1,180 @@
+"""A decoder's parameters by its type's layout, without building it: names and dimensions are data, in layouts.toml.
+
+transformers builds the same in seconds, once it and torch are imported; a plan needs neither where a layout has the type.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.core.files import read_tables
+from oomguard.estimate.model.shape import ModelShape, is_count
+from oomguard.estimate.model.weight_headers import Parameter
+
+# A vision encoder's parameters by its model's type, without building it: names and dimensions are data, in encoder_layouts.toml.
+
+_ENCODER_LAYOUTS_FILE: Final = Path(__file__).with_name("encoder_layouts.toml")
+_SYMBOL: Final = re.compile(r"[A-Z]")
+_COLORS: Final = 3
+
+
+def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
+    """Return the parameters of a model's vision encoder, of its projector too; None where no layout has its type."""
+    layout, vision = (
+        _encoder_layouts_layouts().get(str(shape.outer.get("model_type"))),
+        shape.outer.get("vision_config"),
+    )
+    if layout is None or not isinstance(vision, Mapping):
+        return None
+    symbols = {"H": shape.hidden, **_encoder_layouts_symbols(shape.outer, vision)}
+    blocks = [layout["layer"], *(block for field, block in layout["where"].items() if vision.get(field))]
+    layers, needed = _count(vision, "num_hidden_layers"), _SYMBOL.findall(" ".join(_texts(blocks, layout["around"])))
+    if layers is None or not set(needed) <= set(symbols):
+        return None
+
+    def rows(block: Mapping[str, str], prefix: str) -> Iterator[Parameter]:
+        for name, text in block.items():
+            size = tuple(dimension(part, symbols) for part in text.split(","))
+            yield Parameter(prefix + name, size, prod(size) * shape.dtype_bytes)
+
+    found = [row for i in range(layers) for block in blocks for row in rows(block, f"{layout['prefix']}{i}.")]
+    return (*found, *rows(layout["around"], ""))
+
+
+def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
+    """Return the symbols whose numbers a configuration has."""
+    patch, side, merge = (_count(vision, name) for name in ("patch_size", "image_size", "spatial_merge_size"))
+    width, ratio = _count(vision, "embed_dim") or _count(vision, "hidden_size"), outer.get("downsample_ratio")
+    share = ratio if isinstance(ratio, float) and 0 < ratio <= 1 else None
+    found = {
+        "W": width,
+        "I": _count(vision, "intermediate_size"),
+        "C": patch and _COLORS * patch**2,
+        "P": patch and side and (side // patch) ** 2 + 1,
+        "M": width and merge and width * merge**2,
+        "S": width and share and round(width / share**2),
+    }
+    return {symbol: number for symbol, number in found.items() if number}
+
+
+def _count(part: Mapping[str, Any], name: str) -> int | None:
+    value = part.get(name)
+    return value if is_count(value) and value > 0 else None
+
+
+def _texts(blocks: Iterable[Mapping[str, str]], around: Mapping[str, str]) -> Iterator[str]:
+    for block in (*blocks, around):
+        yield from block.values()
+
+
+def dimension(text: str, symbols: Mapping[str, int]) -> int:
+    """Return a dimension of a layout, a sum of products of symbols and counts."""
+    products = ([part.strip() for part in product.split("*")] for product in text.split("+"))
+    return sum(prod(symbols[part] if part in symbols else int(part) for part in product) for product in products)
+
+
+@functools.cache
+def _encoder_layouts_layouts() -> Mapping[str, Mapping[str, Any]]:
+    return {
+        kind: layout
+        for layout in read_tables("encoder_layouts", [_ENCODER_LAYOUTS_FILE])[_ENCODER_LAYOUTS_FILE]["encoders"]
+        for kind in layout["types"]
+    }
+
+
+_FILE: Final = Path(__file__).with_name("layouts.toml")
+# Fields with which transformers lays single layers out otherwise.
+_BY_LAYER: Final = ("mlp_layer_types", "per_layer_config", "block_configs")
+
+
+def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
+    """Return every parameter of a decoder, and of its encoder; None where no layout has a type, or the file says what none holds.
+
+    Args:
+        shape: the model's numbers.
+        tied: whether the embedding is the head.
+    """
+    layout = _layouts().get(shape.model_type)
+    encoder = laid_out_encoder(shape) if shape.has_encoder else ()
+    if layout is None or encoder is None or not _holds(layout, shape):
+        return None
+    symbols, blocks = _symbols(shape), _blocks()
+
+    def rows(names: list[str], prefix: str) -> Iterator[Parameter]:
+        for name in names:
+            for tensor, dimensions in blocks[name].items():
+                size = tuple(dimension(text, symbols) for text in dimensions.split(","))
+                yield Parameter(prefix + tensor, size, prod(size) * shape.dtype_bytes)
+
+    chosen = [name for row in layout.get("where", ()) for name in _chosen(row, shape)]
+    dense = layout.get("dense", [])
+    sparse = layout.get("sparse", dense)
+    behind = shape.number(layout["sparse_behind"]) or 0 if "sparse_behind" in layout else 0
+    heads = ["model.embed_tokens.weight"] + ([] if tied else ["lm_head.weight"])
+    table = (shape.vocab, shape.hidden)
+    found = [Parameter(name, table, prod(table) * shape.dtype_bytes) for name in heads]
+    for index in range(shape.layers):
+        mlp = sparse if index >= behind else dense
+        found += rows([*layout["layer"], *chosen, *mlp], f"model.layers.{index}.")
+    found += (*rows(layout["around"], ""), *encoder)
+    return None if any(parameter.elements == 0 for parameter in found) else tuple(found)  # a number is not in the file
+
+
+@functools.cache
+def _tables() -> Mapping[str, Any]:
+    return read_tables("layouts", [_FILE])[_FILE]
+
+
+def _blocks() -> Mapping[str, Mapping[str, str]]:
+    found: Mapping[str, Mapping[str, str]] = _tables()["blocks"]
+    return found
+
+
+@functools.cache
+def _layouts() -> Mapping[str, Mapping[str, Any]]:
+    return {kind: layout for layout in _tables()["layouts"] for kind in layout["types"]}
+
+
+def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
+    """Whether the file says all that the layout needs, and nothing that it leaves out."""
+    if any(shape.config.get(name) for name in _BY_LAYER):
+        return False
+    if any(shape.number(name) is None for name in layout.get("needs", ())):
+        return False
+    return all(shape.config.get(name) in (None, value) for name, value in layout.get("plain", {}).items())
+
+
+def _chosen(row: Mapping[str, Any], shape: ModelShape) -> list[str]:
+    said = shape.config.get(row["field"])
+    blocks: list[str] = row["blocks"] if (row.get("default") if said is None else said) else row.get("otherwise", [])
+    return blocks
+
+
+def _symbols(shape: ModelShape) -> dict[str, int]:
+    def number(name: str) -> int:
+        return shape.number(name) or 0
+
+    return {
+        "H": shape.hidden,
+        "V": shape.vocab,
+        "N": shape.heads,
+        "D": shape.head_dim,
+        "Q": shape.heads * shape.head_dim,
+        "K": shape.kv_heads * shape.head_dim,
+        "K/D": shape.kv_heads,
+        "I": number("intermediate_size"),
+        "E": number("num_experts"),
+        "M": number("moe_intermediate_size"),
+        "X": number("n_shared_experts"),
+        "S": number("shared_expert_intermediate_size"),
+        "A": number("q_lora_rank"),
+        "C": number("kv_lora_rank"),
+        "R": number("qk_rope_head_dim"),
+        "P": number("qk_nope_head_dim"),
+        "W": number("v_head_dim"),
+    }

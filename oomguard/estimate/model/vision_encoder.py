@@ -1,0 +1,205 @@
+"""The vision encoder of a model, read from its configuration: widths, and the patches and tokens of its largest image.
+
+Sources: the fields of the published configurations, and vLLM's own reading of them in vllm/model_executor/models (0.32). Audio:
+audio_encoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from oomguard.estimate.model.encoder import Encoder
+from oomguard.estimate.model.shape import FAMILIES, is_count
+
+# The vision encoder of a model that cuts each image into a fixed number of tiles and attends across to them (Llama 3.2 Vision).
+#
+# Source: vllm/model_executor/models/mllama.py, 0.6 to 0.10; later versions do not run it.
+
+_NUMBERS: Final = ("hidden_size", "intermediate_size", "image_size", "patch_size", "max_num_tiles")
+_MLP_TENSORS: Final = 2
+
+
+def read_tiled_encoder(config: Mapping[str, Any], vision: Mapping[str, Any], output_width: int) -> Encoder | None:
+    """Read the encoder; None where the model is of another family, or where a number is missing.
+
+    Args:
+        config: the model's whole configuration.
+        vision: its part of the vision encoder.
+        output_width: the language model's hidden size.
+    """
+    if config.get("model_type") != "mllama":
+        return None
+    counts = [n for name in _NUMBERS if is_count(n := vision.get(name)) and n > 0]
+    kept = vision.get("intermediate_layers_indices")
+    if len(counts) != len(_NUMBERS) or not isinstance(kept, list):
+        return None
+    width, mlp, side, patch, tiles = counts
+    patches = (side // patch) ** 2 + 1  # with the class
+    return Encoder(
+        width,
+        mlp,
+        _MLP_TENSORS,
+        1,
+        tiles * patches,
+        output_width,
+        in_prompt=False,
+        tiles=tiles,
+        kept_layers=len(kept),
+    )
+
+
+_PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
+_COLORS: Final = 3
+_HEADS: Final = ("num_heads", "num_attention_heads", "attention_heads")
+_PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
+# Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image are not known here.
+_NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
+# Text or one image becomes one vector, and the image one token, that of its class (clip.py, siglip.py).
+_DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
+
+
+def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int) -> Encoder | None:
+    """Read the vision encoder from a model's whole configuration and that of its image processor.
+
+    Return None where the model has no vision encoder, or where the configuration leaves out a number that it needs.
+    """
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        thinker = config.get("thinker_config")
+        vision = thinker.get("vision_config") if isinstance(thinker, Mapping) else None
+    if not isinstance(vision, Mapping):
+        return None
+    found = read_tiled_encoder(config, vision, output_width) or _read(config, vision, processor, output_width)
+    return None if found is None else _with_attention(config, vision, found)
+
+
+def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found: Encoder) -> Encoder:
+    """Return an encoder with what its attention makes, the pixels of its patches, and the outputs of its inner layers."""
+    kind, types = str(config.get("model_type")), FAMILIES["types"]
+    patch, frames = _side(vision, "patch_size") or 0, _count(vision, "temporal_patch_size") or 1
+    normed = vision.get("qk_normalization") is True
+    turned = kind.startswith(tuple(types["rotary_encoders"]))
+    # All of these take videos (get_supported_mm_limits in vllm/model_executor/models/qwen2_vl.py), whether or not the file has their token.
+    found = replace(found, takes_video=found.takes_video or turned)
+    inner = vision.get("deepstack_visual_indexes")
+    parts = 1 + len(inner) if isinstance(inner, list) else 1
+    return replace(
+        found,
+        heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
+        attention="normed"
+        if normed
+        else "rotary"
+        if turned
+        else "by_torch"
+        if kind in types["rotary_by_torch"]
+        else "",
+        patch_elements=_COLORS * frames * patch**2,
+        output_width=parts * found.output_width,
+        always_profiled=kind in types["images_always_profiled"],
+        framed_videos=kind.startswith(tuple(types["framed_videos"])),
+        formatted_video_tokens=FAMILIES["formatted_videos"].get(kind, 0) if found.takes_video else 0,
+    )
+
+
+def _read(
+    config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
+) -> Encoder | None:
+    # Qwen2-VL calls the encoder's width embed_dim, and its output's hidden_size.
+    width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
+    patch = _side(vision, "patch_size")
+    ratio = vision.get("mlp_ratio")
+    scaled = round(width * ratio) if width and isinstance(ratio, (int, float)) and 0 < ratio < width else None
+    mlp = _count(vision, "intermediate_size") or scaled
+    shuffled = [name for part in (config, vision) for name in _NOT_READ if part.get(name)]
+    if not width or not patch or not mlp or shuffled or (vision.get("image_size") and not _side(vision, "image_size")):
+        return None
+    activation = vision.get("hidden_act", "quick_gelu" if "embed_dim" in vision else "gelu")
+    tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
+    pooled = FAMILIES["pooled_encoders"].get(str(config.get("model_type")))
+    if pooled is not None:
+        return _pooled(config, vision, pooled, Encoder(width, mlp, tensors, 1, 1, output_width, takes_video=True))
+    side = _side(vision, "image_size")
+    merge = _count(vision, "spatial_merge_size") or _count(config, "spatial_merge_size") or 1
+    merged, per_token, per_tile = merge**2, 0, 0
+    if side is not None:
+        patches = (side // patch) ** 2
+        told = _count(config, "mm_tokens_per_image") or _count(config, "image_seq_length")
+        tokens = told or _shuffled(config, patches // merged)
+        merged = max(1, patches // max(1, tokens))
+        most = _count(config, "max_dynamic_patch")
+        per_tile = tokens if most else 0
+        tokens *= 1 + (most or _tiles(config))
+    else:
+        per_token, largest = (patch * merge) ** 2, largest_pixels(processor)
+        known = FAMILIES["largest_images"]
+        by_type = known.get(str(config.get("model_type")), known["others"])
+        tokens = by_type if largest is None else largest // per_token
+    if side is not None and str(config.get("model_type")) in _DUAL_ENCODERS:
+        return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
+    return Encoder(
+        width,
+        mlp,
+        tensors,
+        merged,
+        max(1, tokens),
+        output_width,
+        "video_token_id" in config,
+        pixels_per_token=per_token,
+        tokens_per_tile=per_tile,
+    )
+
+
+def _pooled(
+    config: Mapping[str, Any], vision: Mapping[str, Any], names: Mapping[str, Any], plain: Encoder
+) -> Encoder | None:
+    """Return an encoder whose patches are pooled to as many tokens as the file says, with the video it is profiled with."""
+    tokens, pool = _count(config, names["tokens"]), _count(vision, names["pool"])
+    if tokens is None or pool is None:
+        return None
+    frames, each = names["frames"], names["tokens_per_frame"]
+    return replace(
+        plain,
+        mlp_tensors=names["mlp_tensors"],
+        patches_per_token=pool**2,
+        tokens_per_item=tokens,
+        tokens_per_video=frames * (each + names["around_a_frame"]),
+        patches_per_video=frames * each * pool**2,
+    )
+
+
+def largest_pixels(processor: Mapping[str, Any]) -> int | None:
+    """Return the pixels of the largest image that the processor makes, None where it does not say."""
+    size = processor.get("size")
+    longest = _count(size, "max_pixels") or _count(size, "longest_edge") if isinstance(size, Mapping) else None
+    return _count(processor, "max_pixels") or longest
+
+
+def _shuffled(config: Mapping[str, Any], tokens: int) -> int:
+    """Return the tokens after a pixel shuffle (InternVL), which keeps ``downsample_ratio`` of them along each side."""
+    ratio = config.get("downsample_ratio")
+    return round(tokens * ratio * ratio) if isinstance(ratio, float) and 0 < ratio < 1 else tokens
+
+
+def _tiles(config: Mapping[str, Any]) -> int:
+    """Return the tiles of the largest grid, beside the whole image (LLaVA-NeXT); 0 where images are not split."""
+    pinpoints, vision = config.get("image_grid_pinpoints"), config.get("vision_config")
+    side = _side(vision, "image_size") if isinstance(vision, Mapping) else None
+    if not isinstance(pinpoints, list) or not side:
+        return 0
+    grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(map(is_count, p))]
+    return max((max(1, high // side) * max(1, wide // side) for high, wide in grids), default=0)
+
+
+def _side(part: Mapping[str, Any], name: str) -> int | None:
+    """Return a length in pixels, given as one number or as a pair of equal ones."""
+    value = part.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return _count({name: value[0]}, name)
+    return _count(part, name)
+
+
+def _count(part: Mapping[str, Any], name: str) -> int | None:
+    value = part.get(name)
+    return value if is_count(value) and value > 0 else None

@@ -1,0 +1,338 @@
+"""vLLM's layout of the KV cache in closed form: groups of layers, blocks, tokens, requests at once.
+
+All groups draw equal blocks from one pool, so a model with several kinds of layers holds fewer tokens than the sum over its
+layers. Source: get_kv_cache_groups, unify_kv_cache_spec_page_size, get_kv_cache_config_from_groups and
+get_max_concurrency_for_kv_cache_config in vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), CrossAttentionSpec in
+vllm/v1/kv_cache_interface.py, and Platform._align_hybrid_block_size in vllm/platforms/interface.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oomguard.core.errors import SettingError
+from oomguard.estimate.constants import since, tables
+from oomguard.estimate.model.layer_caches import LayerCache, layer_caches
+from oomguard.estimate.model.model import Model, element_bytes
+from oomguard.estimate.model.quantized import quantizes_cache
+from oomguard.estimate.model.shape import ModelShape
+from oomguard.estimate.start.activations import model_runner
+from oomguard.estimate.start.defaults import has_latent_blocks
+from oomguard.estimate.start.start import VllmSettings
+from oomguard.estimate.start.weights import stage_layers
+from oomguard.probe.host import multiplies_in_bfloat16
+
+# The most layers of one kind, in terms of the fewest of another, at which the fewer are padded to the more.
+_PAD_UP_TO_RATIO: Final = 1.5
+# A latent cache next to states keeps whole multiples of this many tokens (MLA decode kernels).
+_LATENT_HYBRID_TOKENS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """What the layout depends on: tokens a block, the longest request, tokens in flight, draft tokens a step.
+
+    ``encoded_tokens`` is what layers that attend across keep for one request: vLLM takes a step's tokens for it.
+    With ``cached_states`` prefixes are cached, and a request also keeps the state before its last block. The tokens of a request are
+    spread over ``context_ranks``, each of which has as many blocks (FullAttentionSpec.max_memory_usage_bytes, 0.10.2 to 0.32).
+    """
+
+    block_tokens: int
+    max_model_len: int
+    in_flight_tokens: int
+    cached_states: bool = False
+    draft_tokens: int = 0
+    encoded_tokens: int = 0
+    context_ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share one block table; ``pages_bytes`` is each layer's block, which holds ``block_tokens``."""
+
+    kind: str
+    layers: tuple[int, ...]
+    pages_bytes: tuple[int, ...]
+    block_tokens: int
+    window_tokens: int = 0
+    checkpoints: int = 0
+
+    def block_bytes(self, stage: Collection[int] | None = None) -> int:
+        """Return the bytes of one block in all its layers, or in those of a pipeline stage."""
+        pages = zip(self.layers, self.pages_bytes, strict=True)
+        return sum(page for layer, page in pages if stage is None or layer in stage)
+
+    def request_blocks(self, settings: KvSettings) -> int:
+        """Count the blocks that one request of the full length takes from the pool."""
+        length = settings.max_model_len
+        if self.kind == "state":
+            return settings.draft_tokens + (2 + self.checkpoints if settings.cached_states else 1)
+        if self.kind == "cross":
+            return -(-settings.encoded_tokens // self.block_tokens)
+        if self.kind == "sliding":
+            held = min(self.window_tokens - 1 + settings.in_flight_tokens, length)
+            return -(-held // self.block_tokens) + 1  # a window need not begin where a block does
+        if self.kind == "chunked":
+            return -(-min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens)
+        own_tokens = -(-length // settings.context_ranks)
+        return -(-own_tokens // self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The groups of a model under one engine's settings."""
+
+    groups: tuple[Group, ...]
+    settings: KvSettings
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block of attention; with several kinds of layers the smallest."""
+        return min(
+            (group.block_tokens for group in self.groups if group.kind != "state"), default=self.settings.block_tokens
+        )
+
+    def block_bytes(self, stage: Collection[int] | None = None) -> int:
+        """Return what one block takes from a rank's pool: the widest group's layers."""
+        return max((group.block_bytes(stage) for group in self.groups), default=0)
+
+    def request_blocks(self, max_model_len: int | None = None) -> int:
+        """Count the blocks of one request of the full length, over all groups."""
+        settings = self.settings if max_model_len is None else replace(self.settings, max_model_len=max_model_len)
+        return sum(group.request_blocks(settings) for group in self.groups)
+
+    def blocks(self, pool_bytes: int, stage: Collection[int] | None = None) -> int:
+        """Count the blocks in a pool, including the one that vLLM keeps for itself."""
+        size = self.block_bytes(stage)
+        return max(0, pool_bytes) // size if size else 0
+
+    def max_concurrency(self, blocks: int) -> float:
+        """Return how many requests of the full length the blocks hold at once."""
+        each = self.request_blocks()
+        return blocks / each if each else 0.0
+
+    def tokens(self, blocks: int) -> int:
+        """Return the tokens that the engine logs: requests at once times their length."""
+        return int(self.max_concurrency(blocks) * self.settings.max_model_len)
+
+    def tokens_of_groups(self, blocks: int) -> int:
+        """Return the tokens that earlier versions log: blocks shared by the groups, whatever a request takes of each."""
+        shortest = min((group.block_tokens for group in self.groups), default=0)
+        return blocks // len(self.groups) * shortest * self.settings.context_ranks if self.groups else 0
+
+    def request_bytes(self, max_model_len: int | None = None, stage: Collection[int] | None = None) -> int:
+        """Return the pool that one request of a length needs, without the null block."""
+        return self.request_blocks(max_model_len) * self.block_bytes(stage)
+
+    def fits(self, pool_bytes: int, max_model_len: int | None = None, stage: Collection[int] | None = None) -> bool:
+        """Whether one request of the length fits beside the null block."""
+        return self.request_bytes(max_model_len, stage) <= pool_bytes - self.block_bytes(stage)
+
+    def longest(self, pool_bytes: int, limit: int, stage: Collection[int] | None = None) -> int:
+        """Return the longest request up to ``limit`` tokens that fits, 0 where not one token does."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(pool_bytes, middle, stage) else (low, middle - 1)
+        return low
+
+
+def lay_out(caches: Iterable[LayerCache], settings: KvSettings) -> KvLayout:
+    """Lay a rank's layer caches out in groups, with the block size that vLLM ends with."""
+    layers = tuple(caches)
+    settings, page_of_state = _align(layers, settings)
+    pages = [_page(layer, settings.block_tokens, page_of_state) for layer in layers]
+    if _one_kind(layers):
+        return KvLayout(_one_group(layers, pages, settings), settings)
+    return KvLayout(_equal_groups(_unified(layers, pages, settings)), settings)
+
+
+def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSettings, int | None]:
+    """Grow the blocks of a hybrid model until an attention page holds a state; states are padded to that page."""
+    attention = [layer for layer in layers if layer.kind != "state"]
+    states = [layer.state_bytes for layer in layers if layer.kind == "state"]
+    if not attention or not states:
+        return settings, None
+    token_bytes = attention[0].token_bytes
+    step = settings.block_tokens
+    if any(layer.latent for layer in attention):
+        step = max(step, _LATENT_HYBRID_TOKENS)
+    block = step * -(-max(states) // (step * token_bytes))
+    block = max(block, settings.block_tokens)
+    return replace(settings, block_tokens=block), block * token_bytes
+
+
+def _page(layer: LayerCache, block_tokens: int, page_of_state: int | None) -> int:
+    if layer.kind == "state":
+        return page_of_state or layer.state_bytes
+    return layer.token_bytes * block_tokens
+
+
+def _one_kind(layers: tuple[LayerCache, ...]) -> bool:
+    """Whether all layers need the same number of blocks, whatever their widths."""
+    kinds = {(layer.kind, layer.window_tokens) for layer in layers}
+    if len(kinds) != 1:
+        return not kinds
+    return layers[0].kind != "state" or len({layer.state_bytes for layer in layers}) == 1
+
+
+def _one_group(layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings) -> tuple[Group, ...]:
+    if not layers:
+        return ()
+    first = layers[0]
+    indices = tuple(layer.index for layer in layers)
+    return (Group(first.kind, indices, tuple(pages), settings.block_tokens, first.window_tokens, first.checkpoints),)
+
+
+def _unified(
+    layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings
+) -> list[tuple[LayerCache, int, int]]:
+    """Return each layer with its page and block: smaller pages take more tokens until all are as wide as the widest."""
+    widest = max(pages)
+    rows = []
+    for layer, page in zip(layers, pages, strict=True):
+        grows = layer.kind != "state" and widest % page == 0
+        rows.append((layer, widest, settings.block_tokens * (widest // page if grows else 1)))
+    return rows
+
+
+def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[Group, ...]:
+    """Form groups of equally many layers: as many as the rarest kind has, or as the most frequent where they are close."""
+    buckets: dict[tuple[str, int, int, int, int], list[int]] = {}
+    for layer, _, block in rows:
+        width = layer.state_bytes if layer.kind == "state" else layer.token_bytes
+        key = (layer.kind, layer.window_tokens, width, block, layer.checkpoints)
+        buckets.setdefault(key, []).append(layer.index)
+    page = rows[0][1]
+    counts = [len(indices) for indices in buckets.values()]
+    size = max(counts) if max(counts) < min(counts) * _PAD_UP_TO_RATIO else min(counts)
+    groups = []
+    for (kind, window, _, block, checkpoints), indices in buckets.items():
+        number = -(-len(indices) // size)
+        for i in range(number):
+            members = tuple(indices[i::number])
+            groups.append(Group(kind, members, (page,) * len(members), block, window, checkpoints))
+    return tuple(groups)
+
+
+# The KV cache of a start before its pool is known: each layer's cache, the draft's among them, and how vLLM lays them out.
+
+KV_ELEMENT_BYTES: Final = {
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "fp8_inc": 1.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "float32": 4.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartCaches:
+    """The layout of a rank's KV cache, and the numbers of the layers on each pipeline stage; a draft stands on the last."""
+
+    caches: tuple[LayerCache, ...]
+    layout: KvLayout
+    stages: tuple[frozenset[int], ...]
+
+    def token_bytes(self, layers: Collection[int]) -> int:
+        """Return the bytes of one token in ``layers``; sliding and chunked layers keep only the last of them."""
+        return sum(c.token_bytes for c in self.caches if c.index in layers and c.kind != "cross")
+
+
+def start_caches(model: Model, settings: VllmSettings) -> StartCaches:
+    """Lay out the KV cache of one rank.
+
+    Raises:
+        ConfigError: a number of the model's configuration is absurd.
+        SettingError: ``kv_cache_dtype`` or ``mamba_ssm_cache_dtype`` is not known.
+    """
+    caches = _caches(model.shape, settings) + _draft_caches(model, settings)
+    layers = model.shape.layers
+    parts = [frozenset(part) for part in stage_layers(layers, settings.pipeline_parallel_size)]
+    stages = (*parts[:-1], parts[-1] | {cache.index for cache in caches if cache.index >= layers})
+    return StartCaches(caches, lay_out(caches, _kv_settings(model, settings, caches)), stages)
+
+
+def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]:
+    if settings.kv_cache_dtype == "auto":
+        element: float = 1.0 if quantizes_cache(shape) else shape.dtype_bytes
+    elif settings.kv_cache_dtype in KV_ELEMENT_BYTES:
+        element = KV_ELEMENT_BYTES[settings.kv_cache_dtype]
+    else:
+        raise SettingError(
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}", hint=f"one of auto, {', '.join(KV_ELEMENT_BYTES)}"
+        )
+    found = layer_caches(
+        shape,
+        kv_element_bytes=element,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        state_dtype_bytes=_state_bytes(settings),
+        latent=since("latent_cache_since", settings.version),
+    )
+    kept = since("state_checkpoints_since", settings.version)
+    return found if kept else tuple(replace(cache, checkpoints=0) for cache in found)
+
+
+def _state_bytes(settings: VllmSettings) -> int | None:
+    """Return the bytes of an element of a recurrent state, None for the model's own.
+
+    The CPU backend takes float32 where its processor multiplies bfloat16 (vllm/platforms/cpu.py, 0.32).
+    """
+    if settings.mamba_ssm_cache_dtype != "auto":
+        return element_bytes(settings.mamba_ssm_cache_dtype)
+    return 4 if settings.device == "cpu" and multiplies_in_bfloat16() else None
+
+
+def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...]:
+    """Return the caches of a draft model or of the target's MTP layers, numbered behind the target's own."""
+    if model.speculation is None:
+        return ()
+    first = model.shape.layers
+    if model.draft is not None:
+        return tuple(replace(cache, index=first + cache.index) for cache in _caches(model.draft.shape, settings))
+    if not model.speculation.uses_mtp_layers:
+        return ()
+    number = model.shape.number("num_nextn_predict_layers") or 1
+    like = next((c for c in reversed(_caches(model.shape, settings)) if c.kind == "full"), None)
+    return () if like is None else tuple(replace(like, index=first + i) for i in range(number))
+
+
+def _kv_settings(model: Model, settings: VllmSettings, caches: tuple[LayerCache, ...]) -> KvSettings:
+    cached = settings.enable_prefix_caching
+    if cached is None:
+        cached = since("hybrid_prefix_caching_since", settings.version)
+    if settings.enable_prefix_caching is None and all(cache.kind == "state" for cache in caches):
+        cached = False  # of a model without attention vLLM caches prefixes only where it is told to
+    return KvSettings(
+        settings.block_size or _default_block_tokens(settings, model.shape),
+        settings.max_model_len or 0,
+        _steps_in_flight(settings, model.shape) * (settings.max_num_batched_tokens or 0),
+        cached,
+        0 if model.speculation is None else model.speculation.tokens,
+        settings.max_num_batched_tokens or 0,
+        settings.decode_context_parallel_size,
+    )
+
+
+def _default_block_tokens(settings: VllmSettings, shape: ModelShape) -> int:
+    known = tables()["defaults"]
+    if settings.device == "cuda":
+        return int(known["cuda_block_tokens"])
+    return int(known["cpu_latent_block_tokens" if has_latent_blocks(settings, shape) else "cpu_block_tokens"])
+
+
+def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
+    """Count the steps scheduled before the last one is settled, whose tokens a window holds too (config/vllm.py, 0.32).
+
+    One for each pipeline stage; on a device one more, except for the first runner with a pipeline.
+    """
+    stages = settings.pipeline_parallel_size
+    if not since("steps_in_flight_since", settings.version):
+        return 1
+    if settings.device == "cpu" or (stages > 1 and model_runner(settings.version, shape) == 1):
+        return stages
+    return stages + 1

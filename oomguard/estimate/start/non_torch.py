@@ -1,0 +1,126 @@
+"""The parts of a start that no formula gives: non-torch memory, CUDA graphs, and what is not free when the engine starts.
+
+They are priors by version, ranks and links between them, until a start of the model has measured them (calibration.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from oomguard.estimate.constants import constant, since
+from oomguard.estimate.model.shape import ModelShape
+from oomguard.estimate.start.activations import model_runner
+from oomguard.estimate.start.cuda_graphs import cuda_graphs
+from oomguard.estimate.start.known_gpu import (
+    UNLINKED_RANKS,
+    fused_allreduce_bytes,
+    has_nvlink,
+    is_hopper_or_later,
+    is_rocm,
+)
+from oomguard.estimate.start.start import VllmSettings
+
+
+@dataclass(frozen=True, slots=True)
+class FixedParts:
+    """Bytes of each part on one GPU; the uncertainties are to either side.
+
+    ``counted_cudagraph_bytes`` is what the version takes out of its utilization for CUDA graphs, ``cudagraph_bytes`` what they
+    take in the end. ``not_free_bytes`` is all that is not free at the start: the CUDA context where nothing else is known.
+    """
+
+    non_torch_bytes: int = 0
+    cudagraph_bytes: int = 0
+    counted_cudagraph_bytes: int = 0
+    not_free_bytes: int = 0
+    uncertainty_bytes: int = 0
+    cudagraph_uncertainty_bytes: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """All of it, when the engine runs."""
+        return self.non_torch_bytes + self.cudagraph_bytes + self.not_free_bytes
+
+
+def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
+    """Whether this version takes its estimate of the CUDA graphs out of the utilization."""
+    runner = model_runner(settings.version, shape)
+    counted = bool(constant("cudagraph_accounting", settings.version, runner=runner)["subtracted"])
+    there = not is_rocm(settings) or since("rocm_graphs_counted_since", settings.version)
+    return counted and there and not settings.enforce_eager and settings.device != "cpu"
+
+
+def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
+    """Return the priors, corrected by what a start of the model measured."""
+    found = FixedParts() if settings.device == "cpu" else _priors(settings, shape)
+    if (correction := settings.correction) is not None:
+        graphs = found.cudagraph_bytes + (correction.cudagraph_bytes if found.cudagraph_bytes else 0)
+        found = replace(
+            found,
+            non_torch_bytes=found.non_torch_bytes + correction.non_torch_bytes,
+            cudagraph_bytes=graphs,
+            counted_cudagraph_bytes=graphs if found.counted_cudagraph_bytes else 0,
+        )
+    if settings.device_free_bytes is not None:
+        found = replace(found, not_free_bytes=settings.gpu_total_bytes - settings.device_free_bytes)
+    return found
+
+
+def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
+    version, ranks = settings.version, settings.tensor_parallel_size
+    linked = int(ranks > 1 and has_nvlink(settings))
+    where = {
+        "unified": int(settings.unified_memory),
+        "nvlink": linked,
+        "tensor_ranks": ranks,
+        "stages": settings.pipeline_parallel_size,
+        "rocm": int(is_rocm(settings)),
+        "hopper": int(is_hopper_or_later(settings)),
+    }
+    other = constant("non_torch", version, **where)
+    graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
+    graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
+    return FixedParts(
+        non_torch_bytes=max(0, other["bytes"] + fused_allreduce_bytes(settings) - _left_out(settings, linked)),
+        cudagraph_bytes=graphs.bytes,
+        counted_cudagraph_bytes=graphs.estimated_bytes if counted else 0,
+        not_free_bytes=constant("context", version)["bytes"],
+        uncertainty_bytes=round(math.hypot(other["uncertainty_bytes"], graphs_uncertainty)),
+        cudagraph_uncertainty_bytes=graphs_uncertainty,
+    )
+
+
+def _left_out(settings: VllmSettings, linked: int) -> int:
+    """Return what the priors hold of a custom all-reduce that is switched off: more than two ranks have one over links only."""
+    off = settings.disable_custom_all_reduce and (linked or settings.tensor_parallel_size == UNLINKED_RANKS)
+    return int(constant("custom_allreduce", settings.version)["bytes"]) if off else 0
+
+
+def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:
+    """Return by how much a start may have less where the GPU shares the host's memory: what reading its weights adds to the page cache.
+
+    Versions that take the driver's word for what is free count it as their own, unless the files are in it already. Others have 0.
+    """
+    counted = settings.unified_memory and not since("page_cache_counted_until", settings.version)
+    return weights_bytes if counted and settings.device != "cpu" else 0
+
+
+def uncertainties(settings: VllmSettings, fixed: FixedParts, peak_uncertainty_bytes: int) -> Iterator[int]:
+    """Yield the bytes by which the parts may be off, each independent of the others.
+
+    After a measured start that is what its printed figures leave open, and the prior's own for a part that was measured under
+    other settings.
+    """
+    measured = settings.correction
+    if measured is None:
+        yield peak_uncertainty_bytes
+        yield fixed.uncertainty_bytes
+        return
+    yield measured.uncertainty_bytes
+    now = (settings.max_num_seqs, settings.max_num_batched_tokens)
+    if measured.max_num_seqs and now != (measured.max_num_seqs, measured.max_num_batched_tokens):
+        yield peak_uncertainty_bytes
+    if measured.max_num_seqs and measured.enforce_eager and not settings.enforce_eager:
+        yield fixed.cudagraph_uncertainty_bytes

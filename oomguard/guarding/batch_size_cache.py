@@ -1,0 +1,224 @@
+"""The rows that ran together in earlier calls under one guard: a later call begins with as many, or with more where there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard.core.facts import FactValue
+from oomguard.engines.protocol import Shelf, WatchedCall
+from oomguard.engines.registry import shelf
+
+if TYPE_CHECKING:
+    from oomguard.guarding.kill_recovery import AfterKill
+
+
+# Rows to come may be heavier than those that were measured.
+_MARGIN_RATIO: Final = 0.02
+_MOST_GROWTH: Final = 8
+# A prompt that is shorter than half of one that needed chunks is tried without.
+_CHUNKED_FROM: Final = 2
+# Where nothing measures memory: calls in a row that fitted, after which twice as many rows are tried.
+_FIRST_PATIENCE_CALLS: Final = 8
+# Rows of: kind of call, model, rows, tokens, bytes of a row, what is done another way.
+Learned = Sequence[Sequence[Any]]
+
+
+@dataclass(slots=True)
+class _Known:
+    rows: int
+    tokens: int | None
+    row_bytes: float | None
+    model: weakref.ref[Any] | None
+    calm_calls: int = 0
+    patience_calls: int = _FIRST_PATIENCE_CALLS
+    is_trying_more: bool = False
+    varied: Mapping[str, FactValue] = field(default_factory=dict)
+
+
+class KnownSizes:
+    """What calls of one kind on one model ran with; empty until one of them ran out of memory and was split.
+
+    What one process learned can be told to another (``learned``, ``take``): there a model is known by its class and name.
+    """
+
+    def __init__(self) -> None:
+        self._by_call: dict[tuple[str, int], _Known] = {}
+        self._taken: dict[tuple[str, str], _Known] = {}
+        self._lock = threading.Lock()
+        self.on_learned: Callable[[Learned], object] | None = None
+        self.after_kill: AfterKill | None = None  # of a function that another process may have been killed over
+
+    def __bool__(self) -> bool:
+        return bool(self._by_call or self._taken or self.after_kill)
+
+    def learned(self) -> Learned:
+        """Return what is known of calls that another process can tell again, as plain values."""
+        found = [(key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()]
+        found += [(call, model, one) for (call, model), one in self._taken.items()]
+        rows = {(call, model): one for call, model, one in reversed(found) if model is not None}
+        return [
+            [call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)] for (call, model), one in rows.items()
+        ]
+
+    def take(self, learned: Learned) -> None:
+        """Begin with what another process learned; what this one has learned itself comes first."""
+        for call, model, rows, tokens, row_bytes, varied in learned:
+            self._taken[call, model] = _Known(rows, tokens, row_bytes, None, varied=varied)
+
+    def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
+        """Return how many rows of a call to begin with: all of them unless an earlier call, or a kill, tells of fewer.
+
+        Args:
+            call: the call that is to be made.
+            free_bytes: what its device has free; None where nothing tells.
+        """
+        rows = self._known_rows(call, free_bytes)
+        return self.after_kill.rows(call, rows) if call.model is None and self.after_kill else rows
+
+    def _known_rows(self, call: WatchedCall, free_bytes: int | None) -> int:
+        known = self._known(call)
+        if known is None or call.not_splittable is not None:
+            return call.rows
+        tokens = _tokens(call)
+        longer = tokens / known.tokens if tokens and known.tokens else 1.0
+        # A row's bytes rise at least with its tokens, at most (scores of eager attention) with their square.
+        heavier = longer if longer <= 1 else longer**2
+        size = int(known.rows / heavier)
+        if known.row_bytes and free_bytes is not None:
+            size = min(_MOST_GROWTH * size, int(free_bytes * (1 - _MARGIN_RATIO) / (known.row_bytes * heavier)))
+        elif known.calm_calls >= known.patience_calls:
+            known.is_trying_more = True
+            size *= 2
+        return min(call.rows, max(1, size))
+
+    def varied(self, call: WatchedCall) -> Mapping[str, FactValue]:
+        """Return what of a call to do another way from the start: nothing unless one as long ran so."""
+        known, tokens = self._known(call), _tokens(call)
+        if known is None or known.tokens is None or tokens is None or tokens * _CHUNKED_FROM < known.tokens:
+            return {}
+        return known.varied
+
+    def ran(
+        self,
+        call: WatchedCall,
+        rows: int,
+        row_bytes: float | None,
+        *,
+        after_failure: bool,
+        varied: Mapping[str, FactValue],
+    ) -> None:
+        """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a failure the size is known anew."""
+        known = self._known(call)
+        after_failure = after_failure or (rows < call.rows and call.model is None and bool(self.after_kill))
+        if known is None and not after_failure:
+            return
+        self._keep(call, known, rows, row_bytes, after_failure=after_failure, varied=varied)
+        if after_failure and self.on_learned is not None:
+            self.on_learned(self.learned())
+
+    def _keep(
+        self,
+        call: WatchedCall,
+        known: _Known | None,
+        rows: int,
+        row_bytes: float | None,
+        *,
+        after_failure: bool,
+        varied: Mapping[str, FactValue],
+    ) -> None:
+        with self._lock:
+            if known is None or after_failure:
+                again = (
+                    known.patience_calls * 2 if known is not None and known.is_trying_more else _FIRST_PATIENCE_CALLS
+                )
+                model = None if call.model is None else weakref.ref(call.model)
+                self._by_call[_key(call)] = _Known(
+                    rows, _tokens(call), row_bytes, model, patience_calls=again, varied=varied
+                )
+            else:
+                known.calm_calls = 0 if known.is_trying_more else known.calm_calls + 1
+                known.is_trying_more = False
+                if rows > known.rows:
+                    known.rows, known.tokens, known.row_bytes = rows, _tokens(call), row_bytes or known.row_bytes
+
+    def forget(self, call: WatchedCall) -> None:
+        """Forget what is known of such calls: a part of one could not be run or joined after all."""
+        with self._lock:
+            self._by_call.pop(_key(call), None)
+            self._taken.pop((type(call).__name__, _words(call.model) or ""), None)
+
+    def _known(self, call: WatchedCall) -> _Known | None:
+        known = self._by_call.get(_key(call))
+        if known is not None and (known.model is None or known.model() is call.model):
+            return known
+        if not self._taken or (model := _words(call.model)) is None:
+            return None
+        return self._taken.get((type(call).__name__, model))
+
+
+def _key(call: WatchedCall) -> tuple[str, int]:
+    return type(call).__name__, id(call.model)
+
+
+def _words(model: Any) -> str | None:
+    """Return by what another process knows a model too: its class and the name that it was loaded by.
+
+    "" stands for no model; None where the model has no name.
+    """
+    if model is None:
+        return ""
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
+    return f"{type(model).__name__} {name}" if isinstance(name, str) and name else None
+
+
+def _tokens(call: WatchedCall) -> int | None:
+    """Return the tokens of a row, prompt and answer; None where they are not known."""
+    if call.prompt_tokens is None or call.max_new_tokens is None:
+        return None
+    return max(1, call.prompt_tokens + call.max_new_tokens)
+
+
+# What a guarded function learned in one process, for the same function in the others of its job: on a shelf that they share.
+
+_MOST_CHARS: Final = 65_536
+_SHAPES: Final = ((str,), (str,), (int,), (int, type(None)), (int, float, type(None)), (dict,))
+
+
+def share(name: str, known: KnownSizes) -> None:
+    """Take what other processes learned of the function of this name, and tell them what this one learns; nothing without a shelf.
+
+    What lies there is judged as a stranger's: a text that is no such table counts for nothing. No failure of the shelf reaches a call.
+    """
+    with contextlib.suppress(Exception):
+        if (found := shelf()) is not None:
+            known.take(_read(found.read(name)))
+            known.on_learned = lambda learned: _tell(found, name, learned)
+
+
+def _tell(on: Shelf, name: str, learned: Learned) -> None:
+    with contextlib.suppress(Exception):
+        on.write(name, json.dumps(learned))  # what another process writes at the same time is as good
+
+
+def _read(text: str | None) -> list[Any]:
+    if text is None or len(text) > _MOST_CHARS:
+        return []
+    rows = json.loads(text)
+    return [row for row in rows if _is_row(row)] if isinstance(rows, list) else []
+
+
+def _is_row(row: object) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == len(_SHAPES)
+        and all(
+            isinstance(value, kinds) and not isinstance(value, bool) for value, kinds in zip(row, _SHAPES, strict=True)
+        )
+        and row[2] > 0
+    )

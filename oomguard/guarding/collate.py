@@ -1,0 +1,764 @@
+"""Results of parts, put into their place as they come: joining them later would take their memory twice.
+
+A part's result is copied, so that a view of something larger (``logits[:, -1]``) lets go of the rest. Where the device has
+no room for the results they wait on the host; tokens always do.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import sys
+from collections import UserDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from oomguard.engines.protocol import WatchedCall
+from oomguard.guarding.rows import (
+    entries,
+    first_rows,
+    is_arrow_table,
+    is_frame,
+    is_record,
+    library,
+    lists_beside,
+    rows_of,
+)
+from oomguard.probe import torch_memory
+
+# Where results of each kind are put: tensors and arrays into one that was made for all rows, the rest side by side.
+#
+# A new kind is a class with the methods of ``Place``, and a line in ``place_for``.
+
+
+class Place(Protocol):
+    """Where results of one kind are put: ``add`` in the order of the rows, ``result`` gives them as one."""
+
+    def add(self, part: Any) -> str | None:
+        """Take the next part's result; return why it cannot stand beside the others, None where it does."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that it holds on a device, and would not on the host."""
+
+    def park(self) -> None:
+        """Move what it holds to the host; all that is added later goes there too."""
+
+    def result(self) -> Any:
+        """Return all rows as one, where the function would have put them."""
+
+    def finished(self) -> Any:
+        """Return the rows so far as one, where they are, and nothing larger than they are."""
+
+
+def place_for(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
+    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows gave ``part``."""
+    if isinstance(part, (list, tuple)):
+        return _Rows(is_tuple=isinstance(part, tuple), is_parked=is_parked)
+    if hasattr(part, "untyped_storage"):
+        import torch
+
+        if type(part) is torch.Tensor and part.layout is torch.strided:
+            per_row = part.shape[0] // max(1, rows)
+            return _PlacesTensor(part, total * per_row, pad_value, is_parked=is_parked)
+        return _Parts(torch.cat)
+    if is_frame(part):
+        return _Parts(_concat_frames)
+    if library(part) == "numpy":
+        import numpy as np
+
+        return _Array(part, total) if type(part) is np.ndarray else _Parts(np.ma.concatenate)
+    return _Parts(part.__array_namespace__().concat)
+
+
+def place_result(host: Any, device: Any) -> Any:
+    """Return a tensor of the host on its device; it may run out of memory there."""
+    return torch_memory.from_host(host, device)
+
+
+class _PlacesTensor:
+    """One tensor for all rows, on the device of the parts, or on the host where that has no room."""
+
+    def __init__(self, like: Any, rows: int, pad_value: int | None, *, is_parked: bool) -> None:
+        import torch
+
+        self._rows, self._pad_value, self._device = rows, pad_value, like.device
+        self._done = 0
+        self._is_parked = is_parked
+        shape = (rows, *like.shape[1:])
+        try:
+            self._out = self._empty(shape, like)
+        except (torch.OutOfMemoryError, RuntimeError):
+            self._is_parked = True
+            self._out = self._empty(shape, like)
+
+    def add(self, part: Any) -> str | None:
+        if part.dtype != self._out.dtype:
+            return f"its results are of different types, {self._out.dtype} and {part.dtype}"
+        if part.shape[1:] != self._out.shape[1:] and not self._lengthen(part):
+            return f"its results have different shapes, {tuple(self._out.shape[1:])} and {tuple(part.shape[1:])} a row"
+        stop = self._done + part.shape[0]
+        with self._where():
+            target = self._out[self._done : stop]
+            if self._pad_value is not None and part.shape[1:] != target.shape[1:]:
+                target[:, part.shape[1] :] = self._pad_value
+                target = target[:, : part.shape[1]]
+            target.copy_(part)
+        self._done = stop
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self._is_parked or not torch_memory.counts(self._out) else int(self._out.nbytes)
+
+    def park(self) -> None:
+        if not self._is_parked:
+            self._is_parked = True
+            self._out = self._moved(self._out)
+
+    def result(self) -> Any:
+        if not self._is_parked:
+            return self._out
+        return place_result(self._out, self._device)
+
+    def finished(self) -> Any:
+        """Return the finished rows; what is pickled of a view is all of its storage, so fewer than all are copied to the host."""
+        if self._done == self._out.shape[0]:
+            return self._out
+        with torch_memory.on_host():
+            return self._out[: self._done].to("cpu", copy=True)
+
+    def _lengthen(self, part: Any) -> bool:
+        """Make room for rows that are longer than those before them; False where rows have one length."""
+        if self._pad_value is None or part.dim() != 2:
+            return False
+        if part.shape[1] > self._out.shape[1]:
+            longer = self._empty((self._rows, part.shape[1]), self._out)
+            with self._where():
+                longer[: self._done, : self._out.shape[1]] = self._out[: self._done]
+                longer[: self._done, self._out.shape[1] :] = self._pad_value
+            self._out = longer
+        return True
+
+    def _empty(self, shape: tuple[int, ...], like: Any) -> Any:
+        import torch
+
+        with self._where():
+            return torch.empty(shape, dtype=like.dtype, device="cpu" if self._is_parked else self._device)
+
+    def _moved(self, tensor: Any) -> Any:
+        with torch_memory.on_host():
+            return tensor.to("cpu", copy=True)
+
+    def _where(self) -> Any:
+        return torch_memory.on_host(really=self._is_parked)
+
+
+class _Array:
+    """One numpy array for all rows."""
+
+    device_bytes = 0
+
+    def __init__(self, like: Any, rows: int) -> None:
+        import numpy as np
+
+        self._out = np.empty((rows, *like.shape[1:]), like.dtype)
+        self._done = 0
+
+    def add(self, part: Any) -> str | None:
+        if part.dtype != self._out.dtype:
+            return f"its results are of different types, {self._out.dtype} and {part.dtype}"
+        if part.shape[1:] != self._out.shape[1:]:
+            return f"its results have different shapes, {self._out.shape[1:]} and {part.shape[1:]} a row"
+        self._out[self._done : self._done + part.shape[0]] = part
+        self._done += part.shape[0]
+        return None
+
+    def park(self) -> None:
+        return
+
+    def result(self) -> Any:
+        return self._out
+
+    def finished(self) -> Any:
+        return self._out if self._done == len(self._out) else self._out[: self._done].copy()
+
+
+class _Parts:
+    """Parts of a kind that is joined by its own library in the end."""
+
+    device_bytes = 0
+
+    def __init__(self, join: Callable[[list[Any]], Any]) -> None:
+        self._join, self._parts = join, list[Any]()
+
+    def add(self, part: Any) -> str | None:
+        self._parts.append(part)
+        return None
+
+    def park(self) -> None:
+        return
+
+    def result(self) -> Any:
+        return self._join(self._parts)
+
+    def finished(self) -> Any:
+        return self._join(self._parts)
+
+
+class _Rows:
+    """A list of rows, or a tuple; tensors in them that are views of something larger are copied."""
+
+    def __init__(self, *, is_tuple: bool, is_parked: bool) -> None:
+        self._rows: list[Any] = []
+        self._is_tuple, self._is_parked = is_tuple, is_parked
+        self._devices: dict[int, Any] = {}
+
+    def add(self, part: Any) -> str | None:
+        rows = _without_views(list(part))
+        first = len(self._rows)
+        self._rows += rows
+        if self._is_parked:
+            self._park_from(first)
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        tensors = {id(tensor): tensor for tensor in _tensors(self._rows) if torch_memory.counts(tensor)}
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    def park(self) -> None:
+        if not self._is_parked:
+            self._is_parked = True
+            self._park_from(0)
+
+    def _park_from(self, first: int) -> None:
+        def parked(tensor: Any) -> Any:
+            with torch_memory.on_host():
+                host = tensor.to("cpu", copy=True)
+            self._devices[id(host)] = tensor.device
+            return host
+
+        for number in range(first, len(self._rows)):
+            self._rows[number] = _mapped(self._rows[number], parked)
+
+    def result(self) -> Any:
+        rows = self._rows
+        if self._is_parked:
+            devices = self._devices
+            rows = [_mapped(row, lambda host: torch_memory.from_host(host, devices[id(host)])) for row in rows]
+        return tuple(rows) if self._is_tuple else rows
+
+    def finished(self) -> Any:
+        return tuple(self._rows) if self._is_tuple else list(self._rows)
+
+
+def _concat_frames(parts: list[Any]) -> Any:
+    """Return tables as one; where each numbers its rows from 0 the whole does, as one call would have made it."""
+    if is_arrow_table(parts[0]):
+        return sys.modules["pyarrow"].concat_tables(parts)
+    concat = sys.modules[library(parts[0])].concat
+    indexes = [getattr(part, "index", None) for part in parts]
+    if hasattr(parts[0], "iloc") and all(
+        list(index) == list(range(len(index))) for index in indexes if index is not None
+    ):
+        return concat(parts, ignore_index=True)
+    return concat(parts)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with ``change`` made to the tensors in it, through lists, tuples and dicts."""
+    if hasattr(value, "untyped_storage"):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(entry, change) for entry in value)
+    if type(value) is dict:
+        return {key: _mapped(entry, change) for key, entry in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def note(tensor: Any) -> Any:
+        found.append(tensor)
+        return tensor
+
+    _mapped(value, note)
+    return found
+
+
+def _without_views(rows: list[Any]) -> list[Any]:
+    """Return rows whose tensors hold no more than they show: where a storage is larger than what is seen of it, they are copied."""
+    shown: dict[int, int] = {}
+    for tensor in _tensors(rows):
+        if _is_plain(tensor):
+            key = tensor.untyped_storage().data_ptr()
+            shown[key] = shown.get(key, 0) + tensor.nbytes
+
+    def own(tensor: Any) -> Any:
+        if not _is_plain(tensor):
+            return tensor
+        storage = tensor.untyped_storage()
+        return tensor.clone() if shown.get(storage.data_ptr(), 0) < storage.nbytes() else tensor
+
+    return [_mapped(row, own) for row in rows]
+
+
+def _is_plain(tensor: Any) -> bool:
+    return bool(tensor.layout is sys.modules["torch"].strided) and entries(tensor) != 0
+
+
+# A result that is a record of fields, each with one entry a row: a model's output, a tuple of tensors, its cache.
+#
+# Each part's result is taken apart into tensors and what is around them, which must be the same in all parts. Every tensor has
+# its own place; in the end the record is made anew around them. A tensor that stands in several fields stays one.
+
+# Objects from here hold a model's state, in attributes: caches and their layers.
+_STATE_MODULE: Final = "transformers.cache_utils"
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_IN_STATE: Final = "the state in "
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsPart:
+    """The result of a part of ``rows`` rows.
+
+    ``weight`` is what its mean loss weighs, infinite where the losses of parts add up, None where neither is known.
+    """
+
+    value: Any
+    rows: int
+    weight: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Stands for a tensor in a record that was taken apart."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is around tensors: a type, what its entries are called, and the entries, taken apart themselves."""
+
+    kind: type
+    names: tuple[Any, ...]
+    entries: tuple[Any, ...]
+
+
+class Fields:
+    """Where results that are records of fields are put.
+
+    Args:
+        total: rows of the whole call.
+        is_parked: whether tensors wait on the host.
+        several: how many entries a row may have in a field, beside one.
+        layout: at which axis fields hold their rows, and how many entries a row has there, by name; others at the first.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        is_parked: bool,
+        several: Collection[int] = (),
+        layout: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        self._layout = layout
+        self._total, self._is_parked, self._several = total, is_parked, {1, *several}
+        self._places: list[_OfRows | _Mean | _Shared] = []
+        self._record: Any = None
+        self._is_torn = False
+        self._done = 0
+
+    def add(self, part: FieldsPart) -> str | None:
+        """Put each field of a part into its place; return why one cannot be, None where all were."""
+        taken = _Taken()
+        record = taken.apart(part.value, "its result")
+        if taken.problem is not None:
+            return taken.problem
+        if self._record is None:
+            named = taken.tensors  # a place for each of them, before anything is put there
+            self._places = [self._place_for(name, tensor, part, is_loss=name == taken.loss) for name, tensor in named]
+            self._record = record
+        elif record != self._record:
+            return "its results differ in more than their rows"
+        if self._is_torn:
+            return "its fields hold different rows"
+        self._is_torn = True  # unless each of them takes the part
+        for (name, tensor), place in zip(taken.tensors, self._places, strict=True):
+            if (problem := place.add(tensor, part)) is not None:
+                return f"{name} {problem}"
+        self._is_torn = False
+        self._done += part.rows
+        return None
+
+    def _place_for(self, name: str, tensor: Any, part: FieldsPart, *, is_loss: bool) -> _OfRows | _Mean | _Shared:
+        is_count = tensor.dim() == 0 and name.startswith(_IN_STATE)
+        if is_count or (tensor.numel() == 0 and tensor.dim() == 1):
+            return _Shared(tensor)
+        if tensor.dim() == 0:
+            return _Mean(tensor, is_known=is_loss)
+        axis, each = self._layout.get(name, (0, None))
+        entries, more = divmod(tensor.shape[axis], part.rows)
+        is_known = entries in self._several if each is None else each in (0, entries)
+        if more or not is_known:
+            return _OfRows(None)  # it says so when the part is put there
+        first = tensor.movedim(axis, 0)
+        return _OfRows(place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the fields hold on a device."""
+        return sum(place.device_bytes for place in self._places)
+
+    def park(self) -> None:
+        """Move the fields to the host."""
+        self._is_parked = True
+        for place in self._places:
+            place.park()
+
+    def result(self) -> Any:
+        """Return the record of all rows."""
+        return _made(self._record, [place.result() for place in self._places])
+
+    def finished(self) -> Any:
+        """Return the record of the rows that all fields have."""
+        return _made(self._record, [place.finished(self._done) for place in self._places])
+
+
+class _OfRows:
+    """A tensor with as many entries for each row."""
+
+    def __init__(self, place: Place | None, entries: int = 1, axis: int = 0) -> None:
+        self._place, self._entries, self._axis = place, entries, axis
+        self._made: Any = None
+
+    def add(self, tensor: Any, part: FieldsPart) -> str | None:
+        if self._place is None or tensor.dim() <= self._axis or tensor.shape[self._axis] != part.rows * self._entries:
+            return f"has the shape {tuple(tensor.shape)} for {part.rows} rows"
+        if tensor.requires_grad:
+            return "is part of a graph of gradients"
+        problem = self._place.add(tensor.movedim(self._axis, 0))
+        return None if problem is None else f"cannot be put together: {problem}"
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self._place is None else self._place.device_bytes
+
+    def park(self) -> None:
+        if self._place is not None:
+            self._place.park()
+
+    def result(self) -> Any:
+        if self._place is None or not self._axis:
+            return self._place and self._place.result()
+        self._made, self._place = self._as_it_lay(self._place.result()), None  # not held twice
+        return self._made
+
+    def finished(self, rows: int) -> Any:
+        if self._place is None:
+            return self._made
+        return self._as_it_lay(first_rows(self._place.finished(), rows * self._entries))
+
+    def _as_it_lay(self, rows: Any) -> Any:
+        return rows.movedim(0, self._axis).contiguous() if self._axis else rows
+
+
+class _Mean:
+    """One number for all rows: the mean of the parts' by weight, or their sum."""
+
+    device_bytes = 0
+
+    def __init__(self, like: Any, *, is_known: bool) -> None:
+        self._like, self._is_known = like.detach().clone(), is_known
+        self._sum = self._weight = 0.0
+        self._is_sum = False
+        self._after: dict[int, tuple[float, float]] = {}  # sum and weight, by the rows so far
+        self._rows = 0
+
+    def add(self, tensor: Any, part: FieldsPart) -> str | None:
+        if tensor.dim() or part.weight is None or not self._is_known:
+            return "is one number for all rows, and how to put several together is not known"
+        if math.isinf(part.weight):
+            self._sum, self._is_sum = self._sum + float(tensor), True
+        elif part.weight:  # the mean of nothing is no number
+            self._sum += float(tensor) * part.weight
+            self._weight += part.weight
+        self._rows += part.rows
+        self._after[self._rows] = self._sum, self._weight
+        return None
+
+    def park(self) -> None:
+        return
+
+    def result(self) -> Any:
+        return self._number(self._sum, self._weight)
+
+    def finished(self, rows: int) -> Any:
+        after = self._after.get(rows)
+        return None if after is None else self._number(*after)
+
+    def _number(self, total: float, weight: float) -> Any:
+        mean = total / weight if weight else float("nan")
+        return self._like.clone().fill_(total if self._is_sum else mean)
+
+
+class _Shared:
+    """What has no rows, and must be the same in all parts."""
+
+    device_bytes = 0
+
+    def __init__(self, like: Any) -> None:
+        self._like = like.clone()
+
+    def add(self, tensor: Any, part: FieldsPart) -> str | None:
+        del part
+        same = (
+            self._like.shape == tensor.shape and self._like.dtype == tensor.dtype and bool((self._like == tensor).all())
+        )
+        return None if same else "differs from part to part and has no rows"
+
+    def park(self) -> None:
+        return
+
+    def result(self) -> Any:
+        return self._like
+
+    def finished(self, rows: int) -> Any:
+        del rows
+        return self._like
+
+
+class _Taken:
+    """The tensors of a record, in the order in which they stand in it, each once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[str, Any]] = []
+        self.problem: str | None = None
+        self.loss = ""
+        self._numbers: dict[int, int] = {}
+
+    def apart(self, value: Any, name: str, *, in_state: bool = False) -> Any:
+        """Return what is around the tensors of a value; note them, and what cannot be taken apart as ``problem``."""
+        if hasattr(value, "untyped_storage"):
+            return self._tensor(value, f"{_IN_STATE}{name}" if in_state else name)
+        if isinstance(value, Mapping):
+            if not self.loss and hasattr(value.get("loss"), "untyped_storage"):
+                self.loss = f"{name}['loss']"
+            named = [(key, f"{name}[{key!r}]", entry) for key, entry in value.items()]
+        elif isinstance(value, (list, tuple)):
+            if isinstance(value, tuple) and not self.loss and name == "its result":
+                self.loss = f"{name}[0]"
+            named = [(number, f"{name}[{number}]", entry) for number, entry in enumerate(value)]
+        elif _is_state(value):
+            in_state = True
+            named = [(key, f"{name}.{key}", entry) for key, entry in vars(value).items()]
+        else:
+            if not in_state and not isinstance(value, _PLAIN):
+                self.problem = (
+                    self.problem or f"{name} is a {type(value).__name__}: how to put several together is not known"
+                )
+            return value
+        entries = tuple(self.apart(entry, path, in_state=in_state) for _, path, entry in named)
+        return _Node(type(value), tuple(key for key, _, _ in named), entries)
+
+    def _tensor(self, tensor: Any, name: str) -> _Tensor:
+        if id(tensor) not in self._numbers:
+            self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append((name, tensor))
+        return _Tensor(self._numbers[id(tensor)])
+
+
+def _made(record: Any, values: list[Any]) -> Any:
+    """Return a record around these tensors, of the types that it was taken apart from."""
+    if isinstance(record, _Tensor):
+        return values[record.number]
+    if not isinstance(record, _Node):
+        return record
+    entries = [_made(entry, values) for entry in record.entries]
+    if issubclass(record.kind, Mapping):
+        named = dict(zip(record.names, entries, strict=True))
+        return record.kind(**named) if dataclasses.is_dataclass(record.kind) else record.kind(named)  # type: ignore[call-arg]
+    if hasattr(record.kind, "_fields"):
+        return record.kind(*entries)
+    if issubclass(record.kind, (list, tuple)):
+        return record.kind(entries)
+    state = object.__new__(record.kind)
+    vars(state).update(zip(record.names, entries, strict=True))
+    return state
+
+
+def _is_state(value: Any) -> bool:
+    return any(base.__module__ == _STATE_MODULE for base in type(value).__mro__) and hasattr(value, "__dict__")
+
+
+# Where the results of a function go that are records: a mapping or a tuple of fields, each with one entry a row.
+
+
+def place_of(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
+    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows gave ``part``."""
+    if is_record(part, rows):
+        return Record(part, rows, total, is_parked=is_parked)
+    return place_for(part, rows, total, pad_value, is_parked=is_parked)
+
+
+class Record:
+    """A place for each field, and around them what the function gave."""
+
+    def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
+        self._kind: Any = type(like)
+        self._empty = _emptied(like) if isinstance(like, (dict, UserDict)) else None
+        self._names = _names_in(like)
+        self._beside: dict[str, list[Any]] = {name: [] for name in lists_beside(like)}
+        self._done = 0
+        self._places: list[Place] = [
+            place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
+        ]
+
+    def add(self, part: Any) -> str | None:
+        """Put each field into its place; return why one cannot be."""
+        beside = lists_beside(part)
+        if type(part) is not self._kind or _names_in(part) != self._names or beside.keys() != self._beside.keys():
+            return "its results have different fields"
+        for name, place in zip(self._names, self._places, strict=True):
+            problem = place.add(part[name])
+            if problem is not None:
+                return problem
+        for name, values in beside.items():
+            self._beside[name] += values
+        self._done += rows_of(part[self._names[0]])
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the fields hold on a device."""
+        return sum(place.device_bytes for place in self._places)
+
+    def park(self) -> None:
+        """Move the fields to the host."""
+        for place in self._places:
+            place.park()
+
+    def result(self) -> Any:
+        """Return the record of all rows."""
+        return self._made([place.result() for place in self._places])
+
+    def finished(self) -> Any:
+        """Return the record of the rows that all fields have."""
+        return self._made([first_rows(place.finished(), self._done) for place in self._places])
+
+    def _made(self, fields: list[Any]) -> Any:
+        if issubclass(self._kind, Mapping):
+            entries = dict(zip(self._names, fields, strict=True))
+            if self._empty is None:
+                return self._kind(entries)
+            made = copy.copy(self._empty)
+            made.update(entries)
+            for name, beside in self._beside.items():
+                setattr(made, name, list(beside))
+            return made
+        return self._kind(*fields) if hasattr(self._kind, "_fields") else self._kind(fields)
+
+
+def _names_in(record: Any) -> list[Any]:
+    return list(record) if isinstance(record, Mapping) else list(range(len(record)))
+
+
+def _emptied(like: Any) -> Any:
+    """Return an empty copy of a dict whose type is not made from entries (``defaultdict``) or keeps more; None of any other."""
+    kind: Any = type(like)
+    try:
+        kind(())
+    except Exception:  # noqa: BLE001 - a type of the user's
+        is_made_of_entries = False
+    else:
+        is_made_of_entries = isinstance(like, dict)
+    if is_made_of_entries:
+        return None
+    empty = copy.copy(like)
+    empty.clear()
+    return empty
+
+
+class Gathered:
+    """The results of one call's parts, of whatever kind the first one is.
+
+    Args:
+        rows: rows of the whole call.
+        pad_value: what fills a row that ended earlier than others; None: all rows have one length.
+        weigh: what the mean loss in a part's result weighs, where the results are records of fields; None: they are not.
+        on_host: whether they wait on the host from the start.
+        several: how many entries a row may have in a field, beside one.
+        layout: at which axis fields hold their rows, and how many entries a row has there, by name, as far as it is known by then.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        pad_value: int | None = None,
+        weigh: Callable[[Any, int, int], float | None] | None = None,
+        *,
+        on_host: bool = False,
+        several: Collection[int] = (),
+        layout: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        self._layout = layout
+        self.rows, self._pad_value, self._weigh, self._several = rows, pad_value, weigh, several
+        self.done = 0
+        self.is_parked = on_host
+        self._place: Place | None = None
+
+    @classmethod
+    def of(cls, call: WatchedCall) -> Gathered:
+        """Return the place for the results of a call that has not begun."""
+        return cls(
+            call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several, layout=call.layout
+        )
+
+    def add(self, part: Any, rows: int) -> str | None:
+        """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""
+        if self._weigh is not None:
+            part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
+            self._place = self._place or Fields(
+                self.rows, is_parked=self.is_parked, several=self._several, layout=self._layout
+            )
+        elif self._place is None:
+            self._place = place_of(part, rows, self.rows, self._pad_value, is_parked=self.is_parked)
+        problem = self._place.add(part)
+        if problem is None:
+            self.done += rows
+        return problem
+
+    def take(self, call: WatchedCall, part: Any, rows: int) -> str | None:
+        """Put what the next rows of a call gave into its place, with what it leaves out of it or puts before it; as ``add``."""
+        return self.add(call.completed(part, self.done, self.done + rows), rows)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the results on a device; 0 where they are on the host, or there are none."""
+        return 0 if self._place is None or self.is_parked else self._place.device_bytes
+
+    def park(self) -> None:
+        """Move the results to the host, and keep there what is still to come."""
+        self.is_parked = True
+        if self._place is not None:
+            self._place.park()
+
+    def result(self) -> Any:
+        """Return all rows in order; may run out of memory where they waited on the host."""
+        assert self._place is not None  # noqa: S101 - a call that was split has parts
+        return self._place.result()
+
+    def result_of(self, call: WatchedCall) -> Any:
+        """Return all rows as the whole call would have given them; may run out of memory too."""
+        return call.finished(self.result(), place_result)
+
+    def finished(self) -> Any:
+        """Return the rows that are done, in order; None before the first."""
+        return None if self._place is None else self._place.finished()

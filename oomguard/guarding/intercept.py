@@ -1,0 +1,183 @@
+"""What every watched call goes through, and which guard is in force where it is called.
+
+Context variables hold the guards, so threads and tasks outside them see nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+from oomguard.core.disable import disabled
+from oomguard.core.incident import Attempt
+from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, begun, size_of
+from oomguard.engines.registry import watch_calls
+from oomguard.guarding import concurrency
+from oomguard.guarding.failure import add_note, run_guarded
+from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
+from oomguard.guarding.observers import Owner, ToldCall, inside_told, looking_on, observing, size_of_tensors
+from oomguard.guarding.training import WHY_NOT
+from oomguard.probe import torch_memory
+from oomguard.scan.exceptions import may_be_oom
+
+# The guards that are entered in this thread or task, innermost last.
+entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=())
+inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
+# One entry for each guard in force, whichever thread it is in.
+in_force: Final[list[None]] = []
+_unguarded_threads: Final[list[str]] = []
+_installing = threading.RLock()
+# What engines' calls go through once it is in place: a guarded call that succeeds asks for no more than this.
+watching: Final[list[Handler]] = []
+
+
+def watch() -> None:
+    """Have the engines' calls go through here, once per process, unless everything is off.
+
+    Who comes while another thread is at it waits: its calls would not be watched yet.
+    """
+    if watching or disabled():
+        return
+    with _installing:
+        if not watching:
+            from oomguard.engines.registry import watch_starts
+            from oomguard.guarding.engine_start import started
+
+            watch_calls(_watched, _watched_often, inside_call.get)
+            watch_starts(started)
+            watching.append(_watched)
+
+
+def _renew_lock() -> None:
+    """In a fork of this process nobody may be left to release it."""
+    global _installing  # noqa: PLW0603 - of this process
+    _installing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _watched(
+    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a watched call: as it is, unless a guard is in force and no watched call is around it."""
+    if observing and looking_on():
+        with ToldCall(*_names(wrapped, model), lambda: size_of(read, model, args, kwargs)):
+            return _watched(read, wrapped, model, args, kwargs)
+    guards = entered.get()
+    if inside_call.get() or disabled():
+        return wrapped(*args, **kwargs)
+    if not guards:
+        if in_force and not _unguarded_threads:
+            _tell_of_thread()
+        return wrapped(*args, **kwargs)
+    if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
+        return wrapped(*args, **kwargs)
+    token = inside_call.set(True)
+    try:
+        concurrency.begin(model)
+        if guards[-1].known and (call := read_or_none(read, model, args, kwargs)) is not None:
+            result, error = in_parts(guards[-1], wrapped, call)
+        else:
+            result, error = _whole(guards[-1], read, wrapped, model, args, kwargs)
+    finally:
+        concurrency.end()
+        inside_call.reset(token)
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+
+
+def _whole(
+    owner: Owner,
+    read: ReadCall,
+    wrapped: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, BaseException | None]:
+    """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
+    began_s = time.monotonic()
+    with torch_memory.Peak() as peak:
+        read, unread = run_guarded(begun, (read, model, args, kwargs), {})
+        result, error = run_guarded(wrapped, args, kwargs)
+    if unread is not None or (error is not None and not may_be_oom(error)):
+        return result, error
+    took_s = time.monotonic() - began_s
+    measured = {} if peak.bytes is None else {"peak_bytes": peak.bytes}
+    call = read_or_none(read, model, args, kwargs)
+    if call is None:
+        return result, error
+    if error is not None:
+        failed, error = [error], None  # a frame that names what its own exception holds is a cycle
+        return in_parts(owner, wrapped, call, failed, seconds=took_s, measured=measured)
+    attempt = Attempt(1, {"batch_size": call.rows}, seconds=took_s, measured=measured)
+    owner.record(attempt, is_healthy=True)
+    return result, None
+
+
+def _watched_often(
+    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
+    # Each forward pass of a generation comes here: of a watch it asks for no more than whether the generation is told.
+    if observing and inside_told.get() is None and looking_on():
+        with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
+            return _watched_often(read, wrapped, model, args, kwargs)
+    guards = entered.get()
+    if not guards and not in_force:
+        return wrapped(*args, **kwargs)  # what every call outside a guard goes through
+    if not guards or inside_call.get() or disabled():
+        return _watched(read, wrapped, model, args, kwargs)
+    token = inside_call.set(True)
+    try:
+        result, error = _run_often(guards[-1], read, wrapped, (model, args, kwargs))
+    finally:
+        inside_call.reset(token)
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error
+
+
+def _run_often(
+    owner: Owner, read: ReadCall, wrapped: Callable[..., Any], given: tuple[Any, tuple[Any, ...], dict[str, Any]]
+) -> tuple[Any, BaseException | None]:
+    failed = None
+    if not owner.known:
+        result, failed = run_guarded(wrapped, given[1], given[2])
+        if failed is None or not may_be_oom(failed):
+            return result, failed
+    call, unread = run_guarded(read, given, {})
+    if unread is not None or call.may_train:
+        if failed is None:
+            return run_guarded(wrapped, given[1], given[2])
+        add_note(failed, f"oomguard: not run in parts: {WHY_NOT if unread is None else unread}")
+        return None, failed
+    given_up, failed = [] if failed is None else [failed], None
+    return in_parts(owner, wrapped, call, given_up)
+
+
+def _names(wrapped: Callable[..., Any], model: Any) -> tuple[str, str]:
+    """Return what a call and its model are called where they are shown; calling a model itself is its forward pass."""
+    return getattr(wrapped, "__name__", "forward"), type(model).__name__
+
+
+def _tell_of_thread() -> None:
+    """Say once that a call runs in a thread that the guard of another one does not reach, as those of a pool."""
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        from oomguard.core.log import get_logger
+
+        _unguarded_threads.append(thread.name)
+        hint = "guard the function that the thread runs"
+        get_logger().warning("a call runs in a thread that no guard reaches", thread=thread.name, hint=hint)

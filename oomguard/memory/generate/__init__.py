@@ -1,1 +1,0 @@
-"""A call of transformers' ``generate``: what its rows need."""

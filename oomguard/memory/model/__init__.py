@@ -1,1 +1,0 @@
-"""A model: from its configuration and files to shapes and bytes."""

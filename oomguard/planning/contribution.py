@@ -1,0 +1,219 @@
+"""A measured start as a record that its user may contribute: numbers and the engine's own words, no name, path or host.
+
+Constants are fitted on such records (benchmarks/fit_constants.py, which reads the same fields).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.core.errors import InputError, SettingError, UsageError
+from oomguard.core.facts import GIB, format_gib, number_of
+from oomguard.core.incident import EngineStart
+from oomguard.core.setting_spellings import surfaces
+from oomguard.engines.vllm.own_command import serve_words
+from oomguard.estimate.constants import engine_version
+from oomguard.estimate.model.files import find_model
+from oomguard.estimate.model.model import read_model
+from oomguard.estimate.start.calibration import checked_correction, settings_of_start
+from oomguard.estimate.start.known_gpu import known_gpu
+from oomguard.estimate.start.start import VllmSettings
+from oomguard.planning.start import start_of_log
+
+SCHEMA: Final = 1
+_PRINTED: Final = {
+    "model_weights_bytes": "weights_gib",
+    "kv_cache_available_bytes": "available_kv_gib",
+    "peak_activation_bytes": "peak_activation_gib",
+    "non_torch_bytes": "non_torch_gib",
+    "cudagraph_bytes": "graph_gib",
+}
+PRINTED_GIB: Final = frozenset(_PRINTED.values())
+# Fields whose texts say what a model is made of; every other text in a configuration may be somebody's.
+_WORDS: Final = frozenset(
+    {
+        *("architectures", "model_type", "torch_dtype", "dtype", "hidden_act", "hidden_activation", "layer_types"),
+        *("quant_method", "quant_algo", "kv_cache_quant_algo", "fmt", "scale_fmt", "type", "strategy", "format"),
+        *("rope_type", "expert_dtype", "version", "layers_block_type", "hybrid_override_pattern", "mlp_layer_types"),
+    }
+)
+_WORD: Final = re.compile(r"[\w.+*-]{1,60}")
+_FIELD: Final = re.compile(r"[a-zA-Z_]\w{0,60}")
+
+
+def contribution(log: str, model: str | None = None) -> dict[str, Any]:
+    """Return the record of the last start that a log measured.
+
+    Args:
+        log: vLLM's start-up log.
+        model: the model's folder, its config.json or its name on the hub; None: what the log names, where that is here.
+
+    Raises:
+        ConfigError: a number of the model's configuration is missing or absurd.
+        InputError: the log measured no start, prints absurd figures, or its model cannot be found.
+        SettingError: the start was of another model.
+        UsageError: the log names no model that is here.
+    """
+    start = start_of_log(log)
+    settings, name = settings_of_start(start), Path(log).name
+    printed = _printed(start, settings, name)
+    files = find_model(_model(start, model, name))
+    read = read_model(files, dtype=settings.dtype, quantization=settings.quantization)
+    checked_correction(start, settings, read, name)
+    named = set(start.settings) & {field.name for field in fields(settings)}
+    gpu = known_gpu(settings)
+    return {
+        "schema": SCHEMA,
+        "vllm_version": str(settings.version),
+        "gpu": None if gpu is None else gpu["name"],
+        "gpu_total_gib": round(settings.gpu_total_bytes / GIB, 2),
+        "config": without_names(files.config),
+        "flags": serve_words(settings, named),
+        "printed": printed,
+    }
+
+
+def _model(start: EngineStart, given: str | None, name: str) -> str:
+    said = start.settings.get("model")
+    if given is not None:
+        return given
+    if said is None or not Path(str(said.value)).exists():
+        raise UsageError(f"{name} names no model that is here", hint="say which with --model FOLDER")
+    return str(said.value)
+
+
+def _printed(start: EngineStart, settings: VllmSettings, name: str) -> dict[str, float]:
+    """Return the figures in GiB; raises InputError where they cannot be one start's on this device."""
+    found = {}
+    for fact, key in _PRINTED.items():
+        size = number_of(start.facts, fact)
+        if size is None:
+            continue
+        if not 0 <= size <= settings.gpu_total_bytes:
+            total = format_gib(settings.gpu_total_bytes)
+            raise InputError(
+                f"{name}: {fact} is {format_gib(size)} on a device of {total}", hint="give the log of one start"
+            )
+        found[key] = round(size / GIB, 3)
+    tokens = number_of(start.facts, "kv_cache_capacity_tokens")
+    return found if tokens is None else {**found, "kv_tokens": round(tokens)}
+
+
+def without_names(value: Any, field: str = "") -> Any:
+    """Return a configuration without texts that may be somebody's: numbers stay, and words of fields that are known."""
+    if isinstance(value, Mapping):
+        kept = ((name, without_names(inner, name)) for name, inner in value.items() if _FIELD.fullmatch(str(name)))
+        return {name: inner for name, inner in kept if inner is not None}
+    if isinstance(value, list):
+        return [inner for inner in (without_names(one, field) for one in value) if inner is not None]
+    if isinstance(value, str):
+        return value if field in _WORDS and _WORD.fullmatch(value) else None
+    return value
+
+
+# A record that somebody contributed, read as a stranger's: refused where it names anybody, or where its numbers cannot be a start's.
+#
+# ``contribution.py`` writes such records; benchmarks/fit_constants.py fits with those that are read here.
+
+_FIELDS: Final = frozenset({"schema", "vllm_version", "gpu", "gpu_total_gib", "config", "flags", "printed"})
+_TOKENS: Final = "kv_tokens"
+# Beyond any device and any cache.
+_MOST_GIB, _MOST_TOKENS = 4096, 10**12
+_ENGINE: Final = "vllm"
+# What a value may be: a number, an engine's own word, an object of both.
+_VALUE: Final = re.compile(r"[\w.+-]{1,24}")
+_GPU: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 +-]{0,40}")
+_HINT: Final = "oomguard report START.log writes such records"
+
+
+def read_record(line: str, where: str) -> dict[str, Any]:
+    """Return a contributed record.
+
+    Args:
+        line: one line of JSON.
+        where: its file and line, for messages.
+
+    Raises:
+        InputError: it is no such record, names somebody or something, or has numbers that no start has.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: no JSON: {error}", hint=_HINT) from None
+    problem = next(_problems(record), None)
+    if problem is not None:
+        raise InputError(f"{where}: {problem}", hint=_HINT)
+    found: dict[str, Any] = record
+    return found
+
+
+def _problems(record: Any) -> Iterator[str]:
+    if not isinstance(record, Mapping) or set(record) != _FIELDS:
+        fields = sorted(set(record) ^ _FIELDS) if isinstance(record, Mapping) else []
+        yield f"not a record of a start: {', '.join(map(str, fields)) or 'no object'} missing or unknown"
+        return
+    if record["schema"] != SCHEMA:
+        yield f"schema is {record['schema']!r}, not {SCHEMA}"
+    try:
+        engine_version(str(record["vllm_version"]))
+    except SettingError:
+        yield "vllm_version is no version"
+    gpu, total = record["gpu"], record["gpu_total_gib"]
+    if gpu is not None and not (isinstance(gpu, str) and _GPU.fullmatch(gpu)):
+        yield "gpu is no GPU's name"
+    if not _is_number(total) or not 0 < total <= _MOST_GIB:
+        yield f"gpu_total_gib is {total!r}"
+        return
+    if not isinstance(record["config"], Mapping) or without_names(record["config"]) != record["config"]:
+        yield "config holds texts that are no engine's words: they may be somebody's"
+    yield from _of_flags(record["flags"])
+    yield from _of_printed(record["printed"], total)
+
+
+def _of_flags(flags: Any) -> Iterator[str]:
+    if not isinstance(flags, list) or not all(isinstance(word, str) for word in flags):
+        yield "flags is no list of words"
+        return
+    own = surfaces(_ENGINE).values()
+    known = {flag for one in own for flag in (*one.flags, one.off_flag, *(inside for inside, _ in one.inside))}
+    for word in flags:
+        if word.startswith("--"):
+            if word not in known:
+                yield "flags has one that is no setting of the memory model"
+        elif not _VALUE.fullmatch(word) and not _is_plain_object(word):
+            yield "flags has a value that is neither a number nor an engine's word: it may be somebody's"
+
+
+def _is_plain_object(text: str) -> bool:
+    """Whether a text is an object of numbers and short words."""
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(held, dict) and all(
+        _VALUE.fullmatch(name) and (_is_number(value) or (isinstance(value, str) and _VALUE.fullmatch(value)))
+        for name, value in held.items()
+    )
+
+
+def _of_printed(printed: Any, total_gib: float) -> Iterator[str]:
+    if not isinstance(printed, Mapping) or not set(printed) <= {*PRINTED_GIB, _TOKENS}:
+        yield "printed has figures that no start prints"
+        return
+    for name, value in printed.items():
+        most = _MOST_TOKENS if name == _TOKENS else total_gib
+        if not _is_number(value) or not 0 <= value <= most:
+            yield f"printed.{name} is {value!r} on a device of {total_gib} GiB"
+    parts = [printed[name] for name in ("weights_gib", "available_kv_gib") if _is_number(printed.get(name))]
+    if sum(parts) > total_gib:
+        yield f"printed weights and KV cache are {sum(parts):.2f} GiB on a device of {total_gib} GiB"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,1 @@
+"""What this machine reports of itself: NVML, cgroups, /proc, PyTorch counters, environment variables."""

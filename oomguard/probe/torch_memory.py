@@ -1,0 +1,283 @@
+"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None if neither is in use."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from oomguard.core.timeline import ALLOCATED, RESERVED, SIMULATED, Counter
+
+# Called before a peak is measured anew: who measures it since earlier notes it first.
+before_reset: Final[list[Callable[[], object]]] = []
+
+
+def _simulated() -> Any:
+    testing = sys.modules.get("oomguard.testing")
+    return None if testing is None else testing.active_device()
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def is_cached() -> bool:
+    """Return whether tensors come from torch's caching allocator; a simulated device counts them as they are unless asked."""
+    if (device := _simulated()) is not None:
+        return bool(device.has_caching_allocator)
+    return _cuda() is not None
+
+
+def live_bytes(model: Any = None) -> int | None:
+    """Return the bytes in live tensors now; on a simulated device the weights of ``model`` count from here on."""
+    if (device := _simulated()) is not None:
+        if hasattr(model, "parameters"):
+            device.adopt([*model.parameters(), *model.buffers()])
+        return int(device.live_bytes)
+    cuda = _cuda()
+    return None if cuda is None else int(cuda.memory_allocated())
+
+
+class Peak:
+    """The largest number of live bytes while its ``with`` block runs, as ``bytes`` after it; None where no device is in use.
+
+    A simulated device counts it by itself and keeps the peak that its user reads. CUDA knows one peak: it is measured anew, also for
+    a user who reads ``torch.cuda.max_memory_allocated``, and there is no way to put the old one back.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._device: Any = None
+        self._meter: Any = None
+
+    def __enter__(self) -> Peak:
+        self._device = _simulated()
+        if self._device is not None:
+            self._meter = self._device.begin_meter()
+        elif (cuda := _cuda()) is not None:
+            for note in before_reset:
+                note()
+            cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        if self._device is not None:
+            self._device.end_meter(self._meter)
+            self.bytes = int(self._meter.peak_bytes)
+        elif _simulated() is None and (cuda := _cuda()) is not None:
+            self.bytes = int(cuda.max_memory_allocated())
+
+
+def free_bytes() -> int | None:
+    """Return the bytes that new tensors may take: what the device has free and what torch's allocator keeps unused."""
+    if (device := _simulated()) is not None:
+        return max(0, int(device.free_bytes + device.reserved_bytes - device.allocated_bytes))
+    cuda = _cuda()
+    if cuda is None:
+        return None
+    free, total = cuda.mem_get_info()
+    room = int(free + cuda.memory_reserved() - cuda.memory_allocated())
+    share = getattr(cuda, "get_per_process_memory_fraction", None)  # not in every version of torch
+    return room if share is None else min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
+
+
+def counts(tensor: Any) -> bool:
+    """Return whether a tensor takes the device's memory; a simulated device counts those of the CPU."""
+    return _simulated() is not None or tensor.device.type != "cpu"
+
+
+def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
+    """Return a context in which tensors on the CPU are the host's, also while a simulated device counts them."""
+    if _simulated() is None or not really:
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()  # type: ignore[no-any-return]
+
+
+def to_host(tensor: Any) -> Any:
+    """Return a tensor's copy on the host, which ``from_host`` takes back."""
+    if _simulated() is None:
+        return tensor.to("cpu")
+    with on_host():
+        return tensor.clone()
+
+
+def place(tensors: list[Any]) -> None:
+    """Count tensors on the simulated device from here on; raises its error where they do not fit, and does nothing without one."""
+    if (device := _simulated()) is not None:
+        device.place(tensors)
+
+
+def is_simulated() -> bool:
+    """Return whether the device in use is a simulated one, whose tensors are the CPU's."""
+    return _simulated() is not None
+
+
+def from_host(tensor: Any, device: Any) -> Any:
+    """Return a tensor of ``on_host`` on its device; it may run out of memory there."""
+    if _simulated() is None:
+        return tensor.to(device)
+    import torch
+
+    back = torch.empty(tensor.shape, dtype=tensor.dtype)
+    with on_host():
+        return back.copy_(tensor)
+
+
+def release() -> None:
+    """Collect garbage and give cached blocks back to the device."""
+    gc.collect()
+    empty_cache()
+
+
+def empty_cache() -> None:
+    """Give cached blocks back to the device."""
+    if (device := _simulated()) is not None:
+        device.empty_cache()
+    elif (cuda := _cuda()) is not None:
+        cuda.empty_cache()
+
+
+# Torch's counters of every device that it works on, and their peaks since several moments at once.
+#
+# CUDA's allocator knows one peak: it is measured anew at each of these moments, and noted first for those that were before. That of
+# a user who reads ``torch.cuda.max_memory_allocated`` begins anew too. The simulated device counts each peak by itself.
+
+_OF_SIMULATED: Final = Counter(SIMULATED, ALLOCATED)
+_open: Final[list[Peaks]] = []
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a fork of this process nobody may be left to release it."""
+    global _lock  # noqa: PLW0603 - of this process
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _torch_counters_cuda() -> Any:
+    """Return torch's CUDA; None before it is in use."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _cuda_stats(cuda: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the statistics of each CUDA device that this process has had memory of."""
+    for index in range(cuda.device_count()):
+        stats = None
+        with contextlib.suppress(RuntimeError):  # after an error of its own CUDA tells nothing any more
+            stats = cuda.memory_stats_as_nested_dict(index)
+        if stats and stats["reserved_bytes"]["all"]["allocated"]:  # ever, whatever was given back or measured anew
+            yield index, stats
+
+
+def now() -> dict[Counter, int]:
+    """Return what torch has allocated and reserved; nothing on a machine where it works on the processor."""
+    if (device := _simulated()) is not None:
+        return {_OF_SIMULATED: int(device.live_bytes)}
+    cuda = _torch_counters_cuda()
+    return {} if cuda is None else {key: current for key, current, _ in _cuda_counters(cuda)}
+
+
+def simulated_limits() -> dict[Counter, int]:
+    """Return what the simulated device has; empty without one."""
+    device = _simulated()
+    return {} if device is None else {_OF_SIMULATED: int(device.capacity_bytes)}
+
+
+def limits() -> dict[Counter, int]:
+    """Return what each device has for torch."""
+    if found := simulated_limits():
+        return found
+    cuda = _torch_counters_cuda()
+    for index, _ in () if cuda is None else _cuda_stats(cuda):
+        total = int(cuda.get_device_properties(index).total_memory)
+        with contextlib.suppress(AttributeError):  # since torch 2.9
+            total = min(total, int(total * cuda.get_per_process_memory_fraction(index)))
+        found |= {Counter(f"cuda:{index}", what): total for what in (ALLOCATED, RESERVED)}
+    return found
+
+
+def _cuda_counters(cuda: Any) -> Iterator[tuple[Counter, int, int]]:
+    """Yield each counter of CUDA's with its value now and its peak."""
+    for index, stats in _cuda_stats(cuda):
+        for what in (ALLOCATED, RESERVED):
+            counts = stats[f"{what}_bytes"]["all"]
+            yield Counter(f"cuda:{index}", what), int(counts["current"]), int(counts["peak"])
+
+
+class Peaks:
+    """The largest values since it was made, until ``end``; ``bytes`` holds them by counter."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[Counter, int] = {}
+        self._meters: list[tuple[Any, Any]] = []
+        with _lock:
+            if (cuda := _torch_counters_cuda()) is not None:
+                _note()
+                for index, _ in _cuda_stats(cuda):
+                    cuda.reset_peak_memory_stats(index)
+            _open.append(self)
+        if (device := _simulated()) is not None:
+            self._meters.append((device, device.begin_meter()))
+
+    def take(self, values: Mapping[Counter, int]) -> None:
+        """Take what the counters showed at one moment, and ``follow``."""
+        for key, value in values.items():
+            self._rise_to(key, value)
+        self.follow()
+
+    def follow(self) -> None:
+        """Measure also a simulated device that was entered since."""
+        device = _simulated()
+        if device is None:
+            return
+        for known, _ in self._meters:
+            if known is device:
+                return
+        meter = device.begin_meter()
+        # It was entered after this began, and all that it counted is in it.
+        meter.peak_bytes = max(meter.peak_bytes, device.peak_bytes)
+        self._meters.append((device, meter))
+
+    def so_far(self) -> dict[Counter, int]:
+        """Return the largest values until now."""
+        _note()
+        for _, meter in self._meters:
+            self._rise_to(_OF_SIMULATED, int(meter.peak_bytes))
+        return self.bytes
+
+    def end(self) -> dict[Counter, int]:
+        """Measure no longer; return the largest values."""
+        with _lock:
+            self.so_far()
+            if self in _open:
+                _open.remove(self)
+        for device, meter in self._meters:
+            device.end_meter(meter)
+        self._meters.clear()
+        return self.bytes
+
+    def _rise_to(self, key: Counter, value: int) -> None:
+        self.bytes[key] = max(value, self.bytes.get(key, 0))
+
+
+def _note() -> None:
+    """Note CUDA's peaks so far for all who measure."""
+    with _lock:
+        cuda = _torch_counters_cuda() if _open else None
+        for key, _, peak in () if cuda is None else _cuda_counters(cuda):
+            for measured in _open:
+                measured._rise_to(key, peak)
+
+
+before_reset.append(_note)

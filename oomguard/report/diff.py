@@ -1,0 +1,268 @@
+"""What changed between two starts: for a terminal, as JSON, and as Markdown for an issue tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from oomguard.comparison.comparison import ComparedStart, ComparedValue, Comparison, Row
+from oomguard.core.facts import MIB, format_gib
+from oomguard.core.incident import Cause, Diagnosis, Patch
+from oomguard.report.json import SCHEMA, json_line, plain_value, to_dict
+from oomguard.report.markdown import cell, code, inline
+from oomguard.report.presentable import drawn, masked
+from oomguard.report.wording import blocked, change, confidence, engine, pastes, place, why
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+MAX_COLUMNS: Final = 100
+_NO_VALUE: Final = {"left alone": "not set", "not printed": "not printed"}
+_SOLVED: Final = "~"
+_SOLVED_NOTE: Final = "~ follows from other figures"
+_ALWAYS: Final = frozenset({"version", "budget", "capacity"})
+
+
+class TableLine(NamedTuple):
+    """One line of the table, as text; ``changed`` is None if only one log tells it."""
+
+    name: str
+    old: str
+    new: str
+    difference: str
+    changed: bool | None
+
+
+Rows = list[tuple[Row, bool | None]]
+
+
+def to_difference_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as an object of schema 1: texts are masked, each ``source`` is exactly as it was given."""
+    shown, rows = masked(comparison), _rows(comparison, masked)
+    return {
+        "schema": SCHEMA,
+        "headline": shown.headline,
+        "differs": comparison.differs,
+        "old": _side(comparison.old),
+        "new": _side(comparison.new),
+        "changes": [_row(row) for row, changed in rows if changed],
+        "same": [_row(row) for row, changed in rows if changed is False],
+        "one_sided": [_row(row) for row, changed in rows if changed is None],
+        "explanations": [{"text": e.text, "kv_cache_bytes": plain_value(e.kv_cache_bytes)} for e in shown.explanations],
+        "unknown": [plain_value(text) for text in shown.unknown],
+    }
+
+
+def to_difference_json(comparison: Comparison) -> str:
+    """Return the comparison as one line of JSON."""
+    return json_line(to_difference_dict(comparison))
+
+
+def print_difference(console: Console, comparison: Comparison) -> None:
+    """Print the headline, the two starts, the table, what explains it, what is unknown, and the failure with its first fix."""
+    shown, rows = drawn(comparison), _rows(comparison, drawn)
+    if (console.encoding or "").lower().startswith("utf"):
+        _print(console, shown, rows, ascii_only=False)
+        return
+    with console.capture() as captured:
+        _print(console, shown, rows, ascii_only=True)
+    console.file.write(captured.get().encode(console.encoding, "replace").decode(console.encoding))
+
+
+def to_difference_markdown(comparison: Comparison) -> str:
+    """Return the comparison as Markdown: no text of a log becomes markup, a mention or a reference."""
+    shown, rows = drawn(comparison), _rows(comparison, drawn)
+    lines = [f"### {inline(shown.headline)}", ""]
+    lines += [f"- {name}: {code(side.source)} {inline(_about(side))}" for name, side in _sides(shown)]
+    if table := list(_lines(rows)):
+        lines += ["", "| | OLD | NEW | difference |", "|---|---:|---:|---:|"]
+        lines += [f"| {' | '.join(cell(text) for text in row[:4])} |" for row in table]
+        lines += ["", inline(_SOLVED_NOTE)] if _is_solved(table) else []
+    if same := _same(rows):
+        lines += ["", f"The same in both: {inline(same)}."]
+    if shown.explanations:
+        lines += ["", "**What explains it**", ""]
+        lines += [f"{number}. {inline(e.text)}" for number, e in enumerate(shown.explanations, 1)]
+    if shown.unknown:
+        lines += ["", "**Unknown**", "", *(f"- {inline(text)}" for text in shown.unknown)]
+    for name, side in _failures(shown):
+        lines += ["", f"**{name} failed: {inline(_failed(side))}**", ""]
+        lines += [f"- {inline(text)}" for text in _why_and_fix(side)]
+        lines += [f"- {' or '.join(code(text) for text in _paste(side))}"] if _paste(side) else []
+    return "\n".join(lines) + "\n"
+
+
+def _print(console: Console, shown: Comparison, rows: Rows, *, ascii_only: bool) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    width = min(console.width, MAX_COLUMNS)
+
+    def say(text: Text | str, indent: int = 0) -> None:
+        words = Text(text) if isinstance(text, str) else text
+        console.print(Padding(words, (0, 0, 0, indent), expand=False) if indent else words, width=width)
+
+    say(Text(shown.headline, style="bold"))
+    for name, side in _sides(shown):
+        say(Text(f"{name} ", style="bold").append(f"{side.source}: {_about(side)}", style="not bold dim"))
+    if table := list(_lines(rows)):
+        console.print(_table(table, ascii_only=ascii_only), width=width)
+        if _is_solved(table):
+            say(Text(_SOLVED_NOTE, style="dim"))
+    if same := _same(rows):
+        say(Text(f"The same in both: {same}", style="dim"))
+    if shown.explanations:
+        say(Text("\nWhat explains it", style="bold"))
+        for number, explanation in enumerate(shown.explanations, 1):
+            say(f"{number}. {explanation.text}", 2)
+    if shown.unknown:
+        say(Text("\nUnknown", style="bold"))
+        for text in shown.unknown:
+            say(Text(text, style="dim"), 2)
+    for name, side in _failures(shown):
+        say(Text(f"\n{name} failed: ", style="bold red").append(_failed(side), style="not red"))
+        for text in _why_and_fix(side):
+            say(text, 2)
+        if paste := _paste(side):
+            say(Text(" or ".join(paste), style="green"), 5)
+
+
+def _table(rows: list[TableLine], *, ascii_only: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold", min_width=20)
+    for title in ("OLD", "NEW", "difference"):
+        table.add_column(title, justify="right", overflow="fold")
+    for row in rows:
+        style = {True: "", False: "dim", None: "dim"}[row.changed]
+        difference = Text(row.difference, style="bold" if row.changed else style)
+        table.add_row(Text(row.name, style=style), Text(row.old, style=style), Text(row.new, style=style), difference)
+    return table
+
+
+def _sides(shown: Comparison) -> tuple[tuple[str, ComparedStart], ...]:
+    return (("OLD", shown.old), ("NEW", shown.new))
+
+
+def _failures(shown: Comparison) -> list[tuple[str, ComparedStart]]:
+    """Return the failed starts, the newer first: that is the one to repair."""
+    return [(name, side) for name, side in reversed(_sides(shown)) if side.incident is not None]
+
+
+def _about(side: ComparedStart) -> str:
+    """Return ``start 2 of 3, vllm 0.32.0, line 14, no failure``."""
+    start = side.start
+    count = f" of {side.starts}" if side.starts > 1 else ""
+    line = "no line of a start, from the failure's message" if start.line is None else f"line {start.line}"
+    end = "no failure" if side.incident is None else f"failed: {side.incident.kind}"
+    return ", ".join(text for text in (f"start {start.number}{count}", engine(start), line, end) if text)
+
+
+def _lines(rows: Rows) -> Iterator[TableLine]:
+    """Yield the lines of the table: every version and figure, and the settings that differ or that one log leaves open."""
+    for row, changed in rows:
+        if row.kind in _ALWAYS or changed is not False:
+            yield TableLine(row.name, _value(row, row.old), _value(row, row.new), _difference(row, changed), changed)
+
+
+def _is_solved(rows: list[TableLine]) -> bool:
+    return any(text.startswith(_SOLVED) for row in rows for text in (row.old, row.new))
+
+
+def _same(rows: Rows) -> str:
+    """Return the settings that are the same in both, with their value."""
+    same = [row for row, changed in rows if row.kind not in _ALWAYS and changed is False]
+    return ", ".join(f"{row.name} {_value(row, row.new)}" for row in same)
+
+
+def _value(row: Row, side: ComparedValue) -> str:
+    if side.value is None:
+        return _NO_VALUE.get(side.origin, "None")
+    amount = _amount(row, side.value)
+    return {"default": f"{amount} (default)", "solved": f"{_SOLVED}{amount}"}.get(side.origin, amount)
+
+
+def _amount(row: Row, value: object) -> str:
+    if isinstance(value, (str, bool)) or not isinstance(value, (int, float)):
+        return str(value)
+    if row.unit == "bytes":
+        return format_gib(value) if abs(value) >= MIB else f"{value / 1024:.0f} KiB"
+    if row.unit == "tokens":
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if row.kind == "capacity" else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _difference(row: Row, changed: bool | None) -> str:
+    if not changed:
+        return "" if changed is None else "same"
+    if row.difference is not None:
+        return f"{'+' if row.difference > 0 else '-'}{_amount(row, abs(row.difference))}"
+    return {row.old.origin: "added", row.new.origin: "removed"}.get("left alone", "changed")
+
+
+def _failed(side: ComparedStart) -> str:
+    return "" if side.incident is None else side.incident.headline
+
+
+def _why_and_fix(side: ComparedStart) -> Iterator[str]:
+    """Yield where it failed, its first cause, and the first fix that may be applied, else the first of all."""
+    incident = side.incident
+    if incident is None:
+        return
+    yield f"{incident.kind}, {place(incident)}"
+    cause: Cause | None = next(iter(incident.causes), None)
+    if cause is not None:
+        yield f"Why: {cause.title} ({cause.id}, {confidence(cause.confidence)}). {cause.explanation}"
+    fix = _fix(side)
+    if fix is not None:
+        held = f" Not done by itself: {blocked(fix)}." if blocked(fix) else ""
+        yield f"First fix: {fix.setting} {change(fix)} [{fix.effect}]: {why(fix)}.{held}"
+
+
+def _fix(side: ComparedStart) -> Patch | None:
+    plan = () if side.incident is None else side.incident.plan
+    return next((patch for patch in plan if patch.applicable), next(iter(plan), None))
+
+
+def _paste(side: ComparedStart) -> list[str]:
+    fix = _fix(side)
+    return [] if fix is None else pastes(fix)
+
+
+def _rows(comparison: Comparison, fit: Callable[[Row], Row]) -> Rows:
+    """Return the rows made fit to show, each with whether it changed (None: only one log tells it).
+
+    The change is judged before masking: two hidden values look the same.
+    """
+    return [(fit(row), row.changed if row.known else None) for row in comparison.rows]
+
+
+def _side(side: ComparedStart) -> dict[str, Any]:
+    incidents = () if side.incident is None else (side.incident,)
+    whole = to_dict(Diagnosis(side.source, incidents, side.notes, (side.start,)))
+    return {
+        "source": side.source,
+        "outcome": side.outcome,
+        "starts": side.starts,
+        **whole["starts"][0],
+        "incident": next(iter(whole["incidents"]), None),
+        "notes": whole.get("notes", []),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "name": plain_value(row.name),
+        "kind": row.kind,
+        "unit": row.unit,
+        "old": plain_value(row.old.value),
+        "new": plain_value(row.new.value),
+        "difference": plain_value(row.difference) if row.known else None,
+        "old_origin": row.old.origin,
+        "new_origin": row.new.origin,
+    }

@@ -1,0 +1,308 @@
+"""A planned start of vLLM as a table with a bar for a terminal, as JSON, and as the command that fits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from oomguard.core.facts import FactValue, format_gib
+from oomguard.core.incident import Budget, BudgetPart
+from oomguard.core.setting_spellings import as_flag
+from oomguard.estimate.call.planned_call import CallBudget
+from oomguard.estimate.start.encoder_profile import NO_IMAGES
+from oomguard.estimate.start.start import Stage, StartBudget
+from oomguard.planning.start import StartPlan
+from oomguard.report.json import SCHEMA
+from oomguard.report.redact import mask_command
+from oomguard.report.terminal import BudgetBar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+
+# A planned call of transformers' ``generate`` for a terminal and as JSON.
+
+
+def call_record(call: CallBudget) -> dict[str, Any]:
+    """Return a budget as the JSON contract has it, sizes in bytes; what only an engine has is 0."""
+    return {
+        "schema": SCHEMA,
+        "model": call.model,
+        "engine": "transformers",
+        "gpu_total_bytes": call.gpu_total_bytes,
+        "weights_bytes": call.weights_bytes,
+        "kv_bytes_per_token": call.kv_bytes_per_token,
+        "kv_cache_pool_bytes": call.kv_cache_bytes,
+        "kv_cache_tokens": call.batch_size * call.num_beams * (call.prompt_tokens + call.max_new_tokens),
+        "max_concurrency": float(call.largest_batch_size),
+        "largest_batch_size": call.largest_batch_size,
+        "peak_activation_bytes": max(0, call.peak_bytes - call.weights_bytes - call.kv_cache_bytes),
+        "peak_allocated_bytes": call.peak_bytes,
+        "peak_reserved_bytes": call.reserved_bytes,
+        "cudagraph_bytes": 0,
+        "non_torch_bytes": 0,
+        "context_bytes": call.cuda_context_bytes,
+        "max_model_len": call.prompt_tokens + call.max_new_tokens,
+        "batch_size": call.batch_size,
+        "prompt_tokens": call.prompt_tokens,
+        "max_new_tokens": call.max_new_tokens,
+        "fits": call.fits,
+        "traced": call.traced,
+        "assumptions": list(call.assumptions),
+        "uncertainty_bytes": call.uncertainty_bytes,
+    }
+
+
+def print_call_budget(console: Console, call: CallBudget) -> None:
+    """Print a budget's bar, its peak, whether it fits, and how many rows would."""
+    from rich.text import Text
+
+    utf = console.encoding.lower().startswith("utf")
+    head = f"{call.model}, transformers generate, {call.batch_size} rows of {call.prompt_tokens:,} + {call.max_new_tokens:,} tokens"
+    console.print(Text(f"{head}, {format_gib(call.gpu_total_bytes)}", style="bold"), soft_wrap=True)
+    kv = min(call.kv_cache_bytes, call.peak_bytes - call.weights_bytes)
+    rows = (
+        ("weights", call.weights_bytes),
+        ("KV cache", kv),
+        ("activations", call.peak_bytes - call.weights_bytes - kv),
+        ("reserved by torch, unused", call.reserved_bytes - call.peak_bytes),
+        ("CUDA context", call.cuda_context_bytes),
+        ("free", call.gpu_total_bytes - call.reserved_bytes - call.cuda_context_bytes),
+    )
+    parts = tuple(BudgetPart(name, size, "solved") for name, size in rows if size > 0)
+    console.print(BudgetBar(Budget(call.gpu_total_bytes, parts), ascii_only=not utf, table=True))
+    how = "the model's own code under fake tensors" if call.traced else "closed form"
+    console.print(
+        f"peak allocated {format_gib(call.peak_bytes)} ({how}), reserved {format_gib(call.reserved_bytes)}",
+        soft_wrap=True,
+    )
+    verdict = ("fits", "bold green") if call.fits else ("does not fit", "bold red")
+    console.print(
+        Text(verdict[0], style=verdict[1]).append(
+            f"; largest batch that does: {call.largest_batch_size}", style="not bold"
+        )
+    )
+    for line in call.assumptions:
+        console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+
+
+def budget_of(start: StartBudget) -> Budget:
+    """Return the fullest GPU's bytes as parts of its whole."""
+    # A prior was measured on another start, often on another device.
+    not_free = "CUDA context" if start.settings.device_free_bytes is None else "not free at the start"
+    prior = "prior" if start.settings.correction is None else "measured"
+    rows = (
+        ("weights", start.weights_bytes, "solved"),
+        ("draft model", start.draft_weights_bytes, "solved"),
+        ("LoRA adapters", start.lora_bytes, "solved"),
+        ("activations", start.peak_activation_bytes, prior),
+        ("non-torch", start.non_torch_bytes, prior),
+        ("CUDA graphs", start.cudagraph_bytes, prior),
+        ("KV cache", max(0, start.kv_cache_pool_bytes), "solved"),
+        (not_free, start.not_free_bytes, "prior"),
+    )
+    parts = [BudgetPart(name, size, source) for name, size, source in rows if size > 0]
+    free = start.settings.gpu_total_bytes - sum(part.bytes for part in parts)
+    if free > 0:
+        parts.append(BudgetPart("free", free, "solved"))
+    return Budget(start.settings.gpu_total_bytes, tuple(parts))
+
+
+def start_record(start: StartBudget) -> dict[str, Any]:
+    """Return a budget as the JSON contract has it, sizes in bytes per GPU."""
+    return {
+        "schema": SCHEMA,
+        "model": start.model,
+        "engine": "vllm",
+        "engine_version": str(start.settings.version),
+        "gpu_total_bytes": start.settings.gpu_total_bytes,
+        "weights_bytes": start.weights_bytes,
+        "draft_weights_bytes": start.draft_weights_bytes,
+        "adapter_bytes": start.lora_bytes,
+        "kv_bytes_per_token": start.kv_bytes_per_token,
+        "kv_cache_pool_bytes": start.kv_cache_pool_bytes,
+        "kv_cache_blocks": start.kv_cache_blocks,
+        "kv_cache_block_tokens": start.block_tokens,
+        "kv_cache_tokens": start.kv_cache_tokens,
+        "max_concurrency": start.max_concurrency,
+        "peak_activation_bytes": start.peak_activation_bytes,
+        "compile_bytes": start.compile_bytes,
+        "page_cache_bytes": start.page_cache_bytes,
+        "kept_back_bytes": start.kept_back_bytes,
+        "prompt_logprobs_bytes": start.prompt_logprobs_bytes,
+        "cudagraph_bytes": start.cudagraph_bytes,
+        "non_torch_bytes": start.non_torch_bytes,
+        "context_bytes": start.not_free_bytes,
+        "stages": [_stage_record(stage) for stage in start.stages],
+        "max_model_len": start.settings.max_model_len,
+        "largest_max_model_len": start.longest_request_tokens,
+        "max_num_seqs": start.settings.max_num_seqs,
+        "max_num_batched_tokens": start.settings.max_num_batched_tokens,
+        "gpu_memory_utilization": start.settings.gpu_memory_utilization,
+        "fits": start.fits,
+        "margin_bytes": start.margin_bytes,
+        "reasons": list(start.reasons),
+        "assumptions": list(start.assumptions),
+        "uncertainty_bytes": start.uncertainty_bytes,
+    }
+
+
+def _stage_record(stage: Stage) -> dict[str, int]:
+    return {
+        "stage": stage.number,
+        "weights_bytes": stage.weights_bytes,
+        "peak_activation_bytes": stage.peak_activation_bytes,
+        "kv_cache_pool_bytes": stage.pool_bytes,
+    }
+
+
+def plan_record(plan: StartPlan) -> dict[str, Any]:
+    """Return a planned start as the JSON contract has it: its budget, the command that fits, and what that changes."""
+    changes = [{"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes]
+    record = {**start_record(plan.budget), "command": _shown(plan.command), "changes": changes}
+    return record if plan.needed is None else {**record, "smallest": asdict(plan.needed)}
+
+
+def _shown(command: str | None) -> str | None:
+    """Return a command without the secrets in the flags that it keeps."""
+    return None if command is None else shlex.join(mask_command(shlex.split(command), keep_homes=True))
+
+
+def print_start_plan(console: Console, plan: StartPlan) -> None:
+    """Print the budget with its bar, what the KV cache holds, whether it fits and why not, and the command that does."""
+    from rich.text import Text
+
+    start, utf = plan.budget, console.encoding.lower().startswith("utf")
+    settings = start.settings
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    head = f"{start.model}, vLLM {settings.version}, {format_gib(settings.gpu_total_bytes)}"
+    console.print(Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True)
+    console.print(BudgetBar(budget_of(start), ascii_only=not utf, table=True))
+    if start.prompt_logprobs_bytes:
+        console.print(
+            f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, which no start reserves"
+        )
+    console.print(_kv_cache(start, utf=utf))
+    console.print(_verdict(start), soft_wrap=True)
+    for line in _advice(plan):
+        console.print(Text(line), soft_wrap=True)
+    for line in start.assumptions:
+        console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+
+
+def _kv_cache(start: StartBudget, *, utf: bool) -> Table:
+    """Return the table of what the KV cache holds."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    pool, uncertain = format_gib(start.kv_cache_pool_bytes), format_gib(start.uncertainty_bytes)
+    table.add_row("KV cache", f"{pool} ({'±' if utf else '+-'} {uncertain})")
+    table.add_row("a token", f"{start.kv_bytes_per_token:,} bytes")
+    table.add_row("tokens", f"{start.kv_cache_tokens:,} in {start.kv_cache_blocks:,} blocks of {start.block_tokens}")
+    table.add_row("requests at once", f"{start.max_concurrency:.2f} of {start.settings.max_model_len:,} tokens")
+    table.add_row("longest request", f"{start.longest_request_tokens:,} tokens")
+    return table
+
+
+def _verdict(start: StartBudget) -> Text:
+    from rich.text import Text
+
+    if not start.fits:
+        return Text("does not fit: ", style="bold red").append("; ".join(start.reasons), style="not bold")
+    if start.has_margin:
+        return Text("fits", style="bold green")
+    spare, uncertain = format_gib(start.margin_bytes), format_gib(start.uncertainty_bytes)
+    verdict = Text("fits, but within what is uncertain", style="bold yellow")
+    return verdict.append(f": {spare} to spare, {uncertain} unsure", style="not bold")
+
+
+def _advice(plan: StartPlan) -> Iterator[str]:
+    """Yield what to change and the command that fits, else what would make it fit if no setting does."""
+    if plan.command is not None:
+        if plan.changes:
+            yield "this fits:"
+        for patch in plan.changes:
+            yield f"  {patch.setting}: {_text(patch.old)} -> {_text(patch.new)}"
+        yield str(_shown(plan.command))
+    elif (needed := plan.needed) is not None:
+        if needed.tensor_parallel_size:
+            yield f"it would fit with {as_flag('tensor_parallel_size', needed.tensor_parallel_size, 'vllm')}"
+        if needed.gpu_total_bytes:
+            yield f"it would fit on a GPU of {format_gib(needed.gpu_total_bytes)}"
+        if needed.without_images:
+            yield f"it would fit where no prompt has images: {as_flag('limit_mm_per_prompt', NO_IMAGES, 'vllm')}"
+        if not any(asdict(needed).values()):
+            yield "no larger GPU and no more of them would help"
+
+
+def _text(value: FactValue | None) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# A sweep as a table: one row for each value of a setting.
+
+_START_TITLES = ("weights", "activations", "KV cache", "KV tokens", "at once", "fits")
+_CALL_TITLES = ("weights", "KV cache", "allocated", "reserved", "largest batch", "fits")
+
+
+def sweep_records(setting: str, rows: Iterable[tuple[str, StartBudget | str]]) -> Iterator[dict[str, Any]]:
+    """Yield a record for each value; of a value that the engine would refuse, why."""
+    for value, start in rows:
+        refused = {"schema": SCHEMA, setting: value, "fits": False, "reasons": [start]}
+        yield refused if isinstance(start, str) else start_record(start)
+
+
+def print_start_sweep(console: Console, setting: str, rows: Sequence[tuple[str, StartBudget | str]]) -> None:
+    """Print one row for each value; why the engine would refuse a value stands below the table."""
+    _print_rows(console, (setting, *_START_TITLES), ((value, *_start_cells(start)) for value, start in rows))
+    for value, start in rows:
+        if isinstance(start, str):
+            console.print(f"{value}: {start}", markup=False)
+
+
+def _start_cells(start: StartBudget | str) -> Iterator[str]:
+    if isinstance(start, str):
+        yield from ["-"] * (len(_START_TITLES) - 1)
+        yield "refused"
+        return
+    yield format_gib(start.weights_bytes)
+    yield format_gib(start.peak_activation_bytes)
+    yield format_gib(start.kv_cache_pool_bytes)
+    yield f"{start.kv_cache_tokens:,}"
+    yield f"{start.max_concurrency:.2f}"
+    yield _yes(start.fits)
+
+
+def print_call_sweep(console: Console, setting: str, rows: Sequence[tuple[str, CallBudget]]) -> None:
+    """Print one row for each value of a setting of the call."""
+    _print_rows(console, (setting, *_CALL_TITLES), ((value, *_call_cells(call)) for value, call in rows))
+
+
+def _call_cells(call: CallBudget) -> Iterator[str]:
+    yield format_gib(call.weights_bytes)
+    yield format_gib(call.kv_cache_bytes)
+    yield format_gib(call.peak_bytes)
+    yield format_gib(call.reserved_bytes)
+    yield str(call.largest_batch_size)
+    yield _yes(call.fits)
+
+
+def _yes(fits: bool) -> str:
+    return "yes" if fits else "no"
+
+
+def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,161 @@
+"""The table of actions: what an expert does first in which situation, and how each action is worded (rules/actions.toml)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from oomguard.core.facts import REGISTRY
+from oomguard.core.incident import CAUSES, PHASES, Incident
+from oomguard.core.kinds import KINDS
+from oomguard.core.settings import SETTINGS
+from oomguard.rules.expressions import Expression, suggestion, trusted_expression
+from oomguard.rules.schema import Table
+
+DIRECTIONS: Final = ("up", "down", "on", "off")
+# Actions that are no setting: somebody has to do them outside the failed program's settings.
+OUTSIDE: Final = (
+    "end_other_process",
+    "use_another_device",
+    "wait_for_device",
+    "smaller_checkpoint",
+    "more_host_memory",
+    "less_host_memory",
+    "less_device_memory",
+    "wrap_in_guard",
+    "release_before_wake",
+    "read_engine_error",
+    "upgrade_engine",
+    "gradient_checkpointing",
+    "device_map",
+    "image_size",
+)
+
+
+class Where(NamedTuple):
+    """The failures that a row is for; an empty field fits every failure, no fact of ``unknown`` may be known."""
+
+    kinds: frozenset[str]
+    causes: frozenset[str]
+    frameworks: frozenset[str]
+    phases: frozenset[str]
+    when: tuple[Expression, ...]
+    unknown: tuple[str, ...]
+
+    def fits(self, incident: Incident) -> bool:
+        """Return whether the row is for this failure: its likeliest cause counts, and each condition must be known to hold."""
+        cause = incident.causes[0].id if incident.causes else "unknown"
+        found = (
+            (self.kinds, incident.kind),
+            (self.causes, cause),
+            (self.frameworks, incident.framework),
+            (self.phases, incident.phase),
+        )
+        if any(wanted and value not in wanted for wanted, value in found):
+            return False
+        if any(name in incident.facts for name in self.unknown):
+            return False
+        return all(condition.evaluate(incident.facts) is True for condition in self.when)
+
+
+class Wording(NamedTuple):
+    """How one action is worded in the failures of ``where``.
+
+    ``titles``, ``whys`` and ``commands`` are templates: the first one whose facts are all known is used.
+    """
+
+    id: str
+    direction: str | None
+    where: Where
+    titles: tuple[str, ...]
+    whys: tuple[str, ...]
+    commands: tuple[str, ...]
+
+
+class Situation(NamedTuple):
+    """The (action, direction) pairs of the failures of ``where``: what to do first, in an expert's order, or what never to do."""
+
+    where: Where
+    actions: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTable:
+    """All situations, wordings and harmful actions; of each the first row that fits a failure counts."""
+
+    situations: tuple[Situation, ...] = ()
+    wordings: tuple[Wording, ...] = ()
+    never: tuple[Situation, ...] = ()
+
+    def __add__(self, other: ActionTable) -> ActionTable:
+        """Return both tables as one; the rows of this one come first."""
+        return ActionTable(self.situations + other.situations, self.wordings + other.wordings, self.never + other.never)
+
+    def fitting(self, incident: Incident) -> Iterator[Situation]:
+        """Yield the situations of a failure; the first one that leads to an action counts."""
+        return (row for row in self.situations if row.where.fits(incident))
+
+    def is_harmful(self, name: str, direction: str | None, incident: Incident) -> bool:
+        """Return whether an action would make a failure worse; a row without a direction is for every direction."""
+        rows = (row for row in self.never if row.where.fits(incident))
+        return any(name == other and way in {None, direction} for row in rows for other, way in row.actions)
+
+    def wording(self, name: str, direction: str | None, incident: Incident) -> Wording | None:
+        """Return how an action is worded in a failure; a row without a direction is for every direction."""
+        for row in self.wordings:
+            if row.id == name and row.direction in {None, direction} and row.where.fits(incident):
+                return row
+        return None
+
+
+def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) -> ActionTable:
+    """Read the table of actions. Raises RuleError for a mistake in it.
+
+    Args:
+        raw: the file's tables.
+        path: the file, for messages.
+        make: turns a text into an expression.
+    """
+    table = Table(raw, path, "", "actions_file")
+    checked = make is not trusted_expression  # a test checks the shipped file
+    situations, never = (
+        tuple(
+            Situation(
+                _where(row, path, make, checked=checked),
+                tuple(_split(label, row, checked) for label in row.get(key)),
+            )
+            for row in table.tables(name, name)
+        )
+        for name, key in (("situation", "first"), ("never", "actions"))
+    )
+    wordings = []
+    for row in table.tables("wording", "action wording"):
+        name, direction = _split(row.get("action"), row, checked)
+        texts = (tuple(row.get(key, ())) for key in ("title", "why", "command"))
+        wordings.append(Wording(name, direction, _where(row, path, make, checked=checked), *texts))
+    return ActionTable(situations, tuple(wordings), never)
+
+
+def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: bool) -> Where:
+    for key, known in (("kinds", KINDS), ("causes", CAUSES), ("phases", PHASES)) if checked else ():
+        row.choices(key, known, key.removesuffix("s"))
+    return Where(
+        kinds=frozenset(row.get("kinds", ())),
+        causes=frozenset(row.get("causes", ())),
+        frameworks=frozenset(row.get("frameworks", ())),
+        phases=frozenset(row.get("phases", ())),
+        when=row.expressions("when", make),
+        unknown=tuple(row.choices("unknown", REGISTRY, "fact")) if checked else tuple(row.get("unknown", ())),
+    )
+
+
+def _split(label: str, row: Table, checked: bool) -> tuple[str, str | None]:
+    """Return (action, direction) of ``gpu_memory_utilization down``; raises RuleError for an unknown one."""
+    name, _, direction = label.partition(" ")
+    if checked and name not in SETTINGS and name not in OUTSIDE:
+        raise row.error(f"unknown action {name!r}", hint=suggestion(name, (*SETTINGS, *OUTSIDE)))
+    if checked and direction and direction not in DIRECTIONS:
+        raise row.error(f"unknown direction {direction!r}", hint=f"one of {', '.join(DIRECTIONS)}")
+    return name, direction or None

@@ -1,0 +1,173 @@
+"""All signatures and rules in force: the shipped files, then the user's folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+from oomguard.core.errors import RuleError
+from oomguard.core.facts import REGISTRY
+from oomguard.core.files import read_tables
+from oomguard.core.incident import Incident, Missing
+from oomguard.core.kinds import KINDS
+from oomguard.rules.action_table import ActionTable, read_actions
+from oomguard.rules.expressions import compile_expression, trusted_expression
+from oomguard.rules.pattern import LazyPattern, compile_pattern
+from oomguard.rules.rule import Rule, read_rule
+from oomguard.rules.schema import Table, read_toml
+from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
+
+# The file of what is missing: which one thing would decide a failure, by its kind, engine, phase and what is known of it.
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRow:
+    """One thing that may be missing; an empty ``kinds``, ``frameworks`` or ``phases`` fits every one.
+
+    Attributes:
+        unknown: facts of which none may be known.
+        of_a_log: whether it may be missing of a log only; what failed here just now was heard whole.
+    """
+
+    kinds: frozenset[str]
+    frameworks: frozenset[str]
+    phases: frozenset[str]
+    unknown: tuple[str, ...]
+    missing: Missing
+    of_a_log: bool = False
+
+    def fits(self, incident: Incident, *, heard: bool) -> bool:
+        """Return whether this is what would decide the incident; ``heard`` says that it failed here, just now."""
+        if heard and self.of_a_log:
+            return False
+        told = ((self.kinds, incident.kind), (self.frameworks, incident.framework), (self.phases, incident.phase))
+        if any(wanted and value not in wanted for wanted, value in told):
+            return False
+        return not any(name in incident.facts for name in self.unknown)
+
+
+def read_missing(raw: dict[str, Any], path: Path) -> list[MissingRow]:
+    """Read the file. Raises RuleError for a mistake in it."""
+    table = Table(raw, path, "", "missing_file")
+    return [
+        MissingRow(
+            kinds=frozenset(row.choices("kinds", KINDS, "kind")),
+            frameworks=frozenset(row.get("frameworks", [])),
+            phases=frozenset(row.get("phases", [])),
+            unknown=tuple(row.choices("unknown", REGISTRY, "fact")),
+            missing=Missing(row.get("what"), row.get("command")),
+            of_a_log=row.get("of_a_log", False),
+        )
+        for row in table.tables("missing", "missing")
+    ]
+
+
+def what_is_missing(incident: Incident, rows: tuple[MissingRow, ...], *, heard: bool) -> Missing | None:
+    """Return what would decide an incident whose first cause is unknown, None for any other or where no row fits.
+
+    Args:
+        incident: a failure with its causes.
+        rows: the rows in force, the first that fits counts.
+        heard: whether it failed here, just now, and not in a log that may be a part.
+    """
+    if incident.causes and incident.causes[0].id != "unknown":
+        return None
+    return next((row.missing for row in rows if row.fits(incident, heard=heard)), None)
+
+
+# What a message says in a wording that no signature has: observe/unrecognized.py reads the lines that hold one of these.
+UNRECOGNIZED: Final = (
+    "out of memory", "out-of-memory", "Out of memory", "Out of Memory", "Out Of Memory", "OUT OF MEMORY", "OutOfMemory", "MemoryError",
+    "out of GPU memory", "out of CUDA memory", "out of device memory", "out of host memory", "out of system memory",
+)  # fmt: skip
+# What an engine prints above the exception that ended one of its processes: observe/engine_errors.py reads what follows.
+ENGINE_ENDS: Final = (
+    "EngineCore failed to start", "EngineCore encountered a fatal error", "EngineCore hit an exception", "Process EngineCore",
+    "WorkerProc failed to start", "WorkerProc hit an exception", "Error executing method", "Exception in worker",
+    "Engine background task failed", "Scheduler hit an exception", "Failed to initialize executor on rank",
+    "Executor worker initialization error", "Shard complete standard error output",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """All signatures and rules in force."""
+
+    signatures: tuple[Signature, ...]
+    rules: tuple[Rule, ...]
+    quotations: tuple[Quotation, ...] = ()
+    missing: tuple[MissingRow, ...] = ()
+    actions: ActionTable = field(default_factory=ActionTable)
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """The anchors of all signatures, the words of other out-of-memory messages and of an engine's end, each once, sorted."""
+        own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
+        return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
+
+    def rule(self, code: str) -> Rule:
+        """Return the rule with this code; raises KeyError for an unknown one."""
+        return {rule.code: rule for rule in self.rules}[code]
+
+
+def shipped_root() -> Path:
+    """Return the folder of the shipped rules: inside the wheel, or at the top of a source checkout."""
+    inside = Path(__file__).with_name("shipped")
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "rules"
+
+
+def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
+    """Load the shipped rules, then the user's folders.
+
+    A user's rule is added, or replaces the shipped rule of the same code; a user's signature is added. Every mistake
+    names its file, key, line and, where something similar is known, what was probably meant.
+
+    Args:
+        extra: the user's folders; every ``.toml`` file below them is read.
+        check: compile the shipped patterns and conditions now, and not on first use; a user's are always compiled here.
+
+    Raises:
+        RuleError: the first file that cannot be used, or a folder that does not exist.
+    """
+    signatures: list[Signature] = []
+    rules: dict[str, Rule] = {}
+    quotations: list[Quotation] = []
+    missing: list[MissingRow] = []
+    actions = ActionTable()
+    shipped = shipped_root()
+    for root in (shipped, *extra):
+        lazy = root == shipped and not check
+        pattern = LazyPattern if lazy else compile_pattern
+        expression = trusted_expression if lazy else compile_expression
+        if not _is_folder(root):
+            raise RuleError("no such folder of rules", path=str(root), hint="--rules takes a folder of .toml files")
+        seen: dict[str, str] = {}
+        paths = sorted(root.rglob("*.toml"), key=attrgetter("parts"))
+        tables = read_tables("rules", paths, read_toml) if lazy else {path: read_toml(path) for path in paths}
+        for path, table in tables.items():
+            if "cause" in table or "code" in table:
+                rule = read_rule(table, path, expression)
+                if rule.code in seen:
+                    raise RuleError(f"code {rule.code} is taken by {seen[rule.code]}", path=str(path), key="code")
+                seen[rule.code] = path.name
+                rules[rule.code] = rule
+            elif "quotation" in table:
+                quotations += read_quotations(table, path, pattern)
+            elif "missing" in table:
+                missing += read_missing(table, path)
+            elif "situation" in table:  # a user's rows come before the shipped ones
+                actions = read_actions(table, path, expression) + actions
+            else:
+                signatures.append(read_signature(table, path, pattern))
+    in_order = tuple(rules[code] for code in sorted(rules))
+    return RuleSet(tuple(signatures), in_order, tuple(quotations), tuple(missing), actions)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name too long, or a null byte
+        return False

@@ -1,0 +1,157 @@
+"""Out-of-memory failures in a wording that no signature has, and texts that report a failure without its log.
+
+The rule is small on purpose. It takes the last line of a traceback whose exception is an out-of-memory type or says "out of memory",
+and a line of level ERROR, CRITICAL or FATAL that says "out of memory". It counts only if nothing else was found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from oomguard.core.incident import Evidence, Incident, Location
+from oomguard.core.text import strip_escapes
+from oomguard.rules.signature import Signature, Wording
+from oomguard.scan.context import Context
+from oomguard.scan.incidents import ScannedIncident
+from oomguard.scan.pattern_search import Hit, Window
+
+REPORT_NOTE: Final = "This reads like a report; diagnose the log itself"
+# How sure the rule is: nothing is changed or run again because of it.
+CERTAINTY_RATIO: Final = 0.8
+_LINE_CHARS: Final = 500
+_PHRASE: Final = r"(?i:\b(?:ran |run |runs |running )?out[ _-]of[ _-](?:[a-z]{2,12}[ _-]){0,2}memory\b)"
+_OUT_OF_MEMORY: Final = re.compile(_PHRASE)
+# The line behind the frames: what comes before it is indented.
+_EXCEPTION: Final = re.compile(
+    r"(?:\A|\n)[ \t]+\S[^\n]*\n(?P<line>(?:\w+(?:\.|::))*(?:\w*OutOfMemory\w*|\w*MemoryError)(?=:|\s*(?:\n|\Z))[^\n]*"
+    rf"|(?:\w+(?:\.|::))*\w*(?:Error|Exception):[^\n]{{0,{_LINE_CHARS}}}?{_PHRASE}[^\n]*)"
+)
+_FRAME: Final = re.compile(r'File "[^"\n]+", line \d|Traceback \(most recent call last\)')
+_LEVEL: Final = re.compile(
+    r"(?:\A|[\s\[(|])(?:ERROR|CRITICAL|FATAL)\b|\blevel=(?:error|critical|fatal)\b|\[(?:error|critical|fatal)\]"
+    r'|"(?:level|severity|lvl)": ?"(?i:error|critical|fatal)"|\A[EF]\d{4} '
+)
+_LEVEL_CHARS: Final = 120
+# A condition, advice or a denial before the words; an attempt that the program goes on with.
+_UNLESS_BEFORE: Final = re.compile(
+    r"(?i)\b(?:if|when|whenever|unless|may|might|could|would|should|can|avoid\w*|prevent\w*|not|never|without|no longer|possibl[ey])\b"
+    r"[^.;\n]*\Z"
+)
+_GOES_ON: Final = re.compile(r"(?i)\bretr(?:y|ying|ied)\b|\bfall(?:ing|s)? back\b|\bskipping\b|\breducing\b")
+# The first that the line names is the kind.
+_KINDS: Final = (
+    ("nccl_oom", r"(?i)\bnccl|\brccl"),
+    ("cublas_alloc", r"(?i)\b(?:cublas|cudnn|cusolver|hipblas)"),
+    ("llamacpp_oom", r"(?i)\bggml|\bllama[._-]"),
+    ("xla_oom", r"(?i)\bxla|\bjax|\btpu\b|RESOURCE_EXHAUSTED"),
+    ("hip_oom", r"(?i)\bhip|\brocm"),
+    ("xpu_oom", r"(?i)\bxpu\b|\bsycl\b|level[_ ]zero"),
+    ("npu_oom", r"(?i)\bnpu\b|\bascend"),
+    ("mps_oom", r"(?i)\bmps\b|\bmetal\b"),
+    ("cuda_oom", r"(?i)cuda|\bgpus?\b|\bvram\b|\bdevice\b"),
+    ("host_oom", r"(?i)\bhost\b|\bsystem\b|\bcpu\b|(?<![A-Za-z])ram\b|\bcontainer\b|\bcgroup\b|(?<!OutOf)MemoryError"),
+)
+# A line of a log, a traceback or a command's output.
+_OF_A_LOG: Final = re.compile(r"\s*(?:[\w.]|::)*(?:Error|Exception|OutOfMemory\w*)\b ?[:(]|\s*[{<|]|\s*\d+%")
+_AMID_A_LOG: Final = re.compile(
+    r"\d\d:\d\d:\d\d|\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\blevel=\w|Traceback \(most|\bFile \"[^\"\n]+\", line \d"
+    r"|\bpid[ =]\d"
+)
+_MENTION: Final = re.compile(rf"{_PHRASE}|\bOOM(?:s|ed|'d|ing)?\b|(?i:\b(?:gpu|cuda) memory error)")
+_OF_A_PERSON: Final = re.compile(r"\b(?:I|I'm|I've|[Ww]e|[Mm]y|[Oo]ur|me)\b|\?\s*\Z")
+_SENTENCE: Final = re.compile(r"(?:\b[a-zI']+\b,? ){3}")
+_WORDING: Final = Wording(anchor="", pattern=None, source="oomguard/scan/unrecognized.py")
+_SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
+
+
+class Unrecognized:
+    """The first failure of an input in a wording that no signature has, and whether the input is a report without a log."""
+
+    def __init__(self) -> None:
+        self._first: tuple[Hit, Window, Context] | None = None
+        self._is_log = self._is_mentioned = self._is_of_a_person = False
+
+    def see(self, text: str) -> None:
+        """Take the next line of the input."""
+        if self._is_log:
+            return
+        self._is_log = _OF_A_LOG.match(text) is not None or _AMID_A_LOG.search(text) is not None
+        if _MENTION.search(text) and _SENTENCE.search(text):
+            self._is_mentioned = True
+        if _OF_A_PERSON.search(text):
+            self._is_of_a_person = True
+
+    def leave_out(self) -> None:
+        """Note that lines were left out: a report is short, and read as a whole."""
+        self._is_log = True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say of an input without a failure that describes one in sentences and shows no line of a log."""
+        is_report = self._is_mentioned and self._is_of_a_person and not self._is_log
+        return (REPORT_NOTE,) if is_report else ()
+
+    def consider(self, window: Window, context: Context, is_quoted: Callable[[Hit], bool]) -> None:
+        """Take a window in which no signature knew a failure; ``is_quoted`` says whether a message is only quoted."""
+        if self._first is None and (hit := _message(window)) is not None and not is_quoted(hit):
+            self._first = hit, window, context
+
+    def failure(self) -> ScannedIncident | None:
+        """Return the failure, None if there is none or the engine recovered from it."""
+        if self._first is None:
+            return None
+        found = _scanned(*self._first)
+        is_recovered = any("recovered" in near.facts and near.line >= found.last_line for near in found.near)
+        return None if is_recovered else found
+
+
+def _message(window: Window) -> Hit | None:
+    """Return the message on the line that the window was opened for, None if it reports no failure."""
+    begin, end = window.anchor_span
+    text = window.text[:end]
+    if _FRAME.search(text):
+        for found in _EXCEPTION.finditer(text):
+            if begin <= found.start("line") < end:
+                return _hit(window, found.start("line"), found["line"])
+    at = _OUT_OF_MEMORY.search(text, begin)
+    raw = strip_escapes(window.lines[window.anchor].text)[:_LEVEL_CHARS]
+    if at is None or not _LEVEL.search(raw):
+        return None
+    line, position = window.line_around(at.start())
+    if _UNLESS_BEFORE.search(line[:position]) or _GOES_ON.search(line):
+        return None
+    return _hit(window, at.start(), line)
+
+
+def _hit(window: Window, position: int, line: str) -> Hit:
+    first = window.index(position)
+    message = " ".join(line[:_LINE_CHARS].split())
+    return Hit(_SIGNATURE, _WORDING, first, first, len(line), message, {}, position)
+
+
+def _scanned(hit: Hit, window: Window, context: Context) -> ScannedIncident:
+    line, process = window.lines[hit.first], window.process
+    kind = next((kind for kind, pattern in _KINDS if re.search(pattern, hit.message)), "other")
+    incident = Incident(
+        kind=kind,
+        message=hit.message,
+        framework=context.framework_for(process) or "unknown",
+        location=Location(line.number, line.byte, process),
+        phase=context.phase_for(process) or "unknown",
+        facts=context.facts_for(process),
+        evidence=(Evidence(strip_escapes(line.text).strip()[:_LINE_CHARS], line.number),),
+        start=context.number,
+        certainty_ratio=CERTAINTY_RATIO,
+    )
+    return ScannedIncident(
+        incident,
+        context,
+        own={},
+        seen_s=0.0,
+        last_line=line.number,
+        kinds={kind},
+        near=context.beside(line.number, window.lines[-1].number, process, 0),
+        phase_is_told=incident.phase != "unknown",
+    )

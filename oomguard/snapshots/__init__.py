@@ -1,1 +1,0 @@
-"""Allocation snapshots of torch: read without running anything in them, summed up, and taken where memory runs out."""

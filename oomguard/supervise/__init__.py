@@ -1,1 +1,0 @@
-"""Running the user's command: streams passed through unchanged, signals forwarded, the whole tree ended."""

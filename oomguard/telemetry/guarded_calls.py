@@ -1,0 +1,137 @@
+"""What the guard tells of calls that ran out of memory: counted where metrics are enabled, a span where the program has a tracer.
+
+A call that succeeds is not told of, and costs nothing. OpenTelemetry is never imported here: a program that traces has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakSet
+
+from oomguard._version import __version__
+from oomguard.core.errors import SettingError
+from oomguard.core.incident import Attempt
+from oomguard.core.log import get_plain_logger
+from oomguard.telemetry.metrics import Exporter, Tally, require_library
+from oomguard.telemetry.spans import CALL, INCIDENT, of_incident, of_settings, table
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+# Where the calls of this process are counted: one tally for each registry that was enabled.
+tallies: Final[list[Tally]] = []
+_TRACE: Final = "opentelemetry.trace"
+
+
+class Tried(NamedTuple):
+    """An attempt of a call, with Unix times in nanoseconds as spans have them."""
+
+    attempt: Attempt
+    began_ns: int
+    ended_ns: int
+
+
+_tried: ContextVar[tuple[Tried, ...]] = ContextVar("oomguard_tried", default=())
+
+
+def attempted(attempt: Attempt) -> None:
+    """Take an attempt that ended, of a call that has run out of memory, now or before."""
+    if attempt.incident is None and attempt.number == 1:
+        return
+    for tally in tallies:
+        tally.began(attempt.patches, is_relaunch=attempt.number > 1)
+        tally.ended(attempt)
+    _trace(attempt, attempt.seconds)
+
+
+def died(before: Attempt, now: Attempt) -> None:
+    """Take the death of an engine whose start had ended well; how long it had worked is not lost."""
+    for tally in tallies:
+        if before.number == 1:  # one that succeeds at once is not counted
+            tally.began(now.patches, is_relaunch=False)
+        tally.ended(replace(now, seconds=0.0))
+    _trace(now, 0.0)
+
+
+def call_ended() -> None:
+    """Take the end of a call: what was tried is one span."""
+    tried = _tried.get()
+    if tried:
+        _tried.set(())
+        try:
+            tell(tried)
+        except Exception:
+            logger = get_plain_logger()
+            logger.exception("the span of a guarded call failed")
+
+
+def _trace(attempt: Attempt, seconds: float) -> None:
+    if _TRACE in sys.modules:
+        now_ns = time.time_ns()
+        _tried.set((*_tried.get(), Tried(attempt, now_ns - round(seconds * 1e9), now_ns)))
+
+
+# A guarded call that ran out of memory, as one span below the one that the program has open.
+
+
+def tell(tried: Sequence[Tried]) -> None:
+    """Make the span of what was tried, in the order of time; its status is the last attempt's."""
+    from opentelemetry import trace
+
+    from oomguard.report.presentable import drawn
+
+    last = tried[-1].attempt
+    attributes = {"oomguard.attempts": len(tried), **of_settings(last)}
+    tracer = trace.get_tracer(table()["scope"], __version__)
+    span = tracer.start_span(CALL, attributes=attributes, start_time=tried[0].began_ns)
+    for attempt, _, ended_ns in tried:
+        if attempt.incident is not None:
+            span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number), ended_ns)
+    if not last.succeeded:
+        why = last.incident.headline if last.incident is not None else last.error
+        span.set_status(trace.StatusCode.ERROR, drawn(why))
+    span.end(tried[-1].ended_ns)
+
+
+# ``oomguard.enable_metrics``: the guarded calls of this process in the program's own registry.
+
+_enabled: WeakSet[CollectorRegistry] = WeakSet()
+_lock = threading.Lock()
+
+
+def enable_metrics(registry: CollectorRegistry | None = None) -> None:
+    """Count the guarded calls of this process, from here on, for prometheus-client (the extra ``metrics``).
+
+    Counted are calls that run out of memory: their attempts, incidents and changes. A call that succeeds costs nothing. Called
+    again for the same registry it changes nothing.
+
+    Args:
+        registry: where the metrics are registered; None: prometheus-client's own, which the program exposes.
+
+    Raises:
+        UsageError: prometheus-client is not installed.
+        SettingError: ``registry`` is no registry.
+        ValueError: the registry has other metrics of these names.
+    """
+    require_library()
+    from prometheus_client import REGISTRY, CollectorRegistry
+
+    chosen = REGISTRY if registry is None else registry
+    if not isinstance(chosen, CollectorRegistry):
+        raise SettingError(
+            f"registry is a prometheus_client.CollectorRegistry, not {chosen!r}",
+            hint="enable_metrics() takes prometheus-client's own",
+        )
+    with _lock:
+        if chosen not in _enabled:
+            tally = Tally()
+            chosen.register(Exporter(tally, {"process"}))
+            tallies.append(tally)
+            _enabled.add(chosen)

@@ -1,0 +1,290 @@
+"""What spans and their events carry of attempts and incidents; the names stand in spans.toml."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomguard._version import __version__
+from oomguard.core.facts import FactValue
+from oomguard.core.incident import Attempt, Incident, Patch
+from oomguard.core.installation import install_hint
+from oomguard.core.log import get_logger
+from oomguard.engines.command import Launch
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+
+Attributes = dict[str, FactValue]
+RUN: Final = "oomguard.run"
+ATTEMPT: Final = "oomguard.attempt"
+CALL: Final = "oomguard.call"
+INCIDENT: Final = "oomguard.core.incident"
+_FILE: Final = Path(__file__).with_name("spans.toml")
+
+
+@functools.cache
+def table() -> Mapping[str, Any]:
+    """Return the names of spans, events and attributes, and the exporters."""
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def of_incident(incident: Incident, number: int) -> Attributes:
+    """Return the attributes of an incident's event: its numbers, and no text of the user's but the headline, masked."""
+    from oomguard.report.presentable import drawn
+
+    found: Attributes = {
+        "oomguard.attempt.number": number,
+        "oomguard.core.incident.kind": incident.kind,
+        "oomguard.core.incident.is_oom": incident.is_oom,
+        "oomguard.core.incident.headline": drawn(incident.headline),
+        "oomguard.core.incident.phase": incident.phase,
+        "oomguard.core.incident.framework": incident.framework,
+    }
+    for cause in incident.causes[:1]:
+        found["oomguard.core.incident.cause"] = cause.id
+        found["oomguard.core.incident.rule"] = cause.rule
+        found["oomguard.core.incident.confidence"] = cause.confidence
+    facts = {f"oomguard.fact.{name}": fact.value for name, fact in sorted(incident.facts.items())}
+    return found | {name: value for name, value in facts.items() if not isinstance(value, str)}
+
+
+def of_attempt(attempt: Attempt) -> Attributes:
+    """Return the attributes of an attempt's span."""
+    found: Attributes = {"oomguard.attempt.number": attempt.number, **of_settings(attempt)}
+    if attempt.exit_status is not None:
+        found["process.exit.code"] = attempt.exit_status
+    predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
+    found |= {f"oomguard.predicted.{name}": value for name, value in predicted.items()}
+    return found | {f"oomguard.measured.{name}": value for name, value in attempt.measured.items()}
+
+
+def of_settings(attempt: Attempt) -> Attributes:
+    """Return what oomguard had changed in an attempt."""
+    return {f"oomguard.setting.{name}": value for name, value in attempt.settings.items()}
+
+
+# What goes along with a run and tells it as spans: one for the run, one below for each attempt, an event for each incident.
+
+# Where one process hands its trace on to the next (https://opentelemetry.io/docs/specs/otel/context/env-carriers/).
+_CARRIED: Final = ("traceparent", "tracestate")
+
+
+class RunSpans:
+    """Tells one run.
+
+    Args:
+        provider: gives the tracer.
+        argv: the command.
+        stopped: whether the user has stopped the run, which then did not fail.
+    """
+
+    def __init__(self, provider: TracerProvider, argv: Sequence[str], stopped: Callable[[], bool]) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        from oomguard.report.redact import mask_command
+
+        self._tracer = provider.get_tracer(table()["scope"], __version__)
+        self._propagator, self._stopped = TraceContextTextMapPropagator(), stopped
+        given = {name: os.environ[name.upper()] for name in _CARRIED if name.upper() in os.environ}
+        above = self._propagator.extract(given)
+        words = {"process.command_args": list(mask_command(tuple(argv)))}
+        self._run = self._tracer.start_span(RUN, above, attributes=words)
+        self._attempt: Span | None = None
+        self._attempts = self._began_ns = 0
+
+    def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
+        """Begin an attempt's span, which the command finds in its environment."""
+        from opentelemetry.trace import set_span_in_context
+
+        del patches
+        self._attempts = number
+        numbered, self._began_ns = {"oomguard.attempt.number": number}, time.time_ns()
+        below = set_span_in_context(self._run)
+        self._attempt = self._tracer.start_span(ATTEMPT, below, attributes=numbered, start_time=self._began_ns)
+        carried: dict[str, str] = {}
+        self._propagator.inject(carried, set_span_in_context(self._attempt))
+        for name in _CARRIED:
+            os.environ.pop(name.upper(), None)
+        os.environ.update({name.upper(): text for name, text in carried.items()})
+
+    def began(self, number: int, launch: Launch, pid: int | None) -> None:
+        """Note the command's process."""
+        del number, launch
+        if self._attempt is not None and pid is not None:
+            self._attempt.set_attribute("process.pid", pid)
+
+    def ended(self, attempt: Attempt) -> None:
+        """End an attempt's span, with its incident as an event."""
+        span, self._attempt = self._attempt, None
+        if span is None:
+            return
+        ended_ns = self._began_ns + round(attempt.seconds * 1e9)  # it has been explained since
+        span.set_attributes(of_attempt(attempt))
+        if attempt.incident is not None:
+            span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number), ended_ns)
+        why = attempt.incident.headline if attempt.incident is not None else attempt.error
+        self._set_status(
+            span, why, failed=not attempt.succeeded and (attempt.incident is not None or not self._stopped())
+        )
+        span.end(ended_ns)
+
+    def end(self, status: int | None) -> None:
+        """End the run's span; ``status`` is the run's own, None where its command could not be started."""
+        if self._attempt is not None:
+            self._set_status(self._attempt, "not started", failed=True)
+            self._attempt.end()
+        self._run.set_attribute("oomguard.attempts", self._attempts)
+        if status is not None:
+            self._run.set_attribute("process.exit.code", status)
+        why = "not started" if status is None else f"exit status {status}"
+        self._set_status(self._run, why, failed=status != 0 and not self._stopped())
+        self._run.end()
+
+    def _set_status(self, span: Span, why: str, *, failed: bool) -> None:
+        from opentelemetry.trace import StatusCode
+
+        from oomguard.report.presentable import drawn
+
+        if failed:
+            span.set_status(StatusCode.ERROR, drawn(why))
+
+
+# A tracer for ``oomguard run``, where the environment asks for one: the command line configures nothing by code.
+#
+# OpenTelemetry's own variables decide. Without them nothing of it is imported, and with OTEL_SDK_DISABLED=true neither.
+
+_EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OF_SDK: Final = "console"
+_GROUP: Final = "opentelemetry_traces_exporter"
+# A run ends no later than this for a collector that does not answer.
+DELIVER_S: Final = 3.0
+
+
+def is_asked(env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment asks for spans: an exporter that is not ``none``, or where one is to send them."""
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    named = env.get(_EXPORTER, "").strip().lower()
+    return named != "none" if named else any(env.get(name, "").strip() for name in _ENDPOINTS)
+
+
+class Tracing:
+    """OpenTelemetry's SDK as its variables configure it: sampler, resource, exporters.
+
+    Attributes:
+        provider: gives the tracer.
+    """
+
+    def __init__(self, provider: TracerProvider, troubles: _Troubles) -> None:
+        self.provider, self._troubles = provider, troubles
+
+    @classmethod
+    def begin(cls) -> Tracing | None:
+        """Return it; None, with a line that says why, where it is not installed or its variables cannot be followed."""
+        try:
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            # Who only names a collector speaks to all programs on the machine; who names an exporter expects spans.
+            tell = get_logger().warning if os.environ.get(_EXPORTER, "").strip() else get_logger().debug
+            tell("no spans are sent: OpenTelemetry's SDK is not installed", install=_install(_OF_SDK, *_names()))
+            return None
+        troubles = _Troubles()
+        troubles.listen()
+        try:
+            exporters = [_exporter(name) for name in _names()]
+            provider = TracerProvider(shutdown_on_exit=False)
+            for exporter in exporters:
+                provider.add_span_processor(BatchSpanProcessor(exporter))
+        except Exception as error:  # noqa: BLE001 - of whichever exporter is installed: the run goes on without
+            get_logger().warning("no spans are sent", reason=f"{type(error).__name__}: {error}")
+            return None
+        return cls(provider, troubles)
+
+    def deliver(self) -> None:
+        """Send what is left, and say where it did not arrive in time."""
+        sending = threading.Thread(target=self.provider.shutdown, name="oomguard-spans", daemon=True)
+        began_s = time.monotonic()
+        sending.start()
+        sending.join(DELIVER_S)
+        if sending.is_alive() or self._troubles.are_lost:
+            why, waited_s = self._troubles.last or "no answer", round(time.monotonic() - began_s, 1)
+            get_logger().warning("spans are lost: the collector did not take them", waited_s=waited_s, reason=why)
+
+
+class _Troubles(logging.Handler):
+    """Keeps what the SDK logs: standard error is the command's, and one line at the end says what was lost."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last: str | None = None
+        self.are_lost = False
+
+    def listen(self) -> None:
+        logger = logging.getLogger("opentelemetry")
+        logger.propagate = False
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage().partition("\n")[0]
+        self.are_lost = self.are_lost or record.levelno >= logging.ERROR  # a warning is of what is tried again
+
+
+def _names() -> list[str]:
+    return [name.strip() for name in os.environ.get(_EXPORTER, "").split(",") if name.strip()] or ["otlp"]
+
+
+def _exporter(name: str) -> SpanExporter:
+    """Return the exporter of that name; raises LookupError where it is not installed."""
+    if name == "console":  # standard output is the command's
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter(out=sys.stderr)
+    from importlib.metadata import entry_points
+
+    wanted = _of_otlp() if name == "otlp" else (name,)
+    found = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    entry = next((found[one] for one in wanted if one in found), None)
+    if entry is None:
+        raise LookupError(f"no exporter {' or '.join(wanted)} is installed: {_install(*wanted[-1:])}")
+    make: Callable[[], Any] = entry.load()
+    exporter: SpanExporter = make()
+    return exporter
+
+
+def _install(*names: str) -> str:
+    """Return how to install these exporters."""
+    packages = table()["packages"]
+    commands = []
+    for name in names:
+        if name in packages["in_extra"]:
+            commands.append(install_hint("otel"))
+        elif name in packages:
+            commands.append(f"pip install {packages[name]}")
+        else:
+            commands.append(f"a package whose {_GROUP} has {name}")
+    return " and ".join(dict.fromkeys(commands))
+
+
+def _of_otlp() -> tuple[str, ...]:
+    by_protocol: dict[str, str] = table()["otlp"]
+    asked = next((text for name in _PROTOCOLS if (text := os.environ.get(name, "").strip())), None)
+    if asked is None:
+        return tuple(by_protocol.values())
+    if asked not in by_protocol:
+        raise LookupError(f"OTEL_EXPORTER_OTLP_PROTOCOL={asked}: one of {', '.join(by_protocol)}")
+    return (by_protocol[asked],)

@@ -1,0 +1,213 @@
+"""What an attempt really ran with: told arguments, changes of the engine that failed, and changes that did not take effect."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oomguard.analyst.effective_settings import as_it_ran, given_settings, unheeded
+from oomguard.core.facts import GIB, Fact
+from oomguard.core.incident import Attempt, Effect, Incident, Patch, SettingInForce
+from oomguard.diagnosis.diagnose import assess, default_rules
+from oomguard.engines.command import Launch
+from oomguard.engines.started_engine import EngineChange, StartedEngine, changes_with, failed_engine
+from oomguard.engines.vllm import launch as vllm
+from oomguard.engines.vllm import plugin
+from oomguard.remedy.policy import Policy
+from support.each import each
+
+ENGINE = Path(__file__).with_name("fake_engine.py")
+SCRIPT = Launch(("python", "s.py"))
+SERVE = Launch(("vllm", "serve", "m"))
+SPACE = "VLLM_CPU_KVCACHE_SPACE"
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    monkeypatch.delenv(SPACE, raising=False)
+
+
+def run(*engine, options=()):
+    command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=dict(os.environ))
+
+
+def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
+    ran = run("--mode", "stubborn", "--count", os.devnull)
+    assert ran.returncode == 1
+    assert ran.stderr.count("attempt ended") == 2
+    assert (
+        "the change did not take effect: nothing is run again: setting=max_model_len wanted=1792 in_force=32768"
+        in ran.stderr
+    )
+    assert "because=the program's own code sets it" in ran.stderr
+
+
+def test_a_change_that_no_engine_took_ends_the_run(tmp_path):
+    ran = run("--mode", "deaf", "--count", str(tmp_path / "count.log"))
+    assert ran.returncode == 1
+    assert (tmp_path / "count.log").read_text().split() == ["32768", "32768"]
+    assert "the change did not reach the engine" in ran.stderr
+
+
+def test_what_an_engine_does_not_print_the_plugin_tells():
+    ran = run("--mode", "silent", options=("--dry-run",))
+    assert "Lower max_model_len from 32768 to 1792" in ran.stderr
+    assert "you set it: --allow reduces-capacity permits it" in ran.stderr
+
+
+def incident(kind="kv_cache_too_small_for_max_len", phase="kv_cache_init", **facts):
+    return Incident(kind, "", "vllm", phase=phase, facts={n: Fact(n, v, line=9) for n, v in facts.items()})
+
+
+def attempt(setting, old, new):
+    patch = Patch(setting, old, new, Effect.REDUCES_CAPACITY, "")
+    return Attempt(2, {setting: new}, (patch,))
+
+
+def told(over=None, **config):
+    return (StartedEngine("m", 1, 1, {}, config, over or {}),)
+
+
+def test_what_the_engine_made_of_its_arguments_tells_that_a_change_was_lost():
+    over = unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(max_num_seqs=256))
+    assert (over.setting, over.wanted, over.shown) == ("max_num_seqs", 8, 256)
+    assert over.why == "the program's own code sets it"
+
+
+def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("engine:\n  max_num_seqs: 256\n")
+    launch = Launch(("python", "s.py", "--job", str(path)))
+    over = unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256))
+    assert over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
+
+
+@each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
+def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
+    assert unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None
+
+
+def test_the_variable_that_beats_a_change_is_named(monkeypatch):
+    monkeypatch.setenv(SPACE, "1")
+    failed = incident(on_cpu=True, kv_cache_requested_bytes=GIB)
+    over = unheeded(attempt("kv_cache_memory_bytes", GIB, 5), failed, vllm, SERVE, ())
+    assert over.why == f"{SPACE}=1 in the environment sets it over flags and arguments"
+
+
+def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off():
+    desired, total = (
+        Fact("desired_bytes", round(0.5 * 80 * GIB), slack=0.005 * GIB, line=9),
+        Fact("device_total_bytes", 80 * GIB),
+    )
+    failed = Incident("cuda_oom", "", "vllm", facts={"desired_bytes": desired, "device_total_bytes": total})
+    assert unheeded(attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()) is not None
+    assert unheeded(attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()) is None
+
+
+def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothing():
+    listed = {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)}
+    failed = Incident("cuda_oom", "", "vllm", facts=listed)
+    assert unheeded(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ()) is None
+    ran = as_it_ran(failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7})
+    assert ran.facts["max_model_len_tokens"].value == 7
+
+
+def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
+    monkeypatch.setenv(SPACE, "1")
+    ran = as_it_ran(incident(on_cpu=True), engine=vllm, first=SERVE, launch=SERVE, changed={})
+    assert (ran.settings["kv_cache_memory_bytes"].value, ran.settings["kv_cache_memory_bytes"].source) == (
+        GIB,
+        f"{SPACE}=1",
+    )
+    assert ran.facts["kv_cache_memory_bytes_set"].value is True
+
+
+def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkeypatch):
+    """Both are the user's: going back to the one that holds a request raises nothing that the user did not write."""
+    monkeypatch.setenv(SPACE, "0")
+    given = replace(
+        incident("kv_cache_none_left", on_cpu=True, max_model_len_tokens=8192, kv_cache_needed_bytes=GIB // 64),
+        settings={"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", GIB // 4, True, "printed")},
+    )
+    ran = as_it_ran(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
+    assert ran.number("overridden_kv_cache_bytes") == GIB // 4
+    found = assess(ran, default_rules(), Policy())
+    assert found.causes[0].rule == "OG222"
+    assert [(p.setting, p.new, p.blocked_by) for p in found.plan] == [("kv_cache_memory_bytes", GIB // 4, None)]
+
+
+def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
+    told = tmp_path / "told.jsonl"
+    rows = [
+        {"arguments": {"kv_cache_memory_bytes": 5}},
+        {"config": {"kv_cache_memory_bytes": GIB, "max_num_seqs": 128}},
+    ]
+    told.write_text("\n".join(json.dumps({"pid": 1, "order": 1, "model": "m", **row}) for row in rows))
+    launch = Launch(("python", "s.py"), {plugin.ACKNOWLEDGE: str(told)})
+    given = incident()
+    given = replace(
+        given, settings={"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", 5, True, "printed")}
+    )
+    ran = as_it_ran(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
+    assert (ran.settings["kv_cache_memory_bytes"].value, ran.settings["kv_cache_memory_bytes"].source) == (
+        GIB,
+        "in effect",
+    )
+    assert ran.facts["kv_cache_memory_bytes"].value == GIB
+    assert "max_num_seqs" not in ran.settings
+
+
+def test_a_change_of_another_engine_is_not_in_force_for_this_one():
+    first = Launch(("python", "s.py"), engine_changes=(EngineChange("a", None, {"max_model_len": 7}),))
+    ran = {
+        model: as_it_ran(incident(model=model), engine=vllm, first=first, launch=first, changed={"max_model_len": 7})
+        for model in "ab"
+    }
+    assert "max_model_len" in ran["a"].settings
+    assert "max_model_len" not in ran["b"].settings
+
+
+def test_what_the_last_engine_was_given_is_all_that_the_user_set():
+    started = (StartedEngine("a", 1, 1, {"max_model_len": 5}), StartedEngine("b", 2, 1, {"max_num_seqs": 6}))
+    assert {name: one.value for name, one in given_settings(vllm, SCRIPT, started).items()} == {
+        "model": "b",
+        "max_num_seqs": 6,
+    }
+    assert given_settings(vllm, SCRIPT, ()) == {}
+
+
+def test_of_two_engines_of_one_model_the_one_that_started_last_is_the_one_that_failed_to_start():
+    started = (StartedEngine("m", 1, 1), StartedEngine("m", 2, 1))
+    assert failed_engine(incident(model="m"), started).order == 2
+    assert failed_engine(incident(model="m", phase="decode"), started) is None
+    (change,) = changes_with((), incident(model="m"), started, {"max_model_len": 7})
+    assert (change.model, change.order) == ("m", 2)
+
+
+def test_changes_of_one_engine_are_joined_and_those_of_another_stay_its_own():
+    one = changes_with((), incident(model="a"), (), {"max_model_len": 7})
+    two = changes_with(one, incident(model="b"), (), {"max_model_len": 9})
+    three = changes_with(two, incident(model="a"), (), {"max_num_seqs": 1})
+    assert [(c.model, dict(c.settings)) for c in three] == [
+        ("a", {"max_model_len": 7, "max_num_seqs": 1}),
+        ("b", {"max_model_len": 9}),
+    ]
+
+
+def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_path):
+    said = tmp_path / "said.jsonl"
+    said.write_text(json.dumps({"pid": 7, "process": "Worker", "limits": {"process_data_limit_bytes": 3 * GIB}}) + "\n")
+    launch = replace(SERVE, env={plugin.SAID: str(said)})
+    ran = as_it_ran(incident(), engine=vllm, first=launch, launch=launch, changed={})
+    assert ran.facts["process_data_limit_bytes"].value == 3 * GIB
+    assert (
+        "process_data_limit_bytes"
+        not in as_it_ran(incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}).facts
+    )

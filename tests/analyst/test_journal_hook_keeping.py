@@ -1,0 +1,77 @@
+"""The journal is opened beside the command's start, and its trouble is told when the command has ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+import pytest
+
+from oomguard.analyst.journal_hook import Keeper
+from oomguard.core import log
+from oomguard.core.errors import InputError
+from oomguard.core.incident import Attempt, Incident
+from oomguard.journal.store import Journal
+from support.supervising import LIMIT_S
+
+FAILED = Attempt(1, {}, exit_status=3)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    events: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        log, "_writer", [lambda _level, event, fields: events.append((event, str(fields.get("reason"))))]
+    )
+    monkeypatch.setattr(log, "_least", [logging.INFO])
+    return events
+
+
+def test_beginning_waits_for_no_journal(tmp_path):
+    opened = threading.Event()
+
+    def slow() -> Journal:
+        assert opened.wait(LIMIT_S)
+        return Journal(tmp_path / "journal")
+
+    keeper = Keeper(slow)
+    keeper.begin(1, ["job", "--api-key", "abcdefgh12345"], {}, ())
+    opened.set()
+    keeper.end(FAILED)
+    (record,) = Journal(tmp_path / "journal").records()
+    assert (record.exit_status, "abcdefgh12345" in record.command) == (3, False)
+
+
+def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended(told):
+    def never() -> Journal:
+        raise InputError("no place")
+
+    keeper = Keeper(never, is_asked_for=True)
+    for number in (1, 2):
+        keeper.begin(number, ["job"], {}, ())
+        assert told == [("no journal is kept", "no place")] * (number - 1)
+        keeper.end(FAILED)
+    assert told == [("no journal is kept", "no place")]
+    assert keeper.path is None
+
+
+def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_keep(told):
+    def never() -> Journal:
+        raise InputError("no place")
+
+    for attempt in (FAILED, Attempt(1, {}, exit_status=0), replace(FAILED, incident=Incident("cuda_oom", "no room"))):
+        assert told == []
+        keeper = Keeper(never)
+        keeper.begin(1, ["job"], {}, ())
+        keeper.end(attempt)
+    assert told == [("no journal is kept", "no place")]
+
+
+def test_an_attempt_took_as_long_as_it_ran_and_not_as_long_as_its_diagnosis(tmp_path):
+    keeper = Keeper(lambda: Journal(tmp_path / "journal"))
+    keeper.begin(1, ["job"], {}, ())
+    keeper.end(replace(FAILED, seconds=1234.5))
+    (record,) = Journal(tmp_path / "journal").records()
+
+    assert record.ended_at - record.started_at == pytest.approx(1234.5)

@@ -1,0 +1,34 @@
+"""Why a rank cannot run its command again, as it tells the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oomguard.analyst.refusals import refusal_of
+from oomguard.cluster.ranks.decision import decide
+from oomguard.cluster.ranks.messages import RankEnd
+from oomguard.remedy.policy import Policy
+from oomguard.retry.ledger import Ledger
+
+PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity", "reason": ""},)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(deadline_s=1e-9), "its --deadline has passed"),
+        (Policy(max_relaunches=0), "no relaunch is left"),
+        (Policy(max_relaunches=0, deadline_s=1e-9), "no relaunch is left"),
+    ],
+    ids=["deadline", "relaunches", "both"],
+)
+def test_what_the_policy_of_a_rank_leaves_is_told_by_its_name_and_a_later_start_may_change_it(
+    policy: Policy, why: str, tmp_path: Path
+):
+    refusal = refusal_of(1, Ledger(policy), None, tmp_path / "f", dry_run=False)
+    assert refusal == why
+    ends = {0: RankEnd(1, "ended", 143), 1: RankEnd(1, "memory", 1, "exit status 1", {}, PATCH, refusal)}
+    decision = decide(1, ends, {})
+    assert (decision.why, decision.is_exhausted) == (f"rank 1: {why}", True)

@@ -1,0 +1,20 @@
+"""The look at the whole machine: one that fails must not end the others."""
+
+from __future__ import annotations
+
+from oomguard.cli import doctor_checks
+
+
+def test_a_look_that_fails_is_unknown_and_the_others_are_still_made(monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such machine")
+
+    monkeypatch.setattr(doctor_checks, "plugin_checks", broken)
+    checks = list(doctor_checks.check_machine())
+
+    (failed,) = [check for check in checks if check.id == "vllm_plugin"]
+    assert (failed.status, failed.text) == (
+        "unknown",
+        "vllm_plugin: cannot be looked at: RuntimeError: no such machine",
+    )
+    assert {"versions", "journal", "rules", "scanner"} <= {check.id for check in checks}

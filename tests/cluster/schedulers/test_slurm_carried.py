@@ -1,0 +1,77 @@
+"""The changes in a job's comment."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomguard.cluster.schedulers.slurm import behind, changes_of, state_in, with_state
+from oomguard.core.settings import SETTINGS
+from oomguard.remedy.policy import make_policy
+from support.each import each
+
+VALUES = st.one_of(st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=20))
+STATES = st.dictionaries(st.sampled_from(sorted(set(SETTINGS) - {"device"})), VALUES, max_size=4)
+
+
+@given(state=STATES, text=st.text(max_size=60))
+def test_what_a_comment_carries_is_read_back(state, text):
+    assert state_in(with_state(state, f"oomguard: {text}") or "") == state
+
+
+@given(users=st.text(max_size=60), state=STATES, text=st.text(max_size=60))
+def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_changes(users, state, text):
+    users = users.replace("oomguard", "")
+    first = behind(users, with_state(state, f"oomguard: {text}"))
+    assert behind(first, "oomguard: ended") == behind(users, "oomguard: ended")
+    assert state_in(first) == state
+    assert first.startswith(users)
+
+
+@given(st.text())
+def test_any_other_comment_carries_nothing_or_settings_that_exist(text):
+    assert set(state_in(text)) <= set(SETTINGS)
+    assert set(state_in(f"oomguard {text}")) <= set(SETTINGS)
+
+
+@each(
+    "comment",
+    [
+        "",
+        "(null)",
+        "oomguard: ended",
+        'oomguard {"max_model_len": 5',
+        "oomguard [1]: x",
+        'oomguard {"max_model_len": [1]}: x',
+        'oomguard {"a": 1}: x',
+    ],
+)
+def test_a_comment_without_changes_carries_none(comment):
+    assert state_in(comment) == {}
+
+
+def test_which_device_had_room_is_not_carried():
+    assert with_state({"device": "0"}, "oomguard: ended") == "oomguard: ended"
+
+
+def test_changes_too_long_for_a_comment_are_not_cut():
+    assert with_state({"dtype": "x" * 2000}, "oomguard: ended") is None
+
+
+@each(
+    ("options", "refused"),
+    [
+        ({}, ()),
+        ({"pinned": ["max_model_len"]}, ("max_model_len=1792 (pinned)",)),
+        ({"minimum": {"max_model_len": 4096}}, ("max_model_len=1792 (below your floor of 4096)",)),
+        (
+            {"allow": "output-preserving"},
+            ("max_model_len=1792 (--allow output-preserving forbids what reduces-capacity)",),
+        ),
+    ],
+)
+def test_what_the_run_s_own_words_forbid_is_left_out(options, refused):
+    patches, left_out = changes_of({"max_model_len": 1792}, make_policy(**options), "why")
+
+    assert left_out == refused
+    assert bool(patches) != bool(refused)

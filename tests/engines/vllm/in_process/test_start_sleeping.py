@@ -1,0 +1,63 @@
+"""A sleeping engine is woken where what its workers gave up is free, and not where it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomguard import WakeUpError
+from oomguard.engines.vllm.in_process import start
+from oomguard.engines.vllm.in_process.start import check_room, freed_bytes
+from oomguard.probe.nvml import Device
+
+GIB = 2**30
+WORKER, OTHER = 4100, 77
+SLEPT = {"pid": WORKER, "text": "Sleep mode freed 12.40 GiB memory, 1.10 GiB memory is still in use."}
+
+
+def on(monkeypatch: pytest.MonkeyPatch, *found: Device) -> None:
+    monkeypatch.setattr(start, "devices", lambda: found)
+
+
+def device(free_gib: float, pids: dict[int, int | None] | None, index: int = 0) -> Device:
+    return Device(index, "Fake GPU", 24 * GIB, round(free_gib * GIB), pids)
+
+
+def test_what_a_worker_gave_up_is_what_it_said_last():
+    rows = [
+        SLEPT,
+        {"pid": WORKER, "text": "Sleep mode freed 2.00 GiB memory, 1.10 GiB memory is still in use."},
+        {"pid": 9},
+    ]
+    assert freed_bytes(rows) == {WORKER: pytest.approx(2 * GIB, abs=GIB // 100)}
+
+
+def test_too_little_free_is_told_with_both_numbers_and_who_holds_it(monkeypatch):
+    on(monkeypatch, device(3.2, {WORKER: GIB, OTHER: 9 * GIB, 78: None}))
+    with pytest.raises(WakeUpError) as raised:
+        check_room([SLEPT])
+    assert str(raised.value) == (
+        "the engine is not woken: it needs 12.40 GiB of GPU 0, 3.20 GiB is free; held by process 77 with 9.00 GiB, process 78"
+    )
+    assert "wake it up again" in raised.value.__notes__[0]
+
+
+def test_where_there_is_room_or_nothing_is_known_it_is_woken(subtests, monkeypatch):
+    for found in [
+        device(12.4, {WORKER: GIB}),  # there is room, to the last hundredth
+        device(1.0, {OTHER: 9 * GIB}),  # another device than the worker's
+        device(1.0, None),  # the driver does not tell who is on it
+    ]:
+        with subtests.test(found=found):
+            on(monkeypatch, found)
+            check_room([SLEPT])
+
+
+def test_an_engine_that_never_slept_asks_no_driver(monkeypatch):
+    monkeypatch.setattr(start, "devices", lambda: pytest.fail("asked"))
+    check_room([{"pid": WORKER, "text": "Loading weights"}])
+
+
+def test_workers_on_one_device_need_their_sum(monkeypatch):
+    on(monkeypatch, device(20.0, {WORKER: GIB, WORKER + 1: GIB}))
+    with pytest.raises(WakeUpError, match=r"needs 24\.79 GiB of GPU 0"):
+        check_room([SLEPT, {**SLEPT, "pid": WORKER + 1}])
