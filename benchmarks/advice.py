@@ -1,8 +1,10 @@
-"""Figure: how often the first action is one that an expert accepts, with its value, on the labelled development sets.
+"""Figure: how often the first action is one that an expert accepts, with its value, on the labelled
+development sets.
 
-Two people who had read no rule labelled each failure from its text alone (data/advice_labels.jsonl): the accepted first
-actions of both, without those that one of them calls harmful. Needs ../shared beside the checkout, which has the texts
-and the scorer. With -v each failure whose first action is not accepted is listed.
+Two people who had read no rule labelled each failure from its text alone
+(data/advice_labels.jsonl): the accepted first actions of both, without those that one of them calls
+harmful. Needs ../shared beside the checkout, which has the texts and the scorer. With -v each
+failure whose first action is not accepted is listed.
 """
 
 import argparse
@@ -19,7 +21,10 @@ from support.figure import conclude, skip
 
 SHARED = ROOT.parent / "shared"
 LABELS = ROOT / "benchmarks" / "data" / "advice_labels.jsonl"
-GOAL_ACCEPTED, GOAL_SOLVED = 95.0, 70.0  # percent; and none without an action, none that begins with a harmful one
+GOAL_ACCEPTED, GOAL_SOLVED = (
+    95.0,
+    70.0,
+)  # percent; and none without an action, none that begins with a harmful one
 
 
 def labelled(shared: Path) -> list[dict]:
@@ -45,20 +50,31 @@ def scored(shared: Path) -> tuple[dict, list[dict]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-v", "--verbose", action="store_true", help="list each first action that is not accepted")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list each first action that is not accepted"
+    )
     options = parser.parse_args()
     if not (SHARED / "corpus" / "dev.jsonl").is_file():
         skip("the labelled texts are not here")
     figures, cases = scored(SHARED)
     for case in cases if options.verbose else ():
         if case["grade"] in {"unhelpful", "none", "bad"} or case["bad"]:
-            print(f"  {case['id']}: {case['grade']}: {case['first']}, accepted: {', '.join(case['accepted'])}")
-    accepted, solved = figures["right_or_solved"], figures["solved"]
+            print(
+                f"  {case['id']}: {case['grade']}: {case['first']}, accepted: "
+                f"{', '.join(case['accepted'])}"
+            )
+    accepted = figures["right_or_solved"]
+    solved = figures["solved"]
     conclude(
-        f"of {figures['failures']} failures the first action is accepted in {accepted} % (goal >= {GOAL_ACCEPTED:.0f}), "
-        f"with its value in {solved} % (goal >= {GOAL_SOLVED:.0f}); without an action {figures['none']}, "
+        f"of {figures['failures']} failures the first action is accepted in {accepted} % (goal >= "
+        f"{GOAL_ACCEPTED:.0f}), "
+        f"with its value in {solved} % (goal >= {GOAL_SOLVED:.0f}); without an action "
+        f"{figures['none']}, "
         f"harmful first {figures['bad_first']}, harmful anywhere {figures['bad_anywhere']}",
-        met=accepted >= GOAL_ACCEPTED and solved >= GOAL_SOLVED and not figures["none"] and not figures["bad_first"],
+        met=accepted >= GOAL_ACCEPTED
+        and solved >= GOAL_SOLVED
+        and not figures["none"]
+        and not figures["bad_first"],
     )
 
 

@@ -1,8 +1,10 @@
-"""Figure: failed attempts and rows kept by the guard on generated batch cases, beside accelerate and torch-max-mem.
+"""Figure: failed attempts and rows kept by the guard on generated batch cases, beside accelerate
+and torch-max-mem.
 
-Each case is a small model with random weights, rows, lengths and a device on which they do not all fit at once. The device
-counts what the model's own code allocates as it runs; no formula is asked. The largest feasible batch is found by trying
-(bisection on the same device). The weights are on the device before anything is measured, as they are on a GPU.
+Each case is a small model with random weights, rows, lengths and a device on which they do not all
+fit at once. The device counts what the model's own code allocates as it runs; no formula is asked.
+The largest feasible batch is found by trying (bisection on the same device). The weights are on the
+device before anything is measured, as they are on a GPU.
 """
 
 import contextlib
@@ -46,7 +48,9 @@ def make_model(case: dict[str, Any]) -> Any:
     import torch
     import transformers as hf
 
-    hidden, layers, vocab = case["hidden"], case["layers"], case["vocab"]
+    hidden = case["hidden"]
+    layers = case["layers"]
+    vocab = case["vocab"]
     plain = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -63,7 +67,9 @@ def make_model(case: dict[str, Any]) -> Any:
         "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     }
     if case["family"] == "gpt2":
-        config = hf.GPT2Config(vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=4, n_positions=1024)
+        config = hf.GPT2Config(
+            vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=4, n_positions=1024
+        )
     elif case["family"] == "opt":
         config = hf.OPTConfig(
             vocab_size=vocab,
@@ -87,9 +93,13 @@ def make_model(case: dict[str, Any]) -> Any:
     else:
         config = hf.AutoConfig.for_model(case["family"], **plain, **extra.get(case["family"], {}))
     torch.manual_seed(case["number"])
-    kind = hf.AutoModelForSeq2SeqLM if case["family"] == "t5" else hf.AutoModelForCausalLM
+    if case["family"] == "t5":
+        kind = hf.AutoModelForSeq2SeqLM
+    else:
+        kind = hf.AutoModelForCausalLM
     model = kind.from_config(
-        config, attn_implementation=None if case["family"] in {"t5", "gemma2"} else case["attention"]
+        config,
+        attn_implementation=None if case["family"] in {"t5", "gemma2"} else case["attention"],
     ).eval()
     model.generation_config.eos_token_id = None
     return model
@@ -101,8 +111,11 @@ class Trial:
     def __init__(self, case: dict[str, Any]) -> None:
         import torch
 
-        self.case, self.model, self.rows = case, make_model(case), case["rows"]
-        rows, prompt = case["rows"], case["prompt"]
+        self.case = case
+        self.model = make_model(case)
+        self.rows = case["rows"]
+        rows = case["rows"]
+        prompt = case["prompt"]
         self.ids = torch.randint(3, case["vocab"], (rows, prompt))
         self.mask = torch.ones_like(self.ids)
         if case["padded"]:  # every row, so that no part is lighter than another
@@ -119,7 +132,8 @@ class Trial:
 
     def call(self, start: int = 0, stop: int | None = None) -> Any:
         """The call on rows ``start`` to ``stop``."""
-        case, part = self.case, slice(start, stop)
+        case = self.case
+        part = slice(start, stop)
         return self.model.generate(
             input_ids=self.ids[part],
             attention_mask=self.mask[part],

@@ -1,13 +1,17 @@
-"""Figure: the guard on 1,000 generated calls of models, 24 kinds of call over 78 families; an hour or two.
+"""Figure: the guard on 1,000 generated calls of models, 24 kinds of call over 78 families; an hour
+or two.
 
-Each case is a call as users write it (support/call_patterns.py), a model with random weights, rows, lengths, padding, and a device on
-which the rows do not all fit at once. The largest feasible batch is found by trying, with the results of the other rows on the device,
-as a loop over batches has them there. Compared are the results (of the whole call without a limit, field by field, and of the guard), and
-the rows that the model's first layer saw: those of failed attempts, and each other row once.
+Each case is a call as users write it (support/call_patterns.py), a model with random weights, rows,
+lengths, padding, and a device on which the rows do not all fit at once. The largest feasible batch
+is found by trying, with the results of the other rows on the device, as a loop over batches has
+them there. Compared are the results (of the whole call without a limit, field by field, and of the
+guard), and the rows that the model's first layer saw: those of failed attempts, and each other row
+once.
 
-With ``--device cuda`` the same cases run in larger sizes on a GPU with a limit. There a result that differs from the whole call's is
-compared with a plain loop in the guard's own sizes too: where the loop gives the same, the rows in a batch made the difference, not the
-guard. What is alive after a guarded call, beside its result, is counted.
+With ``--device cuda`` the same cases run in larger sizes on a GPU with a limit. There a result that
+differs from the whole call's is compared with a plain loop in the guard's own sizes too: where the
+loop gives the same, the rows in a batch made the difference, not the guard. What is alive after a
+guarded call, beside its result, is counted.
 """
 
 import collections
@@ -38,7 +42,10 @@ def make_case(number: int, seed: int) -> dict[str, Any]:
     draw = random.Random(1000 * seed + number)
     name = NAMES[number % len(NAMES)]
     pattern = PATTERNS[name]
-    generates = "new" if pattern.call.__qualname__.startswith("generated") else ""
+    if pattern.call.__qualname__.startswith("generated"):
+        generates = "new"
+    else:
+        generates = ""
     return {
         "number": number,
         "pattern": name,
@@ -48,7 +55,9 @@ def make_case(number: int, seed: int) -> dict[str, Any]:
         "layers": draw.choice((2, 4)),
         "vocab": draw.choice((500, 2000, 8000)),
         "rows": draw.randint(8, 64),
-        "prompt": draw.randint(16, 96) if generates and draw.random() < 0.4 else draw.randint(32, 256),
+        "prompt": draw.randint(16, 96)
+        if generates and draw.random() < 0.4
+        else draw.randint(32, 256),
         "new": draw.randint(2, 24),
         "padding": draw.choice(("", "left" if generates else "right")),
         "share": draw.uniform(0.12, 0.95),
@@ -72,13 +81,18 @@ class Trial:
         live_bytes = self.place.live_bytes()
         whole, held, peak = self.place.measured(self.model, self.seeded)
         self.result_bytes = bytes_of(whole)
-        # What a bare call keeps alive beside the tensors that are compared: the guard's may keep as much.
+        # What a bare call keeps alive beside the tensors that are compared: the guard's may keep as
+        # much.
         self.beside_bytes = self.beside(whole, live_bytes)
         del whole
-        self.capacity = int(held + self.result_bytes + (peak - held - self.result_bytes) * self.case["share"])
+        self.capacity = int(
+            held + self.result_bytes + (peak - held - self.result_bytes) * self.case["share"]
+        )
         with self.rows_seen() as seen:
             self.whole = Kept.of(self.seeded())
-        self.seen_a_row = sum(seen) / self.rows  # several layers may see the inputs, each row several times
+        self.seen_a_row = (
+            sum(seen) / self.rows
+        )  # several layers may see the inputs, each row several times
 
     def make_inputs(self) -> None:
         """Make the inputs of as many rows as the case has."""
@@ -110,7 +124,9 @@ class Trial:
         return self.call()
 
     def beside(self, result: Any, before_bytes: int | None) -> int | None:
-        """Bytes that are alive beside a result and what was there before; None where they are not counted."""
+        """Bytes that are alive beside a result and what was there before; None where they are not
+        counted.
+        """
         now_bytes = self.place.live_bytes()
         if now_bytes is None or before_bytes is None:
             return None
@@ -131,17 +147,30 @@ class Trial:
 
 
 def compared(trial: Trial) -> dict[str, Any]:
-    """Run the call under a guard and compare: its attempts, what differs, and how many rows were computed beside those of failed ones."""
+    """Run the call under a guard and compare: its attempts, what differs, and how many rows were
+    computed beside those of failed ones.
+    """
     import oomguard
 
-    with trial.device(trial.capacity), trial.rows_seen() as seen, parts_joined() as joined, oomguard.guard() as g:
-        before_bytes, began_s = trial.place.live_bytes(), time.monotonic()
+    with (
+        trial.device(trial.capacity),
+        trial.rows_seen() as seen,
+        parts_joined() as joined,
+        oomguard.guard() as g,
+    ):
+        before_bytes = trial.place.live_bytes()
+        began_s = time.monotonic()
         result = trial.seeded()
-        took_s, beside_bytes = time.monotonic() - began_s, trial.beside(result, before_bytes)
+        took_s = time.monotonic() - began_s
+        beside_bytes = trial.beside(result, before_bytes)
     parts = Kept.of(result)
     rows = trial.seen_a_row
-    # The allocator may find room where it had none when the largest number was looked for: then nothing failed.
-    settings = dict(g.attempts[-1].settings) if g.attempts else {}
+    # The allocator may find room where it had none when the largest number was looked for: then
+    # nothing failed.
+    if g.attempts:
+        settings = dict(g.attempts[-1].settings)
+    else:
+        settings = {}
     found = {
         "differs": difference(trial.whole, parts),
         "sizes": [attempt.settings.get("batch_size") for attempt in g.attempts] or [trial.rows],
@@ -185,13 +214,17 @@ def run_case(numbers: tuple[int, int], device: str = "simulated") -> dict[str, A
 
 
 def is_miss(found: dict[str, Any]) -> bool:
-    """Tell whether a result differs from the whole call's, and on a GPU from that of a loop in the same sizes."""
+    """Tell whether a result differs from the whole call's, and on a GPU from that of a loop in the
+    same sizes.
+    """
     return bool(found["differs"] and found.get("differs_from_loop", found["differs"]))
 
 
 def is_odd(found: dict[str, Any]) -> bool:
     """Tell whether a case that ran is worth a line for its results."""
-    return bool(found["oomguard"] and (found["differs"] or twice(found) or found.get("alive_bytes", 0) > 0))
+    return bool(
+        found["oomguard"] and (found["differs"] or twice(found) or found.get("alive_bytes", 0) > 0)
+    )
 
 
 def twice(found: dict[str, Any]) -> bool:
@@ -217,30 +250,55 @@ def load(device: str = "simulated") -> None:
 
 
 def main() -> None:
-    used, left_out = used_cases(__doc__, 1200, run_case, is_odd, load=load, per_worker=200, devices=list(DEVICES))
+    used, left_out = used_cases(
+        __doc__, 1200, run_case, is_odd, load=load, per_worker=200, devices=list(DEVICES)
+    )
     kinds, families = ({r[key] for r in used if key in r} for key in ("pattern", "family"))
-    print(f"{len(used)} cases, {len(kinds)} kinds of call, {len(families)} families; {left_out} left out")
+    print(
+        f"{len(used)} cases, {len(kinds)} kinds of call, {len(families)} families; {left_out} left "
+        "out"
+    )
     ran = [r for r in used if r["oomguard"]]
     differ = collections.Counter(r["pattern"] for r in ran if is_miss(r))
     again = sum(twice(r) for r in ran)
-    print(f"results that differ: {sum(differ.values())} {dict(differ)}; rows computed twice: in {again} cases")
+    print(
+        f"results that differ: {sum(differ.values())} {dict(differ)}; rows computed twice: in "
+        f"{again} cases"
+    )
     line, met = told(used)
-    line = f"{line}; {sum(differ.values())} results differ, rows were computed twice in {again} cases (goal: 0)"
+    line = (
+        f"{line}; {sum(differ.values())} results differ, rows were computed twice in {again} cases "
+        "(goal: 0)"
+    )
     if gpus := sorted({r["gpu"] for r in ran if r["gpu"]}):
         more, kept = told_of_gpu(ran)
-        line, met = f"{line}; {more}; on {', '.join(gpus)}", met and not kept
+        line = f"{line}; {more}; on {', '.join(gpus)}"
+        met = met and not kept
     conclude(line, met=met and not differ and not again)
 
 
 def told_of_gpu(ran: list[dict[str, Any]]) -> tuple[str, int]:
-    """Print what only a GPU shows; return it in short, and in how many cases more was alive than before."""
+    """Print what only a GPU shows; return it in short, and in how many cases more was alive than
+    before.
+    """
     as_loop = collections.Counter(r["pattern"] for r in ran if r["differs"] and not is_miss(r))
-    kept, kept_later = (sum(r[key] > 0 for r in ran) for key in ("alive_bytes", "alive_later_bytes"))
+    kept, kept_later = (
+        sum(r[key] > 0 for r in ran) for key in ("alive_bytes", "alive_later_bytes")
+    )
     whole_s, guard_s = (sum(r[key] for r in ran) / len(ran) for key in ("took_s", "guard_s"))
-    print(f"differ from the whole call as a bare loop of the same sizes does: {sum(as_loop.values())} {dict(as_loop)}")
-    print(f"more alive after the guarded call than before and its result: {kept}, after a collection {kept_later}")
+    print(
+        "differ from the whole call as a bare loop of the same sizes does: "
+        f"{sum(as_loop.values())} {dict(as_loop)}"
+    )
+    print(
+        f"more alive after the guarded call than before and its result: {kept}, after a collection "
+        f"{kept_later}"
+    )
     print(f"seconds a case: {whole_s:.2f}, of them under the guard {guard_s:.2f}")
-    more = f"{sum(as_loop.values())} more differ as a bare loop of the same sizes does; more stays alive in {kept} cases (goal: 0)"
+    more = (
+        f"{sum(as_loop.values())} more differ as a bare loop of the same sizes does; more stays "
+        f"alive in {kept} cases (goal: 0)"
+    )
     return more, kept
 
 

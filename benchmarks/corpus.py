@@ -1,6 +1,8 @@
-"""Figure: recall, false alarms, kinds, numbers, causes and calibration (95 % Wilson intervals) on the labelled development set.
+"""Figure: recall, false alarms, kinds, numbers, causes and calibration (95 % Wilson intervals) on
+the labelled development set.
 
-Needs ../shared beside the checkout (the records are not part of the repository). With -v each miss is listed.
+Needs ../shared beside the checkout (the records are not part of the repository). With -v each miss
+is listed.
 """
 
 import argparse
@@ -30,14 +32,17 @@ Z95 = 1.959964
 
 def wilson(right: int, n: int) -> tuple[float, float]:
     """The 95 % Wilson interval of a share."""
-    share, z2 = right / n, Z95 * Z95
+    share = right / n
+    z2 = Z95 * Z95
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def said(records: list[dict]) -> list[tuple[float, bool]]:
-    """Confidence and rightness of every cause in first place, chosen as the team's scorer chooses it."""
+    """Confidence and rightness of every cause in first place, chosen as the team's scorer chooses
+    it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{i:05d}.log" for i in range(len(records))]
         for path, record in zip(paths, records, strict=True):
@@ -61,9 +66,16 @@ def said(records: list[dict]) -> list[tuple[float, bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-v", "--verbose", action="store_true", help="list every miss")
-    parser.add_argument("--records", type=Path, default=SHARED / "corpus" / "dev.jsonl", help="other labelled records")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        default=SHARED / "corpus" / "dev.jsonl",
+        help="other labelled records",
+    )
     options = parser.parse_args()
-    verbose, scorer, corpus = options.verbose, SHARED / "checks" / "score_corpus.py", options.records.absolute()
+    verbose = options.verbose
+    scorer = SHARED / "checks" / "score_corpus.py"
+    corpus = options.records.absolute()
     for needed in (scorer, corpus):
         if not needed.is_file():
             skip(f"{needed.name} is not beside this checkout")
@@ -77,9 +89,13 @@ def main() -> None:
         value = score[key]
         met = value is not None and (value <= goal if key == "false_alarms" else value >= goal)
         missed += [] if met else [name]
-        unit = "" if key == "false_alarms" else " %"
+        if key == "false_alarms":
+            unit = ""
+        else:
+            unit = " %"
         print(
-            f"{name:28} {value}{unit}  goal {'<=' if key == 'false_alarms' else '>='} {goal}{unit}  {'met' if met else 'NOT MET'}"
+            f"{name:28} {value}{unit}  goal {'<=' if key == 'false_alarms' else '>='} {goal}{unit} "
+            f" {'met' if met else 'NOT MET'}"
         )
     pairs = said([json.loads(line) for line in corpus.read_text().splitlines()])
     print("calibration  said        n   right   95 % interval    mean said")
@@ -88,18 +104,26 @@ def main() -> None:
         if not group:
             print(f"             {name:8} {0:4}")
             continue
-        n, right = len(group), sum(r for _, r in group)
+        n = len(group)
+        right = sum(r for _, r in group)
         mean = sum(confidence for confidence, _ in group) / n
         lower, upper = wilson(right, n)
-        verdict = "inside" if lower <= mean <= upper else "OUTSIDE"
+        if lower <= mean <= upper:
+            verdict = "inside"
+        else:
+            verdict = "OUTSIDE"
         missed += [] if verdict == "inside" else [f"calibration {name}"]
         interval = f"{100 * lower:.1f}-{100 * upper:.1f} %"
-        print(f"             {name:8} {n:4}  {100 * right / n:5.1f} %  {interval:15}  {100 * mean:.1f} %  {verdict}")
+        print(
+            f"             {name:8} {n:4}  {100 * right / n:5.1f} %  {interval:15}  "
+            f"{100 * mean:.1f} %  {verdict}"
+        )
     if verbose:
         misses = Path(tempfile.gettempdir()) / "oomguard-misses.jsonl"
         print(misses.read_text())
     conclude(
-        f"{corpus.stem}: {len(GOALS) + len(GROUPS) - len(missed)} of {len(GOALS) + len(GROUPS)} goals "
+        f"{corpus.stem}: {len(GOALS) + len(GROUPS) - len(missed)} of {len(GOALS) + len(GROUPS)} "
+        "goals "
         f"(goal: all){', missed: ' if missed else ''}{', '.join(missed)}",
         met=not missed,
     )

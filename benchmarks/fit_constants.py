@@ -1,11 +1,13 @@
-"""Fit the constants of a start that no formula gives, and print how they do on starts that they were not fitted on.
+"""Fit the constants of a start that no formula gives, and print how they do on starts that they
+were not fitted on.
 
-``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by constants that the other groups
-give; what a plan keeps back follows from by how much those predictions are too large, and the range that it states is widened until
-nine in ten of them lie inside.
+``--write`` writes oomguard/memory/fitted.toml. Each group of a version and a device is predicted by
+constants that the other groups give; what a plan keeps back follows from by how much those
+predictions are too large, and the range that it states is widened until nine in ten of them lie
+inside.
 
-support/fit_parts.py fits the parts: CUDA graphs by what is captured, non-torch memory by ranks, links and version, encoders by version;
-support/held_out.py predicts each group by the others.
+support/fit_parts.py fits the parts: CUDA graphs by what is captured, non-torch memory by ranks,
+links and version, encoders by version; support/held_out.py predicts each group by the others.
 """
 
 import argparse
@@ -25,11 +27,16 @@ from support.held_out import PLAIN_RANGE, fit, held_out, sure, with_counts
 from support.published import published
 
 FITTED = Path(oomguard.memory.__file__).with_name("fitted.toml")
-# What is added to the parts' own spread, as a share of the device: what other programs and libraries take.
-COVERED, DEVICE_RATIO = 0.9, 0.005
-# What a plan keeps back is what so many starts took at most beyond the parts; which of these costs what is printed. A group of so many
-# starts of a known GPU has its own parts, and keeps nothing back.
-KEPT_QUANTILE, QUANTILES, MEASURED_STARTS = 0.6, (0.0, 0.5, 0.55, 0.6, 0.65, 0.7), 5
+# What is added to the parts' own spread, as a share of the device: what other programs and
+# libraries take.
+COVERED = 0.9
+DEVICE_RATIO = 0.005
+# What a plan keeps back is what so many starts took at most beyond the parts; which of these costs
+# what is printed. A group of so many starts of a known GPU has its own parts, and keeps nothing
+# back.
+KEPT_QUANTILE = 0.6
+QUANTILES = (0.0, 0.5, 0.55, 0.6, 0.65, 0.7)
+MEASURED_STARTS = 5
 GOALS = {
     "pool median": 2.5,
     "pool mean": 5,
@@ -42,25 +49,37 @@ GOALS = {
 
 
 def kept_back(records: list[dict[str, Any]], quantile: float) -> dict[str, dict[str, Any]]:
-    """Return the share of the device that a plan keeps back, as these predictions were too large."""
+    """Return the share of the device that a plan keeps back, as these predictions were
+    too large.
+    """
     own = [r for r in records if sure(r["row"]) and not r["row"]["spans"]]
     beyond = [r["beyond_gib"] / r["row"]["gpu_total_gib"] for r in own]
     weighted = list(zip(beyond, weights_of(r["row"]["group"] for r in own), strict=True))
-    ratio = max(0.0, weighted_quantile(weighted, quantile)) if quantile else 0.0
-    return {"elsewhere": {"device_ratio": round(ratio, 5), "quantile": quantile, "starts": len(own)}}
+    if quantile:
+        ratio = max(0.0, weighted_quantile(weighted, quantile))
+    else:
+        ratio = 0.0
+    return {
+        "elsewhere": {"device_ratio": round(ratio, 5), "quantile": quantile, "starts": len(own)}
+    }
 
 
-def keep_back(pools: list[dict[str, Any]], quantile: float, by: str = "group") -> list[dict[str, Any]]:
+def keep_back(
+    pools: list[dict[str, Any]], quantile: float, by: str = "group"
+) -> list[dict[str, Any]]:
     """Return the predictions less what is kept back of each, as the other groups' starts say."""
     found = []
     for group in sorted({record["row"][by] for record in pools}):
         others = [other for other in pools if other["row"][by] != group]
-        found += _less(kept_back(others, quantile), [record for record in pools if record["row"][by] == group])
+        found += _less(
+            kept_back(others, quantile), [record for record in pools if record["row"][by] == group]
+        )
     return found
 
 
 def _less(kept: dict[str, dict[str, Any]], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ratio, found = kept["elsewhere"]["device_ratio"], []
+    ratio = kept["elsewhere"]["device_ratio"]
+    found = []
     for record in records:
         beyond = record["beyond_gib"] - ratio * record["row"]["gpu_total_gib"]
         found.append({**record, "pool": beyond / record["pool_gib"], "missed_gib": abs(beyond)})
@@ -68,11 +87,15 @@ def _less(kept: dict[str, dict[str, Any]], records: list[dict[str, Any]]) -> lis
 
 
 def chosen_by_others(pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the predictions less what is kept back by the smallest quantile that keeps the goal of the too large ones on the others."""
+    """Return the predictions less what is kept back by the smallest quantile that keeps the goal of
+    the too large ones on the others.
+    """
     found = []
     for group in sorted({record["row"]["group"] for record in pools}):
         others = [other for other in pools if other["row"]["group"] != group]
-        enough = (q for q in QUANTILES if too_large(keep_back(others, q)) <= GOALS["too large"] / 100)
+        enough = (
+            q for q in QUANTILES if too_large(keep_back(others, q)) <= GOALS["too large"] / 100
+        )
         kept = kept_back(others, next(enough, QUANTILES[-1]))
         found += _less(kept, [record for record in pools if record["row"]["group"] == group])
     return found
@@ -83,43 +106,61 @@ def too_large(records: list[dict[str, Any]]) -> float:
 
 
 def trade(pools: list[dict[str, Any]]) -> None:
-    """Print what each quantile makes of the predictions, and what one does that is chosen without the group itself."""
+    """Print what each quantile makes of the predictions, and what one does that is chosen without
+    the group itself.
+    """
     whole = [record for record in pools if not record["row"]["spans"]]
     for quantile in QUANTILES:
         share = kept_back(pools, quantile)["elsewhere"]["device_ratio"]
         print(
-            f"kept back by the quantile {quantile:4} of the others ({share:.2%} by all): {_short(keep_back(whole, quantile))}"
+            f"kept back by the quantile {quantile:4} of the others ({share:.2%} by all): "
+            f"{_short(keep_back(whole, quantile))}"
         )
     print(f"by a quantile that the others choose: {_short(chosen_by_others(whole))}")
 
 
 def _short(records: list[dict[str, Any]]) -> str:
     sizes = [abs(record["pool"]) for record in records]
-    middle, mean = statistics.median(sizes), statistics.fmean(sizes)
+    middle = statistics.median(sizes)
+    mean = statistics.fmean(sizes)
     return f"median {middle:.2%}, mean {mean:.1%}, more than 5 % too large {too_large(records):.1%}"
 
 
 def measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the groups of which several starts were measured: versions on GPUs that are known by name."""
+    """Return the groups of which several starts were measured: versions on GPUs that are known by
+    name.
+    """
     sizes = Counter(r["row"]["group"] for r in records if r["row"]["known_gpu"] and sure(r["row"]))
-    groups = [(*group.split(" ", 1), size) for group, size in sorted(sizes.items()) if size >= MEASURED_STARTS]
+    groups = [
+        (*group.split(" ", 1), size)
+        for group, size in sorted(sizes.items())
+        if size >= MEASURED_STARTS
+    ]
     return [{"version": version, "gpu": gpu, "starts": size} for version, gpu, size in groups]
 
 
 def ranges(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by kind of start."""
+    """Return how a plan's range is widened so that nine in ten of these predictions lie inside, by
+    kind of start.
+    """
     found = {}
     for kind in PLAIN_RANGE:
         own = [r for r in records if r["kind"] == kind and r["row"]["counted"] and sure(r["row"])]
-        misses = [r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own]
+        misses = [
+            r["missed_gib"] / wide(r, {"device_ratio": DEVICE_RATIO, "factor": 1.0}) for r in own
+        ]
         factor = float(np.quantile(misses, COVERED, method="median_unbiased"))
         found[kind] = {"device_ratio": DEVICE_RATIO, "factor": round(factor, 2), "starts": len(own)}
     return found
 
 
 def wide(record: dict[str, Any], rule: dict[str, Any]) -> float:
-    """The range of a start in GiB, from its parts' own spread and its device, as start_budget.py has it."""
-    own = rule["factor"] * math.hypot(record["range_gib"], rule["device_ratio"] * record["row"]["gpu_total_gib"])
+    """The range of a start in GiB, from its parts' own spread and its device, as start_budget.py
+    has it.
+    """
+    own = rule["factor"] * math.hypot(
+        record["range_gib"], rule["device_ratio"] * record["row"]["gpu_total_gib"]
+    )
     return math.hypot(own, record["page_cache_gib"])
 
 
@@ -128,24 +169,37 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the constants of all rows")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each start")
     parser.add_argument(
-        "--with", dest="more", type=Path, action="append", default=[], help="more records, of oomguard report"
+        "--with",
+        dest="more",
+        type=Path,
+        action="append",
+        default=[],
+        help="more records, of oomguard report",
     )
     asked = parser.parse_args()
     rows = [row for row in map(with_counts, published(*asked.more)) if row is not None]
     records = held_out(rows)
     pools = [record for record in records if record["pool"] is not None]
     trade(pools)
-    as_predicted, pools = pools, keep_back(pools, KEPT_QUANTILE)
+    as_predicted = pools
+    pools = keep_back(pools, KEPT_QUANTILE)
     if asked.verbose:
         for record in sorted(pools, key=lambda record: record["pool"]):
-            print(f"{record['row']['id']:42} {record['row']['group']:28} {100 * record['pool']:+7.1f} %")
+            print(
+                f"{record['row']['id']:42} {record['row']['group']:28} "
+                f"{100 * record['pool']:+7.1f} %"
+            )
     widen(pools)
-    # Starts of which a plan says itself that they go one way or the other (page_cache_bytes) have no one figure to be off by.
+    # Starts of which a plan says itself that they go one way or the other (page_cache_bytes) have
+    # no one figure to be off by.
     spans = [record for record in pools if record["row"]["spans"]]
     pools = [record for record in pools if not record["row"]["spans"]]
     figures = [of_pools("all", pools)]
     figures.append(
-        of_pools("without unified memory and what its finder is unsure of", [r for r in pools if sure(r["row"])])
+        of_pools(
+            "without unified memory and what its finder is unsure of",
+            [r for r in pools if sure(r["row"])],
+        )
     )
     if spans:
         inside = sum(record["missed_gib"] <= record["wide_gib"] for record in spans)
@@ -156,27 +210,41 @@ def main() -> None:
     print("\n".join(text for text, _ in figures))
     by_set(rows)
     if asked.write:
-        kept_now = {"kept_back": kept_back(as_predicted, KEPT_QUANTILE), "measured": measured(records)}
+        kept_now = {
+            "kept_back": kept_back(as_predicted, KEPT_QUANTILE),
+            "measured": measured(records),
+        }
         write_tables({**fit(rows), "range": ranges(pools), **kept_now})
     text = (
-        f"pool, each group by the others: {figures[0][0].split(': ', 1)[1]}; graphs {figures[2][0].split(': ', 1)[1]}"
+        f"pool, each group by the others: {figures[0][0].split(': ', 1)[1]}; graphs "
+        f"{figures[2][0].split(': ', 1)[1]}"
     )
     conclude(text, met=all(met for _, met in figures))
 
 
 def by_set(rows: list[dict[str, Any]]) -> None:
-    """Print how each set of starts that was gathered together is predicted by the other sets: what a stranger's start may expect."""
+    """Print how each set of starts that was gathered together is predicted by the other sets: what
+    a stranger's start may expect.
+    """
     records = held_out(rows, by="gathered")
-    pools = keep_back([record for record in records if record["pool"] is not None], KEPT_QUANTILE, by="gathered")
+    pools = keep_back(
+        [record for record in records if record["pool"] is not None], KEPT_QUANTILE, by="gathered"
+    )
     widen(pools, by="gathered")
     pools = [record for record in pools if not record["row"]["spans"]]
     for name in sorted({record["row"]["gathered"] for record in pools}):
-        print(of_pools(f"the set {name} by the others", [r for r in pools if r["row"]["gathered"] == name])[0])
+        print(
+            of_pools(
+                f"the set {name} by the others", [r for r in pools if r["row"]["gathered"] == name]
+            )[0]
+        )
     print(of_pools("each gathered set by the others", pools)[0])
 
 
 def widen(pools: list[dict[str, Any]], by: str = "group") -> None:
-    """Give each start the range that the other groups' starts lead to; those show by how much they miss."""
+    """Give each start the range that the other groups' starts lead to; those show by how much they
+    miss.
+    """
     for record in pools:
         others = [other for other in pools if other["row"][by] != record["row"][by]]
         record["wide_gib"] = wide(record, ranges(others)[record["kind"]])
@@ -188,13 +256,21 @@ def of_pools(name: str, records: list[dict[str, Any]]) -> tuple[str, bool]:
     share = statistics.fmean(record["missed_gib"] <= record["wide_gib"] for record in records)
     low, high = wilson(share, len(records))
     width = statistics.median(200 * record["wide_gib"] / record["pool_gib"] for record in records)
-    median, mean = statistics.median(sizes), statistics.fmean(sizes)
+    median = statistics.median(sizes)
+    mean = statistics.fmean(sizes)
     text = (
-        f"pool, {name}: median {median:.2f} % (goal {GOALS['pool median']}), mean {mean:.1f} % ({GOALS['pool mean']}), "
-        f"more than 5 % too large {large:.1f} % ({GOALS['too large']}), inside the stated 90 % range {100 * share:.0f} % "
-        f"({100 * low:.0f} to {100 * high:.0f}), which is {width:.1f} % wide ({GOALS['width']}), n = {len(records)}"
+        f"pool, {name}: median {median:.2f} % (goal {GOALS['pool median']}), mean {mean:.1f} % "
+        f"({GOALS['pool mean']}), "
+        f"more than 5 % too large {large:.1f} % ({GOALS['too large']}), inside the stated 90 % "
+        f"range {100 * share:.0f} % "
+        f"({100 * low:.0f} to {100 * high:.0f}), which is {width:.1f} % wide ({GOALS['width']}), n "
+        f"= {len(records)}"
     )
-    goals = (median <= GOALS["pool median"], mean <= GOALS["pool mean"], large <= GOALS["too large"])
+    goals = (
+        median <= GOALS["pool median"],
+        mean <= GOALS["pool mean"],
+        large <= GOALS["too large"],
+    )
     return text, all(goals) and low <= COVERED <= high and width <= GOALS["width"]
 
 
@@ -202,9 +278,16 @@ def of_part(part: str, records: list[dict[str, Any]]) -> tuple[str, bool]:
     found = [record[part] for record in records if record.get(part) is not None]
     unit, scale = (" GiB", 1) if part == "non_torch" else (" %", 100)
     sizes = [abs(scale * value) for value in found]
-    median, goal = statistics.median(sizes), GOALS.get(part)
-    beside = f" (goal {goal})" if goal else ""
-    text = f"{part}: median {median:.2f}{unit}{beside}, mean {statistics.fmean(sizes):.2f}{unit}, n = {len(found)}"
+    median = statistics.median(sizes)
+    goal = GOALS.get(part)
+    if goal:
+        beside = f" (goal {goal})"
+    else:
+        beside = ""
+    text = (
+        f"{part}: median {median:.2f}{unit}{beside}, mean {statistics.fmean(sizes):.2f}{unit}, n = "
+        f"{len(found)}"
+    )
     return text, goal is None or median <= goal
 
 
@@ -212,19 +295,33 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     """The 95 % interval of a share of so many."""
     z = 1.96
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    half = (
+        z
+        * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+        / (1 + z * z / count)
+    )
     return middle - half, middle + half
 
 
 def write_tables(tables: dict[str, Any]) -> None:
     """Write the constants as TOML, each with the number of starts that it comes from."""
     lines = [
-        "# Written by benchmarks/fit_constants.py --write from starts that were published or measured: not by hand.",
+        (
+            "# Written by benchmarks/fit_constants.py --write from starts that were published or "
+            "measured: not by hand."
+        ),
         "",
     ]
     for name, table in tables.items():
-        parts = [(f"[[{name}]]", row) for row in table] if isinstance(table, list) else []
-        parts += [(f"[{name}.{kind}]", row) for kind, row in table.items()] if isinstance(table, dict) else []
+        if isinstance(table, list):
+            parts = [(f"[[{name}]]", row) for row in table]
+        else:
+            parts = []
+        parts += (
+            [(f"[{name}.{kind}]", row) for kind, row in table.items()]
+            if isinstance(table, dict)
+            else []
+        )
         for head, row in parts:
             lines += [head, *(f"{key} = {json.dumps(value)}" for key, value in row.items()), ""]
     FITTED.write_text("\n".join(lines))

@@ -1,8 +1,9 @@
-"""Figure: error of the traced peak of transformers `generate` beside what the real CPU allocator gave out.
+"""Figure: error of the traced peak of transformers `generate` beside what the real CPU allocator
+gave out.
 
 The trace runs the model's own code under fake tensors.
-Each case is a small model with random weights that really runs; the truth is the sum of the allocator's own events, as
-torch.profiler records them.
+Each case is a small model with random weights that really runs; the truth is the sum of the
+allocator's own events, as torch.profiler records them.
 """
 
 import argparse
@@ -26,7 +27,13 @@ LLAMA = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 64, "vocab_size": 151936, "tie_word_embeddings": True}
+QWEN3 = {
+    **LLAMA,
+    "model_type": "qwen3",
+    "head_dim": 64,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 64, "num_key_value_heads": 4}
 GEMMA2 = {
     **LLAMA,
@@ -36,7 +43,14 @@ GEMMA2 = {
     "vocab_size": 64000,
     "query_pre_attn_scalar": 64,
 }
-GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 50257, "n_positions": 1024}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 256,
+    "n_layer": 4,
+    "n_head": 8,
+    "vocab_size": 50257,
+    "n_positions": 1024,
+}
 OPT = {
     "model_type": "opt",
     "hidden_size": 256,
@@ -61,30 +75,62 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     (
         "llama, eager",
         LLAMA,
-        {"batch_size": 2, "prompt_tokens": 384, "max_new_tokens": 4, "attn_implementation": "eager"},
+        {
+            "batch_size": 2,
+            "prompt_tokens": 384,
+            "max_new_tokens": 4,
+            "attn_implementation": "eager",
+        },
     ),
     ("llama, long answer", LLAMA, {"batch_size": 8, "prompt_tokens": 16, "max_new_tokens": 200}),
-    ("llama, 4 beams", LLAMA, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 12, "num_beams": 4}),
+    (
+        "llama, 4 beams",
+        LLAMA,
+        {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 12, "num_beams": 4},
+    ),
     (
         "llama, static cache",
         LLAMA,
-        {"batch_size": 4, "prompt_tokens": 128, "max_new_tokens": 16, "cache_implementation": "static"},
+        {
+            "batch_size": 4,
+            "prompt_tokens": 128,
+            "max_new_tokens": 16,
+            "cache_implementation": "static",
+        },
     ),
-    ("llama, float32", LLAMA, {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "dtype": "float32"}),
+    (
+        "llama, float32",
+        LLAMA,
+        {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "dtype": "float32"},
+    ),
     ("qwen3", QWEN3, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 8}),
     (
         "qwen3, eager",
         QWEN3,
-        {"batch_size": 1, "prompt_tokens": 512, "max_new_tokens": 4, "attn_implementation": "eager"},
+        {
+            "batch_size": 1,
+            "prompt_tokens": 512,
+            "max_new_tokens": 4,
+            "attn_implementation": "eager",
+        },
     ),
     ("mistral, window 64", MISTRAL, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 16}),
     (
         "gemma2, eager",
         GEMMA2,
-        {"batch_size": 2, "prompt_tokens": 256, "max_new_tokens": 8, "attn_implementation": "eager"},
+        {
+            "batch_size": 2,
+            "prompt_tokens": 256,
+            "max_new_tokens": 8,
+            "attn_implementation": "eager",
+        },
     ),
     ("gpt2", GPT2, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 16}),
-    ("gpt2, 3 beams", GPT2, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 8, "num_beams": 3}),
+    (
+        "gpt2, 3 beams",
+        GPT2,
+        {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 8, "num_beams": 3},
+    ),
     ("opt", OPT, {"batch_size": 4, "prompt_tokens": 256, "max_new_tokens": 8}),
     ("mixtral", MIXTRAL, {"batch_size": 2, "prompt_tokens": 128, "max_new_tokens": 6}),
 )
@@ -92,10 +138,11 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 @functools.cache
 def exact_dtype() -> str:
-    """Return bfloat16, or float32 where this processor's product of bfloat16 takes a float32 copy of its result meanwhile.
+    """Return bfloat16, or float32 where this processor's product of bfloat16 takes a float32 copy
+    of its result meanwhile.
 
-    Such a copy is the kernel's, not the model's: torch's fallback without oneDNN's product takes it (aten CPUBlas.cpp, gemm), and
-    no trace of the model's code shows it.
+    Such a copy is the kernel's, not the model's: torch's fallback without oneDNN's product takes it
+    (aten CPUBlas.cpp, gemm), and no trace of the model's code shows it.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -104,12 +151,18 @@ def exact_dtype() -> str:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         torch.mm(factor, factor)
     events = profiler.profiler.kineto_results.events()
-    taken = [event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0]
-    return "bfloat16" if max(taken) == factor.nbytes else "float32"
+    taken = [
+        event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0
+    ]
+    if max(taken) == factor.nbytes:
+        return "bfloat16"
+    return "float32"
 
 
 def real_peak(call: PlannedCall) -> int:
-    """Weights and buffers, and on top of them the most that the allocator had given out at once during the call."""
+    """Weights and buffers, and on top of them the most that the allocator had given out at once
+    during the call.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -121,10 +174,14 @@ def real_peak(call: PlannedCall) -> int:
     ).eval()
     model.generation_config.eos_token_id = None
     tensors = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers())
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in (*model.parameters(), *model.buffers())
     }
     ids = torch.ones((call.batch_size, call.prompt_tokens), dtype=torch.long)
-    options = {"cache_implementation": call.cache_implementation} if call.cache_implementation else {}
+    if call.cache_implementation:
+        options = {"cache_implementation": call.cache_implementation}
+    else:
+        options = {}
     peak = peak_bytes(
         lambda: model.generate(
             input_ids=ids,
@@ -149,12 +206,18 @@ def main() -> None:
         if not name.startswith(only):
             continue
         call = PlannedCall(config, **{"dtype": exact_dtype(), **numbers})
-        mine, truth = traced_steps(call).peak_bytes(call.max_new_tokens), real_peak(call)
+        mine = traced_steps(call).peak_bytes(call.max_new_tokens)
+        truth = real_peak(call)
         errors.append(100 * (mine / truth - 1))
-        print(f"{name:22} {mine / 2**20:9.2f} MiB beside {truth / 2**20:9.2f} MiB: {errors[-1]:+.2f} %", flush=True)
+        print(
+            f"{name:22} {mine / 2**20:9.2f} MiB beside {truth / 2**20:9.2f} MiB: "
+            f"{errors[-1]:+.2f} %",
+            flush=True,
+        )
     mean = sum(map(abs, errors)) / len(errors)
     conclude(
-        f"mean absolute error {mean:.2f} %, worst {max(errors, key=abs):+.2f} %, n = {len(errors)} (goal <= 1 %, n >= 12)",
+        f"mean absolute error {mean:.2f} %, worst {max(errors, key=abs):+.2f} %, n = "
+        f"{len(errors)} (goal <= 1 %, n >= 12)",
         met=mean <= 1 and (len(errors) >= 12 or bool(only)),
     )
 

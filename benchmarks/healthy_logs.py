@@ -1,7 +1,9 @@
-"""Figure: incidents found in healthy and unrelated logs, which are made by running real programs here.
+"""Figure: incidents found in healthy and unrelated logs, which are made by running real programs
+here.
 
-Nothing of it is kept in the repository. With --vllm the real vLLM for the CPU is started three times as well (about two
-minutes; needs scripts/vllm-env). FOLDER keeps the logs; what is there already is not run again.
+Nothing of it is kept in the repository. With --vllm the real vLLM for the CPU is started three
+times as well (about two minutes; needs scripts/vllm-env). FOLDER keeps the logs; what is there
+already is not run again.
 """
 
 import argparse
@@ -21,7 +23,8 @@ from support.commands import ROOT, oomguard_command
 from support.figure import conclude
 from support.healthy_jobs import Job, jobs
 
-FILES_GOAL, MIB_GOAL = 500, 100
+FILES_GOAL = 500
+MIB_GOAL = 100
 WORKERS = 2
 KERNEL_KILL = re.compile(rb"\] (Out of memory|Memory cgroup out of memory): Killed process \d+")
 
@@ -33,7 +36,12 @@ def make(folder: Path, minutes: float, every: int) -> None:
     (scratch / "pytest.ini").write_text("[pytest]\n")
     deadline = time.monotonic() + 60 * minutes
     with ThreadPoolExecutor(WORKERS) as pool:
-        done = list(pool.map(lambda job: run(job, folder, scratch, deadline), islice(jobs(scratch), 0, None, every)))
+        done = list(
+            pool.map(
+                lambda job: run(job, folder, scratch, deadline),
+                islice(jobs(scratch), 0, None, every),
+            )
+        )
     for path in scratch.glob("traceback_*.log"):
         shutil.move(path, folder / "logs" / path.name)
     shutil.rmtree(scratch)
@@ -54,7 +62,13 @@ def run(job: Job, folder: Path, scratch: Path, deadline: float) -> bool | None:
     if time.monotonic() > deadline:
         return None
     path.parent.mkdir(exist_ok=True)
-    environment = {**os.environ, "COLUMNS": "120", "MANPAGER": "cat", "PAGER": "cat", "GIT_PAGER": "cat"}
+    environment = {
+        **os.environ,
+        "COLUMNS": "120",
+        "MANPAGER": "cat",
+        "PAGER": "cat",
+        "GIT_PAGER": "cat",
+    }
     new = path.with_suffix(f".{threading.get_ident()}")  # two programs may have one name
     with new.open("wb") as out:
         try:
@@ -80,7 +94,9 @@ def run(job: Job, folder: Path, scratch: Path, deadline: float) -> bool | None:
 
 
 def serve_vllm(folder: Path) -> None:
-    """Three healthy services of a tiny model, at several settings and log levels, with prompts that quote an error."""
+    """Three healthy services of a tiny model, at several settings and log levels, with prompts that
+    quote an error.
+    """
     from support.healthy_vllm import LAUNCHES, launch
 
     for name, options, environment in LAUNCHES:
@@ -108,10 +124,17 @@ def scan(folder: Path) -> None:
             text = next((text for number, text in enumerate(stream, 1) if number == line), "")
         print(f"  {Path(source).name}:{line} {incident['kind']}: {text.strip()[:160]!r}")
     enough = len(paths) >= FILES_GOAL or total >= MIB_GOAL * 2**20
-    size = "enough" if enough else f"few: {FILES_GOAL} files or {MIB_GOAL} MiB are enough"
-    print(f"{len(paths)} files, {total / 2**20:.1f} MiB ({size}), {len(answers)} answered in {seconds:.1f} s")
+    if enough:
+        size = "enough"
+    else:
+        size = f"few: {FILES_GOAL} files or {MIB_GOAL} MiB are enough"
+    print(
+        f"{len(paths)} files, {total / 2**20:.1f} MiB ({size}), {len(answers)} answered in "
+        f"{seconds:.1f} s"
+    )
     conclude(
-        f"incidents: {len(found)} in {len({source for source, _ in found})} of {len(paths)} healthy files (goal 0)",
+        f"incidents: {len(found)} in {len({source for source, _ in found})} of {len(paths)} "
+        "healthy files (goal 0)",
         met=not found and not result.returncode and len(answers) == len(paths),
     )
 
@@ -119,9 +142,14 @@ def scan(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "folder", nargs="?", type=Path, help="where the logs are kept (default: a temporary folder, removed)"
+        "folder",
+        nargs="?",
+        type=Path,
+        help="where the logs are kept (default: a temporary folder, removed)",
     )
-    parser.add_argument("--minutes", type=float, default=10, help="time for making the corpus (default 10)")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="time for making the corpus (default 10)"
+    )
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run one program in N")
     parser.add_argument("--vllm", action="store_true", help="start the real vLLM too")
     options = parser.parse_args()

@@ -1,6 +1,8 @@
-"""Figure: what a default install brings: distributions beside oomguard itself, MiB on disk, none of the heavy ones.
+"""Figure: what a default install brings: distributions beside oomguard itself, MiB on disk, none of
+the heavy ones.
 
-The wheel of this checkout is installed into a new environment; pip and setuptools were there before and do not count.
+The wheel of this checkout is installed into a new environment; pip and setuptools were there before
+and do not count.
 """
 
 import subprocess
@@ -11,8 +13,19 @@ from pathlib import Path
 from support.commands import ROOT
 from support.figure import conclude
 
-GOAL_DISTRIBUTIONS, GOAL_MIB = 14, 50
-HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "hyperscan", "zstandard", "cel-expr-python", "transformers", "vllm"}
+GOAL_DISTRIBUTIONS = 14
+GOAL_MIB = 50
+HEAVY = {
+    "torch",
+    "numpy",
+    "sqlalchemy",
+    "alembic",
+    "hyperscan",
+    "zstandard",
+    "cel-expr-python",
+    "transformers",
+    "vllm",
+}
 _LIST = """
 import importlib.metadata as metadata
 for found in metadata.distributions():
@@ -22,7 +35,9 @@ for found in metadata.distributions():
 
 def installed(python: Path) -> dict[str, int]:
     """Return the distributions of an environment with their bytes."""
-    printed = subprocess.run([python, "-c", _LIST], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [python, "-c", _LIST], capture_output=True, text=True, check=True
+    ).stdout
     rows = (line.split() for line in printed.splitlines())
     return {name: int(size) for name, size in rows}
 
@@ -44,7 +59,8 @@ def main() -> None:
         print(f"  {size / 2**20:5.1f} MiB  {name}")
     heavy = sorted(HEAVY.intersection(brought))
     conclude(
-        f"a default install brings {len(brought)} distributions (goal <= {GOAL_DISTRIBUTIONS}), {size_mib:.0f} MiB with oomguard "
+        f"a default install brings {len(brought)} distributions (goal <= {GOAL_DISTRIBUTIONS}), "
+        f"{size_mib:.0f} MiB with oomguard "
         f"(goal <= {GOAL_MIB}); heavy ones among them: {', '.join(heavy) or 'none'}",
         met=len(brought) <= GOAL_DISTRIBUTIONS and size_mib <= GOAL_MIB and not heavy,
     )

@@ -1,8 +1,10 @@
-"""Kill a process of oomguard with SIGKILL at random moments of a run: no process, no folder and an intact journal may be left.
+"""Kill a process of oomguard with SIGKILL at random moments of a run: no process, no folder and an
+intact journal may be left.
 
-Each round starts a run that fails of memory, is run again and then waits, beside a process in a session of its own, and kills
-the supervisor, the reaper or the analyst, in turns, between 0 and 2.5 seconds later. Without its analyst the command goes on, and
-ends by the TERM that follows. 200 rounds by default; with ``--resume FILE`` they go on where they stopped.
+Each round starts a run that fails of memory, is run again and then waits, beside a process in a
+session of its own, and kills the supervisor, the reaper or the analyst, in turns, between 0 and 2.5
+seconds later. Without its analyst the command goes on, and ends by the TERM that follows. 200
+rounds by default; with ``--resume FILE`` they go on where they stopped.
 """
 
 import argparse
@@ -30,12 +32,25 @@ VICTIMS = ("", "oomguard-watch", "oomguard-analys")
 
 
 def killed_round(number: int, folder: Path) -> list[str]:
-    """Kill one run at a moment that follows from its number; return what was left that must not be."""
+    """Kill one run at a moment that follows from its number; return what was left that
+    must not be.
+    """
     moment_s = random.Random(number).uniform(0, LATEST_S)
-    mark, journal, temporary = f"round-{number}-{os.getpid()}", folder / "journal", folder / f"tmp-{number}"
+    mark = f"round-{number}-{os.getpid()}"
+    journal = folder / "journal"
+    temporary = folder / f"tmp-{number}"
     temporary.mkdir()
     engine = shlex.join([sys.executable, str(ENGINE), "--mode", "wait"])
-    command = [*RUN, "--journal", str(journal), "--", "sh", "-c", f'setsid sleep 3600 & {engine} "$@"', "sh"]
+    command = [
+        *RUN,
+        "--journal",
+        str(journal),
+        "--",
+        "sh",
+        "-c",
+        f'setsid sleep 3600 & {engine} "$@"',
+        "sh",
+    ]
     with subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -47,7 +62,9 @@ def killed_round(number: int, folder: Path) -> list[str]:
         problems = _kill(process, VICTIMS[number % len(VICTIMS)])
     if not wait_for(lambda: left(mark) == [], GONE_LIMIT_S):
         problems.append(f"processes {left(mark)}")
-    if any(path.is_dir() for path in temporary.glob("oomguard-*")):  # a file is output that was not explained
+    if any(
+        path.is_dir() for path in temporary.glob("oomguard-*")
+    ):  # a file is output that was not explained
         problems.append("a folder in the temporary folder")
     if journal.exists():
         with closing(sqlite3.connect(journal)) as database:
@@ -58,7 +75,9 @@ def killed_round(number: int, folder: Path) -> list[str]:
 
 
 def _kill(process: subprocess.Popen, victim: str) -> list[str]:
-    """Kill one process of a run and wait for the run's end; return what is wrong with its status."""
+    """Kill one process of a run and wait for the run's end; return what is wrong with
+    its status.
+    """
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(process.pid).children()
         one = next((child for child in children if child.name() == victim), None)
@@ -75,7 +94,9 @@ def _kill(process: subprocess.Popen, victim: str) -> list[str]:
     if process.poll() is None:
         process.terminate()
     status = process.wait(GONE_LIMIT_S)
-    return [] if status in {1, 143, -15} else [f"status {status} without the analyst"]
+    if status in {1, 143, -15}:
+        return []
+    return [f"status {status} without the analyst"]
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
-"""Figure: architectures whose KV blocks, tokens and requests at once `oomguard plan` tells as the real vLLM for the CPU does.
+"""Figure: architectures whose KV blocks, tokens and requests at once `oomguard plan` tells as the
+real vLLM for the CPU does.
 
-Each model has the true head shapes of its family and a few layers, enough for its pattern of layers. Needs scripts/vllm-env.
+Each model has the true head shapes of its family and a few layers, enough for its pattern of
+layers. Needs scripts/vllm-env.
 """
 
 import argparse
@@ -31,8 +33,17 @@ def engine_answers(names: list[str]) -> Iterator[dict]:
     binaries = ROOT / ".venv-vllm" / "bin"
     if not (binaries / "python").exists():
         skip("no vLLM environment: run scripts/vllm-env")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
-    command = [str(binaries / "python"), str(HERE / "support" / "kv_engine.py"), str(MODELS), *names]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OOMGUARD_", "VLLM_"))
+    }
+    command = [
+        str(binaries / "python"),
+        str(HERE / "support" / "kv_engine.py"),
+        str(MODELS),
+        *names,
+    ]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as child:
@@ -53,7 +64,8 @@ def ours(config: dict, answer: dict) -> StartBudget:
         enforce_eager=True,
     )
     return budget_start(
-        read_model(ModelFiles("model", "config.json", config, ()), dtype=config["torch_dtype"]), settings
+        read_model(ModelFiles("model", "config.json", config, ()), dtype=config["torch_dtype"]),
+        settings,
     )
 
 
@@ -61,13 +73,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only these models of kv_models.json")
     parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each model's answer; models in it are not started again"
+        "--resume",
+        type=Path,
+        help="a file that keeps each model's answer; models in it are not started again",
     )
     asked = parser.parse_args()
     models = json.loads(MODELS.read_text())
     known = Results(asked.resume)
     names = asked.names or list(models)
-    equal, seen, refused = 0, 0, 0
+    equal = 0
+    seen = 0
+    refused = 0
     for answer in all_answers(names, known):
         if "error" in answer:
             refused += 1
@@ -76,12 +92,15 @@ def main() -> None:
         plan = ours(models[answer["name"]], answer)
         mine = (plan.kv_cache_blocks, plan.kv_cache_tokens, round(plan.max_concurrency, 6))
         theirs = (answer["blocks"], answer["tokens"], round(answer["max_concurrency"], 6))
-        seen, equal = seen + 1, equal + (mine == theirs)
+        seen = seen + 1
+        equal = equal + (mine == theirs)
         print(
-            f"{answer['name']:20} {'equal' if mine == theirs else 'NOT EQUAL'}  blocks, tokens, at once: {mine} and vLLM's {theirs}"
+            f"{answer['name']:20} {'equal' if mine == theirs else 'NOT EQUAL'}  blocks, tokens, at "
+            f"once: {mine} and vLLM's {theirs}"
         )
     conclude(
-        f"{equal} of {seen} architectures equal to the block, {refused} not started (goal: all of {GOAL} or more)",
+        f"{equal} of {seen} architectures equal to the block, {refused} not started (goal: all of "
+        f"{GOAL} or more)",
         met=equal == seen and seen + refused == len(names) and (seen >= GOAL or bool(asked.names)),
     )
 

@@ -1,7 +1,8 @@
-"""Figure: false alarms on texts that only quote memory errors, and recall on real failures that resemble them.
+"""Figure: false alarms on texts that only quote memory errors, and recall on real failures that
+resemble them.
 
-The texts are tests/lookalikes/*/*.toml; each becomes one file, and the whole command reads them all. With -v every
-miss is listed.
+The texts are tests/lookalikes/*/*.toml; each becomes one file, and the whole command reads them
+all. With -v every miss is listed.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from pathlib import Path
 from support.figure import conclude
 
 CASES = Path(__file__).parents[1] / "tests" / "lookalikes"
-FALSE_ALARM_GOAL, RECALL_GOAL = 0.05, 0.95
+FALSE_ALARM_GOAL = 0.05
+RECALL_GOAL = 0.95
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,15 @@ def diagnose(texts: list[str]) -> list[dict]:
         paths = [Path(folder) / f"{i:04d}.log" for i in range(len(texts))]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text, encoding="utf-8", newline="")
-        command = [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", *map(str, paths)]
+        command = [
+            sys.executable,
+            "-m",
+            "oomguard",
+            "diagnose",
+            "--format",
+            "json",
+            *map(str, paths),
+        ]
         run = subprocess.run(command, capture_output=True, text=True, check=True)
         answers = {answer["source"]: answer for answer in map(json.loads, run.stdout.splitlines())}
         return [answers[str(path)] for path in paths]
@@ -62,9 +72,13 @@ def diagnose(texts: list[str]) -> list[dict]:
 
 def measure() -> Figures:
     """Read every case with the whole command."""
-    negatives, positives = cases("negatives"), cases("positives")
+    negatives = cases("negatives")
+    positives = cases("positives")
     answers = diagnose([case["log"] for case in negatives + positives])
-    false_alarms, missed, other_kind, incidents = [], [], [], 0
+    false_alarms = []
+    missed = []
+    other_kind = []
+    incidents = 0
     for case, answer in zip(negatives + positives, answers, strict=True):
         name = f"{case['style']}/{case['id']}"
         kinds = [incident["kind"] for incident in answer["incidents"]]
@@ -73,25 +87,40 @@ def measure() -> Figures:
             if answer["verdict"] == "oom":
                 false_alarms.append(f"{name}: {', '.join(kinds)} ({case['why']})")
         elif answer["verdict"] != "oom":
-            missed.append(f"{name}: {', '.join(kinds) or 'nothing'} instead of {case['kind']} ({case['why']})")
+            missed.append(
+                f"{name}: {', '.join(kinds) or 'nothing'} instead of {case['kind']} ({case['why']})"
+            )
         elif case["kind"] not in kinds and not case.get("any_kind"):
             other_kind.append(f"{name}: {', '.join(kinds)} instead of {case['kind']}")
-    return Figures(len(negatives), tuple(false_alarms), incidents, len(positives), tuple(missed), tuple(other_kind))
+    return Figures(
+        len(negatives),
+        tuple(false_alarms),
+        incidents,
+        len(positives),
+        tuple(missed),
+        tuple(other_kind),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-v", "--verbose", action="store_true", help="list every case answered wrongly")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list every case answered wrongly"
+    )
     verbose = parser.parse_args().verbose
     figures = measure()
     if verbose:
         for title in ("false_alarms", "missed", "other_kind"):
             for line in getattr(figures, title):
                 print(f"  {title.replace('_', ' ')}: {line}")
-    print(f"with incidents that are no oom: {figures.incidents}; failures of another kind: {len(figures.other_kind)}")
+    print(
+        f"with incidents that are no oom: {figures.incidents}; failures of another kind: "
+        f"{len(figures.other_kind)}"
+    )
     conclude(
         f"look-alikes: {len(figures.false_alarms)} of {figures.negatives} give a false alarm, "
-        f"{100 * figures.false_alarm_ratio:.1f} % (goal <= {100 * FALSE_ALARM_GOAL:.0f} %); real failures beside them: "
+        f"{100 * figures.false_alarm_ratio:.1f} % (goal <= {100 * FALSE_ALARM_GOAL:.0f} %); real "
+        "failures beside them: "
         f"{figures.positives - len(figures.missed)} of {figures.positives} found, "
         f"{100 * figures.recall_ratio:.1f} % (goal >= {100 * RECALL_GOAL:.0f} %)",
         met=figures.false_alarm_ratio <= FALSE_ALARM_GOAL and figures.recall_ratio >= RECALL_GOAL,

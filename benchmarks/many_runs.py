@@ -1,4 +1,6 @@
-"""Run many commands under oomguard from one process: no process, descriptor, thread or folder may be left. 1,000 by default."""
+"""Run many commands under oomguard from one process: no process, descriptor, thread or folder may
+be left. 1,000 by default.
+"""
 
 import sys
 import tempfile
@@ -38,7 +40,10 @@ def folders() -> int:
 
 def main() -> None:
     """Run them and count."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    if len(sys.argv) > 1:
+        count = int(sys.argv[1])
+    else:
+        count = 1000
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
         left = measured(count)
@@ -49,7 +54,9 @@ def main() -> None:
 def measured(count: int) -> dict[str, int]:
     """Run so many and return what is there that was not before."""
     become_subreaper()
-    process.SPARE_S = 0.0  # each orphan would be given its seconds, and a thousand of them take an hour
+    process.SPARE_S = (
+        0.0  # each orphan would be given its seconds, and a thousand of them take an hour
+    )
     before = (children(), descriptors(), threading.active_count(), folders())
     began = time.perf_counter()
     for number in range(count):
@@ -61,7 +68,9 @@ def measured(count: int) -> dict[str, int]:
         if number == 0:  # what is loaded once is open from here on
             before = (before[0], descriptors(), *before[2:])
     took_s = time.perf_counter() - began
-    wait_for(lambda: threading.active_count() <= before[2], limit_s=5)  # a last look at open files may be under way
+    wait_for(
+        lambda: threading.active_count() <= before[2], limit_s=5
+    )  # a last look at open files may be under way
     now = (children(), descriptors(), threading.active_count(), folders())
     kinds = ("processes", "descriptors", "threads", "folders")
     print(f"{count} runs, {took_s / count * 1000:.0f} ms each", file=sys.stderr)

@@ -1,8 +1,10 @@
-"""Measure how readable the package is: names, splinters, density, long lines, and the files that each trip executes.
+"""Measure how readable the package is: names, splinters, density, long lines, and the files that
+each trip executes.
 
     python benchmarks/readability.py
 
-Every figure is printed with its goal. The densities count nodes of the syntax tree per 1,000 lines of the package.
+Every figure is printed with its goal. The densities count nodes of the syntax tree per 1,000 lines
+of the package.
 """
 
 from __future__ import annotations
@@ -23,9 +25,23 @@ LOG = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
 CONFIG = ROOT / "examples" / "models" / "llama-3.1-8b.json"
 WIDTH = 100
 SPLINTER_LINES = 120
-# Words in -ed and -en that are nouns or adjectives of the field, and participles that do not end so.
+# Words in -ed and -en that are nouns or adjectives of the field, and participles that do not end
+# so.
 NOT_PARTICIPLES = {"shared", "guarded", "quantized", "fixed", "compressed"}
-IRREGULAR = {"begun", "found", "given", "heard", "held", "kept", "known", "left", "lent", "made", "read", "said"}
+IRREGULAR = {
+    "begun",
+    "found",
+    "given",
+    "heard",
+    "held",
+    "kept",
+    "known",
+    "left",
+    "lent",
+    "made",
+    "read",
+    "said",
+}
 IRREGULAR |= {"seen", "sent", "set", "shown", "spoken", "taken", "told", "written"}
 # What one guarded call that fits, one relaunch, one diagnosis and one plan execute of the package.
 TRIPS = {
@@ -33,10 +49,18 @@ TRIPS = {
         "import oomguard\n@oomguard.guard()\ndef call():\n    return 1\ncall()",
         35,
     ),
-    "diagnose": (f"from oomguard.cli import main; import sys; sys.argv=['oomguard','diagnose',{str(LOG)!r}]; main()", 45),
+    "diagnose": (
+        (
+            "from oomguard.cli import main; import sys; "
+            f"sys.argv=['oomguard','diagnose',{str(LOG)!r}]; main()"
+        ),
+        45,
+    ),
     "plan": (
-        "from oomguard.cli import main; import sys; sys.argv=['oomguard','plan',"
-        f"{str(CONFIG)!r},'--gpu-memory','24GiB']; main()",
+        (
+            "from oomguard.cli import main; import sys; sys.argv=['oomguard','plan',"
+            f"{str(CONFIG)!r},'--gpu-memory','24GiB']; main()"
+        ),
         40,
     ),
 }
@@ -46,7 +70,9 @@ def sources() -> dict[str, str]:
     """Return the text of each module by its dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path.read_text(encoding="utf-8")
+        found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path.read_text(
+            encoding="utf-8"
+        )
     return found
 
 
@@ -78,7 +104,10 @@ def splinters(texts: dict[str, str], trees: dict[str, ast.Module]) -> list[str]:
         if name.endswith("__init__") or len(by[name]) != 1:
             continue
         (only,) = by[name]
-        if only.rpartition(".")[0] == name.rpartition(".")[0] and len(text.splitlines()) < SPLINTER_LINES:
+        if (
+            only.rpartition(".")[0] == name.rpartition(".")[0]
+            and len(text.splitlines()) < SPLINTER_LINES
+        ):
             found.append(name)
     return found
 
@@ -102,15 +131,25 @@ def packed(node: ast.AST) -> bool:
 
 def comment_lines(text: str) -> int:
     """Return the lines that hold nothing but a comment, or end in one."""
-    return sum(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline))
+    return sum(
+        token.type == tokenize.COMMENT
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
 
 
 def executed(code: str) -> int:
     """Return how many files of the package a fresh Python runs code of."""
-    report = "import sys; print(len([m for m in sys.modules if m.split('.')[0]=='oomguard']), file=sys.stderr)"
+    report = (
+        "import sys; print(len([m for m in sys.modules if m.split('.')[0]=='oomguard']), "
+        "file=sys.stderr)"
+    )
     with tempfile.TemporaryDirectory() as home:
         ran = subprocess.run(
-            [sys.executable, "-c", f"import atexit\natexit.register(lambda: exec({report!r}))\n{code}"],
+            [
+                sys.executable,
+                "-c",
+                f"import atexit\natexit.register(lambda: exec({report!r}))\n{code}",
+            ],
             capture_output=True,
             text=True,
             env={"PATH": "/usr/bin:/bin", "HOME": home, "PYTHONPATH": str(ROOT)},
@@ -135,23 +174,43 @@ def main() -> None:
         ("participles among module names", len(participles), "5"),
         ("public class names that stand twice", len(twice), "0"),
         ("short modules that one neighbour alone imports", len(splinters(texts, trees)), "25"),
-        ("conditional expressions per 1,000 lines", sum(isinstance(n, ast.IfExp) for n in nodes) / lines * 1000, "10"),
-        ("comprehensions per 1,000 lines", sum(isinstance(n, comprehensions) for n in nodes) / lines * 1000, "12"),
+        (
+            "conditional expressions per 1,000 lines",
+            sum(isinstance(n, ast.IfExp) for n in nodes) / lines * 1000,
+            "10",
+        ),
+        (
+            "comprehensions per 1,000 lines",
+            sum(isinstance(n, comprehensions) for n in nodes) / lines * 1000,
+            "12",
+        ),
         ("packed assignments per 1,000 lines", sum(map(packed, nodes)) / lines * 1000, "1"),
         (
             "lines above 100 columns, %",
-            sum(len(line) > WIDTH for text in texts.values() for line in text.splitlines()) / lines * 100,
+            sum(len(line) > WIDTH for text in texts.values() for line in text.splitlines())
+            / lines
+            * 100,
             "0.3",
         ),
         ("comment lines, %", sum(map(comment_lines, texts.values())) / lines * 100, "3 to 7"),
-        *((f"files executed: {name}", executed(code), str(goal)) for name, (code, goal) in TRIPS.items()),
+        *(
+            (f"files executed: {name}", executed(code), str(goal))
+            for name, (code, goal) in TRIPS.items()
+        ),
     ]
     for name, value, goal in rows:
-        shown = f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
+        if isinstance(value, float):
+            shown = f"{value:.2f}"
+        else:
+            shown = f"{value:,}"
         print(f"{name:50} {shown:>9}   goal {goal}" if goal else f"{name:50} {shown:>9}")
     if "--names" in sys.argv:
         print("\nparticiples:", *participles, sep="\n  ")
-        print("\ntwice:", *(f"{name}: {', '.join(places)}" for name, places in twice.items()), sep="\n  ")
+        print(
+            "\ntwice:",
+            *(f"{name}: {', '.join(places)}" for name, places in twice.items()),
+            sep="\n  ",
+        )
         print("\nsplinters:", *splinters(texts, trees), sep="\n  ")
 
 

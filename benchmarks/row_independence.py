@@ -1,8 +1,8 @@
 """Write the table of model classes whose rows do not depend on each other, which the package ships.
 
-Every model class of the installed transformers is made small, with random weights. A process of its own follows its ``forward``
-and ``generate`` under fake tensors, and compares rows alone with rows next to others. The results of other versions of
-transformers stay in the table.
+Every model class of the installed transformers is made small, with random weights. A process of its
+own follows its ``forward`` and ``generate`` under fake tensors, and compares rows alone with rows
+next to others. The results of other versions of transformers stay in the table.
 """
 
 import argparse
@@ -47,7 +47,8 @@ def work(name: str, answer: Connection, limit_s: float) -> None:
 
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    sys.stdout = sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    # until the process ends
+    sys.stdout = sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     answer.send(verdicts(name))
 
 
@@ -65,13 +66,23 @@ def warm_up() -> None:
 
 def unknown(why: str) -> dict[str, Any]:
     """Return the verdict of a class whose process did not answer."""
-    return {"forward": {"verdict": "unknown", "why": why, "by": "", "draws": False, "layout": {}, "notes": [why]}}
+    return {
+        "forward": {
+            "verdict": "unknown",
+            "why": why,
+            "by": "",
+            "draws": False,
+            "layout": {},
+            "notes": [why],
+        }
+    }
 
 
 def run_classes(
     names: Sequence[str], workers: int, limit_s: float, ends_s: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each class with its verdicts, as they end; one that crashes or hangs costs itself alone.
+    """Yield each class with its verdicts, as they end; one that crashes or hangs costs itself
+    alone.
 
     Args:
         names: the classes.
@@ -79,7 +90,8 @@ def run_classes(
         limit_s: seconds of a processor for one.
         ends_s: the time, as ``time.monotonic`` has it, after which none begins.
     """
-    context, waiting = multiprocessing.get_context("fork"), collections.deque(names)
+    context = multiprocessing.get_context("fork")
+    waiting = collections.deque(names)
     running: dict[Connection, tuple[str, Any, float]] = {}
     while running or (waiting and time.monotonic() < ends_s):
         while waiting and len(running) < workers and time.monotonic() < ends_s:
@@ -108,7 +120,9 @@ def run_classes(
 
 def in_order(names: Sequence[str]) -> list[str]:
     """Return the names with the families first that most programs use."""
-    return sorted(names, key=lambda name: (not name.startswith(FIRST), not name.endswith(MAIN), name))
+    return sorted(
+        names, key=lambda name: (not name.startswith(FIRST), not name.endswith(MAIN), name)
+    )
 
 
 def main() -> None:
@@ -116,12 +130,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("only", nargs="*", help="only these classes; the table is not written")
     parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each class's result; those in it are not run again"
+        "--resume",
+        type=Path,
+        help="a file that keeps each class's result; those in it are not run again",
     )
-    parser.add_argument("--unknown", action="store_true", help="run those again that the file has as unknown")
+    parser.add_argument(
+        "--unknown", action="store_true", help="run those again that the file has as unknown"
+    )
     parser.add_argument("--workers", type=int, default=WORKERS, help="processes at once")
     parser.add_argument("--minutes", type=float, default=240.0, help="begin no class after so many")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a processor for one class")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_S, help="seconds of a processor for one class"
+    )
     parser.add_argument("--table", type=Path, default=TABLE, help="the table to write")
     asked = parser.parse_args()
 
@@ -130,11 +150,14 @@ def main() -> None:
     from support.tiny_models import model_classes
 
     transformers.logging.set_verbosity_error()
-    version, kept = transformers.__version__, Results(asked.resume, any_tree=True)
+    version = transformers.__version__
+    kept = Results(asked.resume, any_tree=True)
     every = asked.only or in_order(list(model_classes()))
     found = {name: known for name in every if (known := kept.get(f"{version} {name}")) is not None}
     again = {
-        name for name, one in found.items() if asked.unknown and "unknown" in [each["verdict"] for each in one.values()]
+        name
+        for name, one in found.items()
+        if asked.unknown and "unknown" in [each["verdict"] for each in one.values()]
     }
     left = [name for name in every if name not in found or name in again]
     if left:
@@ -143,7 +166,9 @@ def main() -> None:
     for number, (name, verdict) in enumerate(ran, 1):
         found[name] = verdict
         kept.add(f"{version} {name}", verdict)
-        told = ", ".join(f"{call}: {one['verdict']} {one['why'][:100]}" for call, one in verdict.items())
+        told = ", ".join(
+            f"{call}: {one['verdict']} {one['why'][:100]}" for call, one in verdict.items()
+        )
         print(f"{number}/{len(left)} {name}  {told}", flush=True)
         if asked.only:
             print(json.dumps(verdict, indent=2))
@@ -153,7 +178,10 @@ def main() -> None:
     asked.table.write_text(written(table), encoding="utf-8")
     for call in ("forward", "generate"):
         counts = collections.Counter(one[call]["verdict"] for one in found.values() if call in one)
-        print(f"{call}, transformers {version}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()))
+        print(
+            f"{call}, transformers {version}: "
+            + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Figure: what `oomguard run -- true` costs: modules that it imports, time beside `python -c pass`, and its resident memory.
+"""Figure: what `oomguard run -- true` costs: modules that it imports, time beside `python -c pass`,
+and its resident memory.
 
-The times are medians of alternating rounds, so that other work on the machine is in both. Modules are counted without those that
-any Python imports as it starts.
+The times are medians of alternating rounds, so that other work on the machine is in both. Modules
+are counted without those that any Python imports as it starts.
 """
 
 import argparse
@@ -19,8 +20,15 @@ from support.figure import conclude
 GOAL_MODULES = 90
 GOAL_MS = 120
 GOAL_MIB = 25
-# The supervisor, and what comes before it: the package itself, the safe path and the switch that turns everything off.
-OURS = ("oomguard", "oomguard._version", "oomguard.__main__", "oomguard.core.safe_python", "oomguard.core.disable")
+# The supervisor, and what comes before it: the package itself, the safe path and the switch that
+# turns everything off.
+OURS = (
+    "oomguard",
+    "oomguard._version",
+    "oomguard.__main__",
+    "oomguard.core.safe_python",
+    "oomguard.core.disable",
+)
 _BARE = [sys.executable, "-c", "pass"]
 # What the installed script does.
 _AS_SCRIPT = [
@@ -40,17 +48,27 @@ def imported(command: list[str], env: dict[str, str]) -> set[str]:
 
 
 def modules(env: dict[str, str]) -> tuple[set[str], set[str]]:
-    """Return the modules of a run beyond those of any Python, and those of ours that belong to no run."""
+    """Return the modules of a run beyond those of any Python, and those of ours that belong to no
+    run.
+    """
     bare = imported([sys.executable, "-X", "importtime", "-c", "pass"], env)
     found = imported([*_AS_SCRIPT, "run", "--", "true"], env) - bare
     ours = {name for name in found if name.partition(".")[0] == "oomguard"}
-    return found, {name for name in ours if name not in OURS and not name.startswith("oomguard.supervisor")}
+    return found, {
+        name for name in ours if name not in OURS and not name.startswith("oomguard.supervisor")
+    }
 
 
 def resident_mib(env: dict[str, str]) -> float:
     """Return the most memory that the supervisor had, in MiB."""
     show = ["sh", "-c", "grep VmHWM /proc/$OOMGUARD_OUTER_RUN/status"]
-    ran = subprocess.run([*oomguard_command(), "run", "--", *show], env=env, check=True, capture_output=True, text=True)
+    ran = subprocess.run(
+        [*oomguard_command(), "run", "--", *show],
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return int(ran.stdout.split()[1]) / 1024
 
 
@@ -73,10 +91,13 @@ def main() -> None:
         env = {**os.environ, "XDG_STATE_HOME": str(Path(folder) / "state")}
         os.chdir(folder)  # a pyproject.toml of the working directory may ask for the analyst
         found, others = modules(env)
-        mib, ms = resident_mib(env), later_ms(rounds, env)
+        mib = resident_mib(env)
+        ms = later_ms(rounds, env)
     conclude(
-        f"run -- true imports {len(found)} modules (goal <= {GOAL_MODULES}), {len(others)} of ours outside the supervisor (goal 0), "
-        f"takes {ms:.0f} ms more than python -c pass (goal <= {GOAL_MS}) and {mib:.1f} MiB (goal <= {GOAL_MIB})",
+        f"run -- true imports {len(found)} modules (goal <= {GOAL_MODULES}), {len(others)} of ours "
+        "outside the supervisor (goal 0), "
+        f"takes {ms:.0f} ms more than python -c pass (goal <= {GOAL_MS}) and {mib:.1f} MiB (goal "
+        f"<= {GOAL_MIB})",
         met=len(found) <= GOAL_MODULES and not others and ms <= GOAL_MS and mib <= GOAL_MIB,
     )
 

@@ -1,7 +1,9 @@
-"""Figure: faults injected into every function that a run reaches, at its first and at a later call: status and output are kept.
+"""Figure: faults injected into every function that a run reaches, at its first and at a later call:
+status and output are kept.
 
-The functions come from a trace of each scenario. Each fails by an exception, by an exit, by a hang and for want of memory.
-``--sample N`` takes N of all, and ``--resume FILE`` goes on where a run stopped.
+The functions come from a trace of each scenario. Each fails by an exception, by an exit, by a hang
+and for want of memory. ``--sample N`` takes N of all, and ``--resume FILE`` goes on where a run
+stopped.
 """
 
 import argparse
@@ -21,7 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="so many of all faults")
     parser.add_argument("--kind", choices=KINDS, help="faults of this kind only")
-    parser.add_argument("--inside", default="", help="functions of files whose path begins with this")
+    parser.add_argument(
+        "--inside", default="", help="functions of files whose path begins with this"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="another sample")
     parser.add_argument("--resume", type=Path)
@@ -41,7 +45,9 @@ def main() -> None:
             ]
         total = len(rounds)
         if arguments.sample is not None:
-            rounds = random.Random(total + arguments.seed).sample(rounds, min(total, arguments.sample))
+            rounds = random.Random(total + arguments.seed).sample(
+                rounds, min(total, arguments.sample)
+            )
 
         def one(index: int) -> tuple[str, str | None]:
             scenario, fault = rounds[index]
@@ -61,7 +67,8 @@ def main() -> None:
         print(f"{key}\n    {what}")
     kept = 1 - len(broken) / max(1, len(found))
     conclude(
-        f"{len(found)} of {total} faults: status and output kept in {100 * kept:.2f} % (goal >= {100 * GOAL:.1f} %)",
+        f"{len(found)} of {total} faults: status and output kept in {100 * kept:.2f} % (goal >= "
+        f"{100 * GOAL:.1f} %)",
         met=kept >= GOAL,
     )
 

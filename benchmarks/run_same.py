@@ -1,7 +1,9 @@
-"""Figure: whether `oomguard run` says of a failed command what `oomguard diagnose` says of the same bytes, as JSON.
+"""Figure: whether `oomguard run` says of a failed command what `oomguard diagnose` says of the same
+bytes, as JSON.
 
-The command prints a labelled excerpt (needs ../shared beside the checkout) or a long log made here, and fails. An excerpt whose
-last traceback is no failure of memory is counted apart: only `run` knows that the command has ended of it.
+The command prints a labelled excerpt (needs ../shared beside the checkout) or a long log made here,
+and fails. An excerpt whose last traceback is no failure of memory is counted apart: only `run`
+knows that the command has ended of it.
 """
 
 import argparse
@@ -18,10 +20,15 @@ from support.figure import conclude, skip
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
 SETS = ("dev.jsonl", "dev2.jsonl")
-HEALTHY = "INFO 11-22 06:40:43 [loggers.py:127] Engine 000: Avg prompt throughput: 12.1 tokens/s, running 3 reqs\n"
+HEALTHY = (
+    "INFO 11-22 06:40:43 [loggers.py:127] Engine 000: Avg prompt throughput: 12.1 tokens/s, "
+    "running 3 reqs\n"
+)
 FAILURE = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} MiB. GPU 0 has a total capacity of 23.69 GiB of which "
-    "{} MiB is free. Of the allocated memory 20.50 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} MiB. GPU 0 has a total "
+    "capacity of 23.69 GiB of which "
+    "{} MiB is free. Of the allocated memory 20.50 GiB is allocated by PyTorch, and 1.50 GiB is "
+    "reserved by PyTorch but "
     "unallocated.\n"
 )
 # Below the cap of 256 MiB as fast as the command can print; beyond it at a pace.
@@ -43,7 +50,9 @@ sys.exit(1)
 
 
 def told_by_run(path: Path, folder: Path, rate: float = 0) -> tuple[dict, bool]:
-    """The report of a run whose command prints the file and fails, and whether it says that something else ended it."""
+    """The report of a run whose command prints the file and fails, and whether it says that
+    something else ended it.
+    """
     report = folder / f"{path.stem}.report.json"
     command = [sys.executable, "-c", PRINTER, str(path), str(rate)]
     env = {**os.environ, "XDG_STATE_HOME": str(folder / f"state-{path.stem}")}
@@ -61,11 +70,15 @@ def told_by_diagnose(path: Path) -> dict:
 
 def compared(told: dict) -> dict:
     """What both say: all but the name of the source and what belongs to a run's attempts."""
-    return {key: value for key, value in told.items() if key not in {"source", "attempts", "reduced"}}
+    return {
+        key: value for key, value in told.items() if key not in {"source", "attempts", "reduced"}
+    }
 
 
 def of_excerpt(job: tuple[Path, Path]) -> str:
-    """How the two answers to an excerpt compare: the same, ended of something else, or different."""
+    """How the two answers to an excerpt compare: the same, ended of something else, or
+    different.
+    """
     path, folder = job
     (run, ended_of_else), file = told_by_run(path, folder), told_by_diagnose(path)
     if compared(run) == compared(file):
@@ -89,11 +102,15 @@ def long_log(path: Path, size_mib: int, failures: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=4, metavar="N", help="take each Nth excerpt (default 4)")
+    parser.add_argument(
+        "--every", type=int, default=4, metavar="N", help="take each Nth excerpt (default 4)"
+    )
     options = parser.parse_args()
     if not all((CORPUS / name).is_file() for name in SETS):
         skip("../shared/corpus is not beside the checkout")
-    texts = [json.loads(line)["text"] for name in SETS for line in (CORPUS / name).open()][:: options.every]
+    texts = [json.loads(line)["text"] for name in SETS for line in (CORPUS / name).open()][
+        :: options.every
+    ]
     counts = {"the same": 0, "ended of something else": 0, "different": 0}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -107,11 +124,19 @@ def main() -> None:
             path = folder / f"{size_mib}.log"
             long_log(path, size_mib, failures)
             (run, _), file = told_by_run(path, folder, rate or 0), told_by_diagnose(path)
-            verdict = "the same" if compared(run) == compared(file) else "different"
+            if compared(run) == compared(file):
+                verdict = "the same"
+            else:
+                verdict = "different"
             counts[verdict] += 1
-            print(f"{title}: {len(run['incidents'])} and {len(file['incidents'])} incidents, {verdict}", flush=True)
+            print(
+                f"{title}: {len(run['incidents'])} and {len(file['incidents'])} incidents, "
+                f"{verdict}",
+                flush=True,
+            )
     conclude(
-        f"{counts['the same']} of {counts['the same'] + counts['different']} outputs: the same JSON from run and diagnose, "
+        f"{counts['the same']} of {counts['the same'] + counts['different']} outputs: the same "
+        "JSON from run and diagnose, "
         f"{counts['ended of something else']} more ended of something else (goal: all)",
         met=not counts["different"],
     )

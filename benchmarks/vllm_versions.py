@@ -1,7 +1,9 @@
-"""Figure: what oomguard relies on in vLLM, held against the sources of released wheels, by version; nothing is installed or run.
+"""Figure: what oomguard relies on in vLLM, held against the sources of released wheels, by version;
+nothing is installed or run.
 
-Flags, defaults, hooks, environment variables, log wordings. Printed are what the sources do not bear out, and what moved from each
-version to the next. Wheels are kept unzipped in .sources/vllm; with versions as arguments those are read in place of the sampled ones.
+Flags, defaults, hooks, environment variables, log wordings. Printed are what the sources do not
+bear out, and what moved from each version to the next. Wheels are kept unzipped in .sources/vllm;
+with versions as arguments those are read in place of the sampled ones.
 """
 
 import argparse
@@ -48,7 +50,9 @@ def relied_on(package: Path, version: str, data: dict[str, Any]) -> Iterator[Row
 
 
 def moved(before: list[Row], after: list[Row]) -> Iterator[str]:
-    """Yield what is told otherwise by the sources of one version than by those of the version before."""
+    """Yield what is told otherwise by the sources of one version than by those of the version
+    before.
+    """
     known = {(row.kind, row.name): row for row in before}
     for row in after:
         old = known.get((row.kind, row.name))
@@ -61,7 +65,9 @@ def moved(before: list[Row], after: list[Row]) -> Iterator[str]:
 
 
 def asked_versions(asked: list[str], sampled: list[str]) -> list[str]:
-    """Return the versions to read; the newest of the registry among them where none was asked for, and it can be reached."""
+    """Return the versions to read; the newest of the registry among them where none was asked for,
+    and it can be reached.
+    """
     if asked:
         return asked
     try:
@@ -75,11 +81,20 @@ def asked_versions(asked: list[str], sampled: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "versions", nargs="*", help="releases to read; 'table' for all that the program knows as verified"
+        "versions",
+        nargs="*",
+        help="releases to read; 'table' for all that the program knows as verified",
     )
-    asked, data = parser.parse_args().versions, stated()
-    versions = list(verified_versions()) if asked == ["table"] else asked_versions(asked, data["sampled"])
-    problems, count, read, before = 0, 0, list[str](), list[Row]()
+    asked = parser.parse_args().versions
+    data = stated()
+    if asked == ["table"]:
+        versions = list(verified_versions())
+    else:
+        versions = asked_versions(asked, data["sampled"])
+    problems = 0
+    count = 0
+    read = list[str]()
+    before = list[Row]()
     for version in versions:
         try:
             package = package_of(version, CACHE)
@@ -95,18 +110,22 @@ def main() -> None:
             )
         if not is_known(version):
             print(
-                "  NOT IN THE TABLE  oomguard/engines/vllm/verified.toml: read what moved, mend the data, then name it there"
+                "  NOT IN THE TABLE  oomguard/engines/vllm/verified.toml: read what moved, mend "
+                "the data, then name it there"
             )
             wrong.append(rows[0])
         for line in moved(before, rows) if before else ():
             print(f"  moved since {read[-1]}  {line}")
         sys.stdout.flush()
-        problems, count, before = problems + len(wrong), count + len(rows), rows
+        problems = problems + len(wrong)
+        count = count + len(rows)
+        before = rows
         read.append(version)
     if not read:
         skip("no wheel can be had")
     conclude(
-        f"vLLM {read[0]} to {read[-1]}, {len(read)} of {len(versions)} versions: {count - problems} of {count} as stated (goal: all)",
+        f"vLLM {read[0]} to {read[-1]}, {len(read)} of {len(versions)} versions: "
+        f"{count - problems} of {count} as stated (goal: all)",
         met=not problems and read == versions,
     )
 

@@ -1,4 +1,6 @@
-"""The main job in two minutes: a real log diagnosed, then a real model kept from running out of memory."""
+"""The main job in two minutes: a real log diagnosed, then a real model kept from running out of
+memory.
+"""
 
 import os
 import pathlib
@@ -19,7 +21,9 @@ def main() -> None:
     console.rule("1. A real log of vLLM 0.32.0 that failed to start")
     console.print(f"$ oomguard diagnose {LOG.relative_to(HERE.parent)}", style="bold")
     subprocess.run(
-        [sys.executable, "-m", "oomguard", "diagnose", LOG.relative_to(HERE.parent)], cwd=HERE.parent, check=True
+        [sys.executable, "-m", "oomguard", "diagnose", LOG.relative_to(HERE.parent)],
+        cwd=HERE.parent,
+        check=True,
     )
 
     import torch
@@ -55,14 +59,19 @@ def main() -> None:
             generate()
         except torch.OutOfMemoryError as error:
             console.print("Without the guard:", style="bold")
-            console.print(f"  torch.OutOfMemoryError: {str(error).split(' Including')[0]}", markup=False)
+            console.print(
+                f"  torch.OutOfMemoryError: {str(error).split(' Including')[0]}", markup=False
+            )
     began = time.monotonic()
     with limit_memory("256 MiB"), oomguard.guard() as g:
         result = generate()
     console.print(f"\nWith it ({time.monotonic() - began:.1f} s):", style="bold")
     console.print(attempts_table(g.attempts))
     same = int((result == expected).all(dim=1).sum())
-    console.print(f"Rows equal to those of a run without a limit, in order: {same} of {len(expected)}", style="bold")
+    console.print(
+        f"Rows equal to those of a run without a limit, in order: {same} of {len(expected)}",
+        style="bold",
+    )
     if same != len(expected):
         raise SystemExit("the rows differ")
 

@@ -1,4 +1,6 @@
-"""A fleet on one machine: a two-node Ray on which one rank of four fails; all start again with one plan, and their logs are summed up."""
+"""A fleet on one machine: a two-node Ray on which one rank of four fails; all start again with one
+plan, and their logs are summed up.
+"""
 
 import os
 import subprocess
@@ -10,12 +12,16 @@ from typing import Any
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 HERE = Path(__file__).parent
-RANKS, NARROW, ROOM_TOKENS = 4, 2, 1792
+RANKS = 4
+NARROW = 2
+ROOM_TOKENS = 1792
 OOMGUARD = [sys.executable, "-m", "oomguard"]
 
 
 def run_job(address: str, folder: Path) -> list[tuple[str, int]]:
-    """Run four ranks as actors, two a node; return node and exit status of each. Their output goes to a log a rank."""
+    """Run four ranks as actors, two a node; return node and exit status of each. Their output goes
+    to a log a rank.
+    """
     import ray
 
     @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
@@ -23,7 +29,9 @@ def run_job(address: str, folder: Path) -> list[tuple[str, int]]:
         def run(self, rank: int, command: list[str], env: dict[str, str]) -> tuple[str, int]:
             """Run one rank's command."""
             with (folder / "logs" / f"slurm-812_{rank}.out").open("w") as log:
-                status = subprocess.run(command, env=os.environ | env, stdout=log, stderr=log, check=False).returncode
+                status = subprocess.run(
+                    command, env=os.environ | env, stdout=log, stderr=log, check=False
+                ).returncode
             return ray.get_runtime_context().get_node_id()[:6], status
 
     ray.init(address=address, log_to_driver=False, logging_level="error")
@@ -41,10 +49,17 @@ def run_job(address: str, folder: Path) -> list[tuple[str, int]]:
     ]
     told = []
     for rank in range(RANKS):
-        room = ROOM_TOKENS if rank == NARROW else 1 << 20
+        if rank == NARROW:
+            room = ROOM_TOKENS
+        else:
+            room = 1 << 20
         job = [sys.executable, str(HERE / "demo_fleet_rank.py"), str(room), str(folder / "steps")]
         command = [*run, "--rank", str(rank), "--world-size", str(RANKS), "--", *job]
-        env = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        env = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         told.append(Rank.remote().run.remote(rank, command, env))
     ended: list[tuple[str, int]] = ray.get(told)
     ray.shutdown()
@@ -55,7 +70,10 @@ def main() -> int:
     try:
         from ray.cluster_utils import Cluster
     except ImportError:
-        print("The demo needs Ray. Install oomguard's extra ray: pip install '.[ray]'", file=sys.stderr)
+        print(
+            "The demo needs Ray. Install oomguard's extra ray: pip install '.[ray]'",
+            file=sys.stderr,
+        )
         return 2
     from rich.console import Console
     from rich.markdown import Markdown
@@ -72,10 +90,14 @@ def main() -> int:
             cluster.add_node(**node)
             cluster.wait_for_nodes()
             console.rule(
-                f"2. A job of {RANKS} ranks: rank {NARROW} has room for {ROOM_TOKENS} tokens, all ask for 32768"
+                f"2. A job of {RANKS} ranks: rank {NARROW} has room for {ROOM_TOKENS} tokens, all "
+                "ask for 32768"
             )
             ended = run_job(cluster.address, folder)
-            console.print("$ oomguard run --report report.md -- python rank.py    # on each rank", style="bold")
+            console.print(
+                "$ oomguard run --report report.md -- python rank.py    # on each rank",
+                style="bold",
+            )
             console.print(Markdown((folder / "report.md").read_text()))
             for rank, (where, status) in enumerate(ended):
                 console.print(f"  rank {rank} on node {where}: exit status {status}", markup=False)
@@ -88,10 +110,14 @@ def main() -> int:
             cluster.shutdown()
         console.rule("4. One record of it")
         console.print("$ oomguard history", style="bold")
-        subprocess.run([*OOMGUARD, "history", "--journal", str(folder / "journal.sqlite3")], check=False)
+        subprocess.run(
+            [*OOMGUARD, "history", "--journal", str(folder / "journal.sqlite3")], check=False
+        )
     worked = sum(status == 0 for _, status in ended)
     console.rule(f"{worked} of {RANKS} ranks ran after one change")
-    return 0 if worked == RANKS and not summary else 1
+    if worked == RANKS and not summary:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

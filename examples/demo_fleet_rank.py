@@ -1,4 +1,6 @@
-"""One rank of the fleet's demo: a length that its device has no room for ends it in vLLM's words, the others wait for it in every step."""
+"""One rank of the fleet's demo: a length that its device has no room for ends it in vLLM's words,
+the others wait for it in every step.
+"""
 
 import json
 import os
@@ -6,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-room_tokens, steps = int(sys.argv[1]), Path(sys.argv[2])
+rank = int(os.environ["RANK"])
+size = int(os.environ["WORLD_SIZE"])
+room_tokens = int(sys.argv[1])
+steps = Path(sys.argv[2])
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
 length = overrides.get("max_model_len", 32768)
 if overrides:
@@ -16,8 +20,10 @@ if overrides:
 print("INFO 11-26 07:14:27 [api_utils.py:286] non-default args: {'model': './tiny'}", flush=True)
 if length > room_tokens:
     sys.exit(
-        f"ERROR 11-26 07:14:52 [core.py:1510] ValueError: To serve at least one request with the model's max seq len ({length}), (0.02 GiB"
-        " KV cache is needed, which is larger than the available KV cache memory (0.00 GiB). Based on the available memory, the estimated"
+        "ERROR 11-26 07:14:52 [core.py:1510] ValueError: To serve at least one request with the "
+        f"model's max seq len ({length}), (0.02 GiB"
+        " KV cache is needed, which is larger than the available KV cache memory (0.00 GiB). Based "
+        "on the available memory, the estimated"
         f" maximum model length is {room_tokens}. Try increasing `gpu_memory_utilization`"
     )
 for step in range(3):

@@ -1,4 +1,6 @@
-"""The real vLLM on the CPU: it fails to start, is diagnosed, started again once, and answers a request."""
+"""The real vLLM on the CPU: it fails to start, is diagnosed, started again once, and answers a
+request.
+"""
 
 import json
 import os
@@ -30,13 +32,24 @@ def main() -> None:
             check=True,
             capture_output=True,
         )
-        serve = f"vllm serve ./tiny --max-model-len 32768 --kv-cache-memory-bytes 1000000 --enforce-eager --port {port}"
+        serve = (
+            "vllm serve ./tiny --max-model-len 32768 --kv-cache-memory-bytes 1000000 "
+            f"--enforce-eager --port {port}"
+        )
         command = ["oomguard", "run", "--allow", "reduces-capacity", "--", *serve.split()]
         print("$", " ".join(command), "> server.log   (about a minute)", flush=True)
-        with open(f"{folder}/server.log", "wb") as log, open(f"{folder}/errors.log", "wb") as errors:
+        with (
+            open(f"{folder}/server.log", "wb") as log,
+            open(f"{folder}/errors.log", "wb") as errors,
+        ):
             process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=errors)
             try:
-                body = {"model": "./tiny", "prompt": "the quick brown", "max_tokens": 8, "ignore_eos": True}
+                body = {
+                    "model": "./tiny",
+                    "prompt": "the quick brown",
+                    "max_tokens": 8,
+                    "ignore_eos": True,
+                }
                 answer = ask(f"http://127.0.0.1:{port}/v1/completions", body, process)
             finally:
                 process.send_signal(signal.SIGTERM)
@@ -47,7 +60,8 @@ def main() -> None:
 
 def ours(errors: str) -> str:
     """What oomguard printed between the lines of the server."""
-    kept, tail = [], False
+    kept = []
+    tail = False
     for line in errors.splitlines():
         tail = tail or line.startswith("What oomguard did")
         if tail or line.startswith(("oomguard:", "╭", "│", "╰", "# ", "vllm serve")):
@@ -59,7 +73,9 @@ def ask(url: str, body: dict[str, object], process: subprocess.Popen[bytes]) -> 
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+            request = urllib.request.Request(
+                url, json.dumps(body).encode(), {"content-type": "application/json"}
+            )
             with urllib.request.urlopen(request, timeout=60) as response:
                 return json.load(response)
         except OSError:

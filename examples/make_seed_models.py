@@ -1,6 +1,8 @@
-"""Make the tiny models of the seed programs, offline and with random weights: python make_seed_models.py KIND FOLDER.
+"""Make the tiny models of the seed programs, offline and with random weights: python
+make_seed_models.py KIND FOLDER.
 
-Small where it costs time, wide where the seed's memory goes: a vocabulary of 128256, a long KV cache, an encoder's MLP.
+Small where it costs time, wide where the seed's memory goes: a vocabulary of 128256, a long KV
+cache, an encoder's MLP.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from transformers import (
 
 WORDS = "describe this image the quick brown fox jumps over the lazy dog"
 CHAT = (
-    "{% for m in messages %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}{% endfor %}"
+    "{% for m in messages %}{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% "
+    "endfor %}{% endfor %}"
 )
 
 
 def scored(folder: Path) -> None:
-    """One small layer under the vocabulary of Llama 3; wide logits, so that perplexity is no constant."""
+    """One small layer under the vocabulary of Llama 3; wide logits, so that perplexity is no
+    constant.
+    """
     config = LlamaConfig(
         vocab_size=128256,
         hidden_size=64,
@@ -46,7 +51,8 @@ def scored(folder: Path) -> None:
 def drafted(folder: Path) -> None:
     """A target of 8 layers and a draft of 4, each token 32 and 16 KiB of KV cache.
 
-    The target's upper layers add nothing to its lower ones, and those are the draft's: what is drafted is accepted.
+    The target's upper layers add nothing to its lower ones, and those are the draft's: what is
+    drafted is accepted.
     """
     config = LlamaConfig(
         vocab_size=512,
@@ -70,7 +76,9 @@ def drafted(folder: Path) -> None:
 
 
 def vision(folder: Path) -> None:
-    """A PaliGemma without weights: 576 tokens an image, an encoder of one layer whose MLP is 128 times as wide as it is."""
+    """A PaliGemma without weights: 576 tokens an image, an encoder of one layer whose MLP is 128
+    times as wide as it is.
+    """
     place = folder / "vision"
     images = SiglipImageProcessorPil(size={"height": 336, "width": 336})
     images.image_seq_length = 576
@@ -97,7 +105,11 @@ def vision(folder: Path) -> None:
     )
     architectures = ["PaliGemmaForConditionalGeneration"]
     PaliGemmaConfig(
-        vision_config=encoder, text_config=text, image_token_index=3, projection_dim=128, architectures=architectures
+        vision_config=encoder,
+        text_config=text,
+        image_token_index=3,
+        projection_dim=128,
+        architectures=architectures,
     ).save_pretrained(place)
 
 

@@ -1,8 +1,10 @@
-"""Write an allocation snapshot as torch dumps one, without a GPU: 24 GiB in pieces, of which 1.5 GiB were refused.
+"""Write an allocation snapshot as torch dumps one, without a GPU: 24 GiB in pieces, of which 1.5
+GiB were refused.
 
     python examples/make_snapshot.py [FILE]
 
-It has the form of torch 2.13 (torch/csrc/cuda/memory_snapshot.cpp), so torch's own viewer opens it too. The figures are made up.
+It has the form of torch 2.13 (torch/csrc/cuda/memory_snapshot.cpp), so torch's own viewer opens it
+too. The figures are made up.
 """
 
 import pickle
@@ -26,10 +28,16 @@ SETTINGS = {
 
 def stack(*lines: tuple[str, int, str]) -> list[dict[str, Any]]:
     """Return a stack as torch notes it, innermost frame first: C++ frames on top, then Python's."""
-    inner = [("torch::unwind::unwind()", "??", 0), ("torch::CapturedTraceback::gather(bool, bool, bool)", "??", 0)]
+    inner = [
+        ("torch::unwind::unwind()", "??", 0),
+        ("torch::CapturedTraceback::gather(bool, bool, bool)", "??", 0),
+    ]
     python = [("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134)]
     outer = [(name, filename, line) for filename, line, name in lines]
-    return [{"name": name, "filename": filename, "line": line} for name, filename, line in [*inner, *python, *outer]]
+    return [
+        {"name": name, "filename": filename, "line": line}
+        for name, filename, line in [*inner, *python, *outer]
+    ]
 
 
 class Recorder:
@@ -54,12 +62,24 @@ class Recorder:
         pool: tuple[int, int] = (0, 0),
         is_expandable: bool = False,
     ) -> None:
-        """Add a segment of blocks: bytes, ``active_allocated``, ``active_pending_free`` or ``inactive``, and the stack of each."""
-        address, rows = self._address, []
+        """Add a segment of blocks: bytes, ``active_allocated``, ``active_pending_free`` or
+        ``inactive``, and the stack of each.
+        """
+        address = self._address
+        rows = []
         for size, state, frames in blocks:
-            requested = size - 100 if state != "inactive" else 0
+            if state != "inactive":
+                requested = size - 100
+            else:
+                requested = 0
             rows.append(
-                {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+                {
+                    "address": address,
+                    "size": size,
+                    "requested_size": requested,
+                    "state": state,
+                    "frames": frames,
+                }
             )
             if state != "inactive":
                 self._event(device, "alloc", size, frames, addr=address, stream=stream)
@@ -85,13 +105,23 @@ class Recorder:
         )
         self._address = -(-address // (2 * MIB)) * 2 * MIB + 2 * MIB
 
-    def refuse(self, size: int, device_free: int, frames: list[dict[str, Any]], *, device: int = 0) -> None:
+    def refuse(
+        self, size: int, device_free: int, frames: list[dict[str, Any]], *, device: int = 0
+    ) -> None:
         """Add an allocation that failed, with what the driver had free."""
         self._event(device, "oom", size, frames, device_free=device_free, stream=0)
 
-    def _event(self, device: int, action: str, size: int, frames: list[dict[str, Any]], **more: int) -> None:
+    def _event(
+        self, device: int, action: str, size: int, frames: list[dict[str, Any]], **more: int
+    ) -> None:
         self._time_us += 10
-        row = {"action": action, **more, "size": size, "time_us": self._time_us, "compile_context": "N/A"}
+        row = {
+            "action": action,
+            **more,
+            "size": size,
+            "time_us": self._time_us,
+            "compile_context": "N/A",
+        }
         self.traces[device].append({**row, "user_metadata": "", "frames": frames})
 
     def snapshot(self) -> dict[str, Any]:
@@ -109,21 +139,35 @@ def in_pieces() -> dict[str, Any]:
     made = Recorder()
     load = stack(("/job/model.py", 41, "load_weights"), ("/job/extract.py", 12, "main"))
     cache = stack(
-        ("/job/model.py", 88, "grow_cache"), ("/job/model.py", 131, "decode"), ("/job/extract.py", 30, "answer")
+        ("/job/model.py", 88, "grow_cache"),
+        ("/job/model.py", 131, "decode"),
+        ("/job/extract.py", 30, "answer"),
     )
-    hidden = stack(("/job/model.py", 117, "mlp"), ("/job/model.py", 131, "decode"), ("/job/extract.py", 30, "answer"))
+    hidden = stack(
+        ("/job/model.py", 117, "mlp"),
+        ("/job/model.py", 131, "decode"),
+        ("/job/extract.py", 30, "answer"),
+    )
     graph = stack(("/job/graphs.py", 19, "capture"), ("/job/extract.py", 15, "main"))
     for _ in range(28):
         made.segment([(512 * MIB, "active_allocated", load)])
     for _ in range(16):  # every second block of a cache was freed, between two that are in use
         made.segment(
-            [(96 * MIB, "active_allocated", cache), (160 * MIB, "inactive", []), (128 * MIB, "active_allocated", cache)]
+            [
+                (96 * MIB, "active_allocated", cache),
+                (160 * MIB, "inactive", []),
+                (128 * MIB, "active_allocated", cache),
+            ]
         )
     made.segment([(768 * MIB, "active_allocated", hidden), (256 * MIB, "inactive", [])])
     made.segment([(256 * MIB, "active_allocated", graph)], pool=(0, 1))
-    made.segment([(64 * 1024, "active_allocated", hidden)] * 20 + [(3 * 256 * 1024, "inactive", [])])
+    made.segment(
+        [(64 * 1024, "active_allocated", hidden)] * 20 + [(3 * 256 * 1024, "inactive", [])]
+    )
     logits = stack(
-        ("/job/model.py", 140, "logits"), ("/job/model.py", 133, "decode"), ("/job/extract.py", 30, "answer")
+        ("/job/model.py", 140, "logits"),
+        ("/job/model.py", 133, "decode"),
+        ("/job/extract.py", 30, "answer"),
     )
     made.refuse(1536 * MIB, 380 * MIB, logits)
     return made.snapshot()

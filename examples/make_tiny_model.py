@@ -1,4 +1,6 @@
-"""Make a real, tiny Llama with random weights and a tokenizer, offline: python make_tiny_model.py FOLDER."""
+"""Make a real, tiny Llama with random weights and a tokenizer, offline: python make_tiny_model.py
+FOLDER.
+"""
 
 import sys
 
@@ -30,7 +32,8 @@ def make(folder: str) -> None:
         num_key_value_heads=2,
         max_position_embeddings=32768,
     )
-    # float16: vLLM's CPU attention in bfloat16 takes AMX, which some virtual machines show and do not enable.
+    # float16: vLLM's CPU attention in bfloat16 takes AMX, which some virtual machines show and do
+    # not enable.
     LlamaForCausalLM(config).to(torch.float16).save_pretrained(folder)
 
 

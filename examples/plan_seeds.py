@@ -1,4 +1,5 @@
-"""Four questions that users asked, answered by `oomguard plan`: what fits, and where the figures that went round do not hold.
+"""Four questions that users asked, answered by `oomguard plan`: what fits, and where the figures
+that went round do not hold.
 
     python examples/plan_seeds.py
 
@@ -19,7 +20,9 @@ GIB = 2**30
 W4A16 = {
     "quant_method": "compressed-tensors",
     "ignore": ["lm_head"],
-    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True, "type": "int"}}},
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True, "type": "int"}}
+    },
 }
 LLAMA_8B = {
     "model_type": "llama",
@@ -57,7 +60,11 @@ QWEN3_VL_4B_FP8 = {
     "model_type": "qwen3_vl",
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "tie_word_embeddings": True,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "ignore": ["model.visual"]},
+    "quantization_config": {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "ignore": ["model.visual"],
+    },
     "text_config": {
         "model_type": "qwen3_vl_text",
         "num_hidden_layers": 36,
@@ -112,15 +119,22 @@ def gib(size_bytes: float) -> str:
 def row(label: str, budget: oomguard.StartBudget) -> str:
     """One line of a table: where the bytes of a GPU go, and what is left."""
     held = budget.weights_bytes + budget.draft_weights_bytes
-    verdict = "fits" if budget.fits else "does not fit"
+    if budget.fits:
+        verdict = "fits"
+    else:
+        verdict = "does not fit"
     return (
         f"  {label:34} weights {gib(held):>9}  activations {gib(budget.peak_activation_bytes):>9}  "
-        f"KV pool {gib(budget.kv_cache_pool_bytes):>9}  {budget.kv_cache_tokens:>9,} tokens  {verdict}"
+        f"KV pool {gib(budget.kv_cache_pool_bytes):>9}  {budget.kv_cache_tokens:>9,} tokens  "
+        f"{verdict}"
     )
 
 
 def perplexity_on_two_gpus() -> None:
-    print("1. An 8B and a 70B in 4 bit, TP 2, two GPUs of 95 GiB, windows of 2048 tokens (vLLM 0.11, utilization 0.9)")
+    print(
+        "1. An 8B and a 70B in 4 bit, TP 2, two GPUs of 95 GiB, windows of 2048 tokens (vLLM 0.11, "
+        "utilization 0.9)"
+    )
     for name, config in (("8B W4A16", LLAMA_8B), ("70B W4A16", LLAMA_70B)):
         with saved({**config, "quantization_config": W4A16}) as model:
             budget = oomguard.plan(
@@ -134,35 +148,48 @@ def perplexity_on_two_gpus() -> None:
             ).budget
         print(row(name, budget))
     print(
-        f"  Log-probabilities of a prompt take {gib(budget.prompt_logprobs_bytes)} more at the default step, which no start reserves."
+        f"  Log-probabilities of a prompt take {gib(budget.prompt_logprobs_bytes)} more at the "
+        "default step, which no start reserves."
     )
     print(
-        "  '10 to 15 GiB, not 94': the pool is what the utilization leaves, whatever the windows need. Prefix caching only"
+        "  '10 to 15 GiB, not 94': the pool is what the utilization leaves, whatever the windows "
+        "need. Prefix caching only"
     )
     print("  decides which of its blocks hold what: turning it off frees nothing of the device.\n")
 
 
 def token_table() -> None:
-    print("2. A 32B with transformers on 79.25 GiB, a prompt of 8,000 tokens: max_new_tokens and memory")
+    print(
+        "2. A 32B with transformers on 79.25 GiB, a prompt of 8,000 tokens: max_new_tokens and "
+        "memory"
+    )
     with saved(QWEN3_32B) as model:
         calls = [
             oomguard.plan(
-                model, engine="transformers", gpu_memory="79.25GiB", prompt_tokens=8000, max_new_tokens=tokens
+                model,
+                engine="transformers",
+                gpu_memory="79.25GiB",
+                prompt_tokens=8000,
+                max_new_tokens=tokens,
             )
             for tokens in (512, 1024, 2048, 4096, 8192)
         ]
     for call in calls:
         kv = gib(call.max_new_tokens * call.kv_bytes_per_token)
         print(
-            f"  {call.max_new_tokens:>5} new tokens: {kv:>9} of cache for them, peak {gib(call.peak_bytes)}, reserved "
+            f"  {call.max_new_tokens:>5} new tokens: {kv:>9} of cache for them, peak "
+            f"{gib(call.peak_bytes)}, reserved "
             f"{gib(call.reserved_bytes)}: {'fits' if call.fits else 'does not fit'}"
         )
-    token, weights = f"{call.kv_bytes_per_token / 2**20:.2f} MiB", gib(call.weights_bytes)
+    token = f"{call.kv_bytes_per_token / 2**20:.2f} MiB"
+    weights = gib(call.weights_bytes)
     print(
-        f"  '6.4 GB for 4096 tokens' is off by six: one token is {token}. The weights are {weights}, not 72.22: the rest"
+        f"  '6.4 GB for 4096 tokens' is off by six: one token is {token}. The weights are "
+        f"{weights}, not 72.22: the rest"
     )
     print(
-        "  was the call's own. A shorter answer frees little; a shorter prompt, sdpa for eager, or fewer rows free much.\n"
+        "  was the call's own. A shorter answer frees little; a shorter prompt, sdpa for eager, or "
+        "fewer rows free much.\n"
     )
 
 
@@ -171,22 +198,36 @@ def eight_gibibytes() -> None:
     with saved(QWEN3_VL_4B_FP8) as model:
         plans = {
             ratio: oomguard.plan(
-                model, gpu_memory="8GiB", engine_version="0.11", gpu_memory_utilization=ratio, max_model_len=4096
+                model,
+                gpu_memory="8GiB",
+                engine_version="0.11",
+                gpu_memory_utilization=ratio,
+                max_model_len=4096,
             )
             for ratio in (0.8, 0.7, 0.9)
         }
     for ratio, plan in plans.items():
         print(row(f"utilization {ratio}", plan.budget))
     asked = plans[0.8]
-    without = "; without images it does" if asked.needed and asked.needed.without_images else ""
-    changes = ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in asked.changes) or "nothing to change"
-    print(f"  At 0.8: {'nothing fits with the largest images' + without if asked.needed else changes}.")
-    beyond = gib(asked.budget.kv_cache_pool_bytes + 3.79 * GIB)
-    print(
-        f"  '0.80 -> 0.70' takes 0.8 GiB from the pool; it never adds any. The log printed -3.79 GiB, {beyond} less than this:"
+    if asked.needed and asked.needed.without_images:
+        without = "; without images it does"
+    else:
+        without = ""
+    changes = (
+        ", ".join(f"{p.setting} {p.old} -> {p.new}" for p in asked.changes) or "nothing to change"
     )
     print(
-        "  a video's profile, or attention without flash kernels, is not in the plan. An image's is, with 16,384 tokens.\n"
+        "  At 0.8: "
+        f"{'nothing fits with the largest images' + without if asked.needed else changes}."
+    )
+    beyond = gib(asked.budget.kv_cache_pool_bytes + 3.79 * GIB)
+    print(
+        "  '0.80 -> 0.70' takes 0.8 GiB from the pool; it never adds any. The log printed -3.79 "
+        f"GiB, {beyond} less than this:"
+    )
+    print(
+        "  a video's profile, or attention without flash kernels, is not in the plan. An image's "
+        "is, with 16,384 tokens.\n"
     )
 
 
@@ -195,7 +236,10 @@ def with_and_without_a_draft() -> None:
     with saved(SEVEN_B) as model, saved(DRAFT_1B) as draft:
         speculation = {"model": draft, "num_speculative_tokens": 5}
         for length in (8192, 32768):
-            for label, config in ((f"max_model_len {length}", None), (f"max_model_len {length}, draft", speculation)):
+            for label, config in (
+                (f"max_model_len {length}", None),
+                (f"max_model_len {length}, draft", speculation),
+            ):
                 budget = oomguard.plan(
                     model,
                     gpu_memory="24GiB",
@@ -206,10 +250,12 @@ def with_and_without_a_draft() -> None:
                 ).budget
                 print(row(label, budget))
     print(
-        "  The pool does not depend on max_model_len: a shorter one only lowers what a single request may need. A token of this 7B"
+        "  The pool does not depend on max_model_len: a shorter one only lowers what a single "
+        "request may need. A token of this 7B"
     )
     print(
-        "  takes 0.50 MiB, so 32,768 of them take 16 GiB, not 5. Lowering the utilization for speculation takes from the pool too."
+        "  takes 0.50 MiB, so 32,768 of them take 16 GiB, not 5. Lowering the utilization for "
+        "speculation takes from the pool too."
     )
 
 

@@ -1,9 +1,11 @@
-"""Seed 003: a sweep over layers that generated anew for each layer, and ran out of memory beside it. `oomguard.map` does each thing once.
+"""Seed 003: a sweep over layers that generated anew for each layer, and ran out of memory beside
+it. `oomguard.map` does each thing once.
 
     python examples/seed_layers.py
 
-A tiny Llama with random weights on a simulated device: 200 completions of one prompt are sampled, then the activations of eight layers
-are taken from them, then the sweep is run again. Batches of 64 do not fit; nobody set a smaller one.
+A tiny Llama with random weights on a simulated device: 200 completions of one prompt are sampled,
+then the activations of eight layers are taken from them, then the sweep is run again. Batches of 64
+do not fit; nobody set a smaller one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ import oomguard
 from oomguard.testing import limit_memory
 
 PROMPT = "A paper of 2024 reports 24 participants. " * 4
-COMPLETIONS, NEW_TOKENS, BATCH = 200, 12, 64
+COMPLETIONS = 200
+NEW_TOKENS = 12
+BATCH = 64
 LAYERS = range(4, 12)
 CAPACITY = 32 * MIB
 SAID = {"model": "tiny-llama", "revision": "random, seed 0"}
@@ -68,7 +72,11 @@ def model() -> LlamaForCausalLM:
 def generate(prompts: list[str]) -> list[list[int]]:
     """Return the prompt's tokens and the sampled ones behind them."""
     ids = torch.tensor([list(prompt.encode()) for prompt in prompts])
-    options = {"do_sample": True, "temperature": SAMPLING["temperature"], "max_new_tokens": NEW_TOKENS}
+    options = {
+        "do_sample": True,
+        "temperature": SAMPLING["temperature"],
+        "max_new_tokens": NEW_TOKENS,
+    }
     tokens = model().generate(ids, attention_mask=torch.ones_like(ids), **options)
     seen.note()
     seen.generated += len(prompts)
@@ -93,25 +101,41 @@ def activations_of_all(texts: list[list[int]]) -> list[dict[int, torch.Tensor]]:
 
 
 def sweep(store: Path) -> list[dict]:
-    """Do for each layer what the seed's script did: complete the prompts, take the layer's activations."""
+    """Do for each layer what the seed's script did: complete the prompts, take the layer's
+    activations.
+    """
     rows = []
     for layer in LAYERS:
         began_s = time.monotonic()
         seen.peak_bytes = 0
-        texts = oomguard.map(generate, [PROMPT] * COMPLETIONS, store=store, identity=SAID | SAMPLING, batch_size=BATCH)
+        texts = oomguard.map(
+            generate,
+            [PROMPT] * COMPLETIONS,
+            store=store,
+            identity=SAID | SAMPLING,
+            batch_size=BATCH,
+        )
         of_layer = functools.partial(activations, layer=layer)
-        vectors = oomguard.map(of_layer, texts, store=store, identity=SAID | SAMPLING, batch_size=BATCH)
+        vectors = oomguard.map(
+            of_layer, texts, store=store, identity=SAID | SAMPLING, batch_size=BATCH
+        )
         attempts = len(texts.attempts) + len(vectors.attempts)
         took_s = time.monotonic() - began_s
-        rows.append({"layer": layer, "texts": texts, "vectors": vectors, "attempts": attempts, "s": took_s})
+        rows.append(
+            {"layer": layer, "texts": texts, "vectors": vectors, "attempts": attempts, "s": took_s}
+        )
         rows[-1]["peak_bytes"] = seen.peak_bytes
     return rows
 
 
 def shown(name: str, row: dict) -> list[object]:
-    texts, vectors = row["texts"], row["vectors"]
+    texts = row["texts"]
+    vectors = row["vectors"]
     computed = [texts.computed, texts.reused, vectors.computed, vectors.reused]
-    peak = size(row["peak_bytes"]) if row["peak_bytes"] else "nothing ran"
+    if row["peak_bytes"]:
+        peak = size(row["peak_bytes"])
+    else:
+        peak = "nothing ran"
     return [name, row["layer"], *computed, row["attempts"] or "", peak, f"{row['s']:.1f} s"]
 
 
@@ -133,12 +157,16 @@ def main() -> None:
         store = Path(folder) / "sweep.sqlite"
         with limit_memory(CAPACITY) as device:
             seen.device = device
-            first, passes, generated = sweep(store), seen.passes, seen.generated
+            first = sweep(store)
+            passes = seen.passes
+            generated = seen.generated
             second = sweep(store)
             seen.device = None
         again = (seen.passes - passes, seen.generated - generated)
         with limit_memory(CAPACITY):
-            at_once = oomguard.map(activations_of_all, first[0]["texts"], store=store, identity=SAID, batch_size=BATCH)
+            at_once = oomguard.map(
+                activations_of_all, first[0]["texts"], store=store, identity=SAID, batch_size=BATCH
+            )
         one_pass = seen.passes - passes
         store_bytes = store.stat().st_size
         distinct = len({tuple(text) for text in first[0]["texts"]})
@@ -151,9 +179,20 @@ def main() -> None:
         alike = torch.allclose(torch.stack(list(first[0]["vectors"])), expected, atol=1e-6)
     print(f"Without: generate on a batch of {BATCH}: {failure}")
     table(
-        f"A sweep over eight layers, {COMPLETIONS} completions of one prompt, a device of {size(CAPACITY)}",
+        f"A sweep over eight layers, {COMPLETIONS} completions of one prompt, a device of "
+        f"{size(CAPACITY)}",
         [
-            ["", "layer", "generated", "reused", "activations", "reused", "attempts", "peak", "took"],
+            [
+                "",
+                "layer",
+                "generated",
+                "reused",
+                "activations",
+                "reused",
+                "attempts",
+                "peak",
+                "took",
+            ],
             *(shown("first sweep", row) for row in first),
             *(shown("second sweep", row) for row in second),
         ],
@@ -171,8 +210,14 @@ def main() -> None:
                 "a batch of 1 keeps it from running out",
                 f"{BATCH} were asked for, as many ran as fit; all {COMPLETIONS} are there",
             ],
-            ["each layer has a pass of its own", f"{passes} texts passed; one pass gives all eight layers: {one_pass}"],
-            ["the store", f"{size(store_bytes)} for {9 * COMPLETIONS} results and the eight layers once more"],
+            [
+                "each layer has a pass of its own",
+                f"{passes} texts passed; one pass gives all eight layers: {one_pass}",
+            ],
+            [
+                "the store",
+                f"{size(store_bytes)} for {9 * COMPLETIONS} results and the eight layers once more",
+            ],
         ],
     )
     conclude(
@@ -180,7 +225,9 @@ def main() -> None:
             "a batch of 64 does not fit": failure != "ran",
             "eight layers generate once": generated == COMPLETIONS,
             "the second sweep generates nothing and passes nothing": again == (0, 0),
-            "200 equal prompts have 200 results": all(len(row["texts"]) == COMPLETIONS for row in first),
+            "200 equal prompts have 200 results": all(
+                len(row["texts"]) == COMPLETIONS for row in first
+            ),
             "no peak is over the device": all(row["peak_bytes"] <= CAPACITY for row in first),
             "activations are those of their layer": same,
             "and those of a run without a limit, to 1e-6": alike,

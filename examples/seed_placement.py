@@ -1,10 +1,12 @@
-"""Seed 003: servers and the extraction of activations shard over the same GPUs, by two lists that a person keeps apart by hand.
+"""Seed 003: servers and the extraction of activations shard over the same GPUs, by two lists that a
+person keeps apart by hand.
 
     python examples/seed_placement.py
 
-Four simulated GPUs of 24 GiB: NVML tells of them, and ``vllm`` and the extraction take their memory there (simulated_gpus.py). The guide's
-lists for four GPUs name each device twice; ``oomguard.place`` refuses that, gives each system devices of its own, and runs them in turn
-where both are to have all four.
+Four simulated GPUs of 24 GiB: NVML tells of them, and ``vllm`` and the extraction take their memory
+there (simulated_gpus.py). The guide's lists for four GPUs name each device twice;
+``oomguard.place`` refuses that, gives each system devices of its own, and runs them in turn where
+both are to have all four.
 """
 
 from __future__ import annotations
@@ -70,9 +72,14 @@ def place(gpus: Gpus, wanted: Mapping[str, int | list[int]]) -> dict[str, dict[s
 def both(
     gpus: Gpus, serve: Sequence[str], servers: Mapping[str, str], extraction: Mapping[str, str]
 ) -> tuple[int, int, str]:
-    """Start a server on each device of one list and the extraction on the other; return how many of each ran, and what was printed."""
+    """Start a server on each device of one list and the extraction on the other; return how many of
+    each ran, and what was printed.
+    """
     devices = servers["CUDA_VISIBLE_DEVICES"].split(",")
-    jobs = [start(gpus, serve, {**servers, "CUDA_VISIBLE_DEVICES": one, "SIMULATED_RUN_S": "600"}) for one in devices]
+    jobs = [
+        start(gpus, serve, {**servers, "CUDA_VISIBLE_DEVICES": one, "SIMULATED_RUN_S": "600"})
+        for one in devices
+    ]
     while all(job.poll() is None for job in jobs) and gpus.happened_to("started") < len(jobs):
         time.sleep(0.05)  # the guide's sweep begins once the servers stand
     statuses, printed = ended([start(gpus, EXTRACT, extraction)])
@@ -108,7 +115,9 @@ def main() -> None:
             " ".join(turn),
             "python extract_activations.py",
         )
-        turns, printed = ended([start(gpus, [*turn, *command], {}) for command in ([*serve, "-tp", "4"], EXTRACT)])
+        turns, printed = ended(
+            [start(gpus, [*turn, *command], {}) for command in ([*serve, "-tp", "4"], EXTRACT)]
+        )
     table(
         "Four servers and the extraction of activations on four GPUs of 24 GiB",
         [
@@ -154,13 +163,18 @@ def main() -> None:
     )
     conclude(
         {
-            "by the guide's lists for four GPUs the extraction runs out of memory": by_hand[:2] == (4, 0)
+            "by the guide's lists for four GPUs the extraction runs out of memory": by_hand[:2]
+            == (4, 0)
             and OOM in by_hand[2],
-            "the two lists are refused, and the device that both name is told": isinstance(refused, str)
+            "the two lists are refused, and the device that both name is told": isinstance(
+                refused, str
+            )
             and "device 0" in refused,
-            "too many are refused with both numbers": isinstance(too_many, str) and too_many.startswith("4 too few"),
+            "too many are refused with both numbers": isinstance(too_many, str)
+            and too_many.startswith("4 too few"),
             "on devices of their own both run": placed[:2] == (3, 1),
-            "over the same four devices they run in turn": turns == [0, 0] and "waiting for a device" in printed,
+            "over the same four devices they run in turn": turns == [0, 0]
+            and "waiting for a device" in printed,
         }
     )
 

@@ -1,4 +1,6 @@
-"""What the seed programs share: the real engine in a folder, with or without a limit, and the tables they print."""
+"""What the seed programs share: the real engine in a folder, with or without a limit, and the
+tables they print.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 JOBS = ROOT / "examples" / "jobs"
-GIB, MIB = 2**30, 2**20
+GIB = 2**30
+MIB = 2**20
 VERSION = "0.32.0"  # of the engine in .venv-vllm
 _LONGEST_S = 500  # two cores that others use too
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of a command: how it ended, what it printed, and what `oomguard run --report` wrote of it."""
+    """A run of a command: how it ended, what it printed, and what `oomguard run --report` wrote of
+    it.
+    """
 
     status: int
     out: str
@@ -31,7 +36,9 @@ class Ran:
     def result(self) -> dict | None:
         """What the job itself says of its work; None where it did not get there."""
         lines = [line for line in self.out.splitlines() if line.startswith("RESULT ")]
-        return json.loads(lines[-1].removeprefix("RESULT ")) if lines else None
+        if lines:
+            return json.loads(lines[-1].removeprefix("RESULT "))
+        return None
 
     @property
     def incident(self) -> dict:
@@ -41,7 +48,9 @@ class Ran:
     @property
     def panel(self) -> str:
         """What `oomguard run` showed of its failures, as one line."""
-        return " ".join(line.strip("│ ") for line in self.errors.splitlines() if line.startswith("│"))
+        return " ".join(
+            line.strip("│ ") for line in self.errors.splitlines() if line.startswith("│")
+        )
 
     @property
     def attempts(self) -> list[dict]:
@@ -74,20 +83,34 @@ def run(
     """
     report = folder / "report.json"
     report.unlink(missing_ok=True)
-    guard = [] if oomguard is None else ["oomguard", "run", *oomguard, "--"]
+    if oomguard is None:
+        guard = []
+    else:
+        guard = ["oomguard", "run", *oomguard, "--"]
     print(
         "$",
-        " ".join([*guard, *command]) + ("" if limit_bytes is None else f"   (ulimit -v {limit_bytes // 1024})"),
+        " ".join([*guard, *command])
+        + ("" if limit_bytes is None else f"   (ulimit -v {limit_bytes // 1024})"),
         flush=True,
     )
     if oomguard is not None:
-        guard = [*guard[:-1], "--report", str(report), "--journal", str(folder / "journal.sqlite3"), "--"]
+        guard = [
+            *guard[:-1],
+            "--report",
+            str(report),
+            "--journal",
+            str(folder / "journal.sqlite3"),
+            "--",
+        ]
     line = [*guard, *command]
     if limit_bytes is not None:
         line = ["bash", "-c", f'ulimit -v {limit_bytes // 1024}; exec "$@"', "bash", *line]
-    out, errors = folder / "out.log", folder / "errors.log"
+    out = folder / "out.log"
+    errors = folder / "errors.log"
     with out.open("wb") as out_file, errors.open("wb") as error_file:
-        process = subprocess.Popen(line, cwd=folder, env=_environment(folder), stdout=out_file, stderr=error_file)
+        process = subprocess.Popen(
+            line, cwd=folder, env=_environment(folder), stdout=out_file, stderr=error_file
+        )
         try:
             if until is not None:
                 _ask(until, process)
@@ -97,13 +120,22 @@ def run(
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=90)
-    told = json.loads(report.read_text()) if report.exists() else {}
-    return Ran(process.returncode, out.read_text(errors="replace"), errors.read_text(errors="replace"), told)
+    if report.exists():
+        told = json.loads(report.read_text())
+    else:
+        told = {}
+    return Ran(
+        process.returncode,
+        out.read_text(errors="replace"),
+        errors.read_text(errors="replace"),
+        told,
+    )
 
 
 def show(ran: Ran) -> None:
     """Print what oomguard said beside the job's own output."""
-    told, tail = [], False
+    told = []
+    tail = False
     for line in ran.errors.splitlines():
         tail = tail or line.startswith("What oomguard did")
         if tail or line.startswith(("oomguard:", "╭", "│", "╰")):
@@ -124,7 +156,11 @@ def _ask(until: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     """The engine's own environment first in the path, nothing fetched, its caches in the folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OOMGUARD_", "VLLM_"))
+    }
     (folder / "sockets").mkdir(exist_ok=True)
     return {
         **kept,
@@ -138,7 +174,9 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def size(size_bytes: float) -> str:
     """A size as a person reads it."""
-    return f"{size_bytes / GIB:.2f} GiB" if abs(size_bytes) >= GIB / 10 else f"{size_bytes / MIB:.1f} MiB"
+    if abs(size_bytes) >= GIB / 10:
+        return f"{size_bytes / GIB:.2f} GiB"
+    return f"{size_bytes / MIB:.1f} MiB"
 
 
 def table(title: str, rows: Sequence[Sequence[object]]) -> None:
@@ -147,7 +185,10 @@ def table(title: str, rows: Sequence[Sequence[object]]) -> None:
     widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
     print(f"\n{title}")
     for number, row in enumerate(texts):
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  "
+            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
         if number == 0:
             print("  " + "  ".join("-" * width for width in widths))
 
@@ -162,12 +203,17 @@ def conclude(checks: dict[str, bool]) -> None:
 
 
 def node_bytes() -> int:
-    """What the engine takes for the device on a CPU: the memory of its node, or the container's limit below it."""
+    """What the engine takes for the device on a CPU: the memory of its node, or the container's
+    limit below it.
+    """
     lines = Path("/sys/devices/system/node/node0/meminfo").read_text().splitlines()
     total = next(int(line.split()[3]) * 1024 for line in lines if "MemTotal" in line)
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         file = Path("/sys/fs/cgroup") / limit
-        text = file.read_text().strip() if file.exists() else "max"
+        if file.exists():
+            text = file.read_text().strip()
+        else:
+            text = "max"
         if text.isdigit():
             return min(total, int(text))
     return total

@@ -1,9 +1,11 @@
-"""Seed 000 on the real vLLM: perplexity by sliding windows runs out of memory; which of the changes makes the room.
+"""Seed 000 on the real vLLM: perplexity by sliding windows runs out of memory; which of the changes
+makes the room.
 
     python examples/seed_scoring.py
 
-The seed's "device" is here what a process may map (`ulimit -v`), its model one layer under the same vocabulary of 128256. Its remedy,
-prefix caching off, is tried alone first, then by `oomguard run`, which adds what makes room.
+The seed's "device" is here what a process may map (`ulimit -v`), its model one layer under the same
+vocabulary of 128256. Its remedy, prefix caching off, is tried alone first, then by `oomguard run`,
+which adds what makes room.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from seed_run import JOBS, MIB, VERSION, Ran, conclude, make_model, run, show, s
 
 import oomguard
 
-MODEL, STEP_TOKENS, WINDOW_TOKENS = "./scored", 4096, 2048
+MODEL = "./scored"
+STEP_TOKENS = 4096
+WINDOW_TOKENS = 2048
 # Of what scoring takes, the part that the limit leaves free.
 ROOM_RATIO = 0.7
 
 
 def predicted(folder: Path, step_tokens: int) -> int:
-    """What scoring takes beside the engine, by vocabulary x tokens x bytes, before anything is started."""
+    """What scoring takes beside the engine, by vocabulary x tokens x bytes, before anything is
+    started.
+    """
     planned = oomguard.plan(
         folder / MODEL,
         device="cpu",
@@ -37,7 +43,8 @@ def predicted(folder: Path, step_tokens: int) -> int:
 
 
 def main() -> None:
-    script, off = str(JOBS / "score_windows.py"), "--no-prefix-caching"
+    script = str(JOBS / "score_windows.py")
+    off = "--no-prefix-caching"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_model("scored", folder)
@@ -45,9 +52,14 @@ def main() -> None:
         free = run(["python", script, MODEL], folder)
         if free.result is None:
             raise SystemExit(free.out[-2000:] + free.errors[-2000:])
-        limit = free.result["address_space_bytes"] - round((1 - ROOM_RATIO) * free.result["scoring_bytes"])
+        limit = free.result["address_space_bytes"] - round(
+            (1 - ROOM_RATIO) * free.result["scoring_bytes"]
+        )
         after = run(["python", script, MODEL, off], folder, limit_bytes=limit, oomguard=[])
-        settings = after.attempts[-1]["settings"] if after.attempts else {}
+        if after.attempts:
+            settings = after.attempts[-1]["settings"]
+        else:
+            settings = {}
         step = settings.get("max_num_batched_tokens", STEP_TOKENS)
         part = predicted(folder, step)
     show(after)
@@ -58,13 +70,30 @@ def main() -> None:
     table(
         "Scoring windows of 2048 tokens: memory beside the standing engine",
         [
-            ["", "prefix caching", "tokens a step", "KV blocks", "predicted", "measured", "outcome"],
+            [
+                "",
+                "prefix caching",
+                "tokens a step",
+                "KV blocks",
+                "predicted",
+                "measured",
+                "outcome",
+            ],
             ["no limit", "on", free.result["step_tokens"], *figures(free.result, whole)],
-            [f"{room} left: the seed's fix", "off", STEP_TOKENS, "", size(whole), "", f"died: {terms}"],
+            [
+                f"{room} left: the seed's fix",
+                "off",
+                STEP_TOKENS,
+                "",
+                size(whole),
+                "",
+                f"died: {terms}",
+            ],
             ["the same, with oomguard", "off", step, *figures(result, part)],
         ],
     )
-    hits, measured = free.result["prefix_hits"], size(result.get("scoring_bytes", 0))
+    hits = free.result["prefix_hits"]
+    measured = size(result.get("scoring_bytes", 0))
     table(
         "The seed's account, and what was found",
         [
@@ -75,10 +104,16 @@ def main() -> None:
             ],
             [
                 "their prefixes are found again",
-                f"{hits} tokens were: prompts whose log-probabilities are asked for are computed anew",
+                (
+                    f"{hits} tokens were: prompts whose log-probabilities are asked for are computed "
+                    "anew"
+                ),
             ],
             ["prefix caching off is the fix", "with it alone the job dies"],
-            ["log-probabilities: 1 GB", f"{size(whole)} predicted, {size(free.result['scoring_bytes'])} measured"],
+            [
+                "log-probabilities: 1 GB",
+                f"{size(whole)} predicted, {size(free.result['scoring_bytes'])} measured",
+            ],
             ["what made the room", f"{step} tokens a step for {STEP_TOKENS}: {measured} measured"],
         ],
     )
@@ -98,11 +133,16 @@ def checks(free: dict, after: Ran, whole: int, step: int) -> dict[str, bool]:
     difference = abs(result["perplexity"] / free["perplexity"] - 1)
     return {
         "it fails of memory, and the cause is prompt_logprobs": causes[:1] == ["prompt_logprobs"],
-        "prefix caching off alone does not run": bool(after.attempts) and after.attempts[0]["kind"] == "host_oom",
-        "one relaunch, in steps shorter than a window": len(after.attempts) == 2 and step < WINDOW_TOKENS,
-        "the prediction is within 5 % of what was measured": abs(whole / free["scoring_bytes"] - 1) <= 0.05,
-        "the KV cache has as many blocks with prefix caching as without": free["blocks"] == result["blocks"],
-        f"the perplexity is that of the run that fits, to {difference:.0e} of it": difference <= 1e-6,
+        "prefix caching off alone does not run": bool(after.attempts)
+        and after.attempts[0]["kind"] == "host_oom",
+        "one relaunch, in steps shorter than a window": len(after.attempts) == 2
+        and step < WINDOW_TOKENS,
+        "the prediction is within 5 % of what was measured": abs(whole / free["scoring_bytes"] - 1)
+        <= 0.05,
+        "the KV cache has as many blocks with prefix caching as without": free["blocks"]
+        == result["blocks"],
+        f"the perplexity is that of the run that fits, to {difference:.0e} of it": difference
+        <= 1e-6,
     }
 
 

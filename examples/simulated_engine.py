@@ -1,7 +1,9 @@
-"""``vllm serve`` on simulated GPUs, as far as placing it goes: it finds its devices as vLLM does, takes its share, and speaks vLLM's words.
+"""``vllm serve`` on simulated GPUs, as far as placing it goes: it finds its devices as vLLM does,
+takes its share, and speaks vLLM's words.
 
-simulated_gpus.py puts it on PATH as ``vllm``. Loading takes SIMULATED_START_S, serving SIMULATED_RUN_S, each two tenths of a second where
-nothing is said. A neighbour that comes while it profiles is one that SIMULATED_NEIGHBOUR names: bytes, taken at its first start alone.
+simulated_gpus.py puts it on PATH as ``vllm``. Loading takes SIMULATED_START_S, serving
+SIMULATED_RUN_S, each two tenths of a second where nothing is said. A neighbour that comes while it
+profiles is one that SIMULATED_NEIGHBOUR names: bytes, taken at its first start alone.
 """
 
 import argparse
@@ -32,14 +34,21 @@ def note(what: str, uuids: list[str]) -> None:
 
 
 def devices() -> list[tuple[str, int]]:
-    """Return the devices that the variable leaves, each with its size, as this version of the engine finds them."""
+    """Return the devices that the variable leaves, each with its size, as this version of the
+    engine finds them.
+    """
     there = [line.split() for line in (folder / "devices").read_text().splitlines()]
     sizes = {words[1]: int(words[2]) for words in there if words[0] in ("gpu", "mig")}
     by_index = [words[1] for words in there if words[0] == "gpu"]
     reads_uuids = tuple(map(int, metadata.version("vllm").split(".")[:2])) >= (0, 24)
     found = []
-    for entry in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(by_index))))).split(","):
-        uuid = entry if reads_uuids and not entry.isdigit() else by_index[int(entry)]
+    for entry in os.environ.get(
+        "CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(by_index))))
+    ).split(","):
+        if reads_uuids and not entry.isdigit():
+            uuid = entry
+        else:
+            uuid = by_index[int(entry)]
         found.append((uuid, sizes[uuid]))
     return found
 
@@ -49,21 +58,31 @@ def held(uuid: str) -> int:
     total = 0
     for path in folder.glob("use.*"):
         if Path("/proc", path.suffix[1:]).exists():
-            total += sum(int(size) for name, size in map(str.split, path.read_text().splitlines()) if name == uuid)
+            total += sum(
+                int(size)
+                for name, size in map(str.split, path.read_text().splitlines())
+                if name == uuid
+            )
     return total
 
 
 def fail(message: str) -> None:
     for text in ("EngineCore failed to start.", "Traceback (most recent call last):", message):
         print(f"{CORE}ERROR 11-22 04:21:38 [core.py:1510] {text}", flush=True)
-    sys.exit("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    sys.exit(
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
+        "proc(s): {}"
+    )
 
 
-version, share, ranks = metadata.version("vllm"), args.gpu_memory_utilization, args.tensor_parallel_size
+version = metadata.version("vllm")
+share = args.gpu_memory_utilization
+ranks = args.tensor_parallel_size
 given = {"model": args.model, "gpu_memory_utilization": share}
 print(
     f"(APIServer pid=1) INFO 11-22 04:20:27 [api_utils.py:286] non-default args: {given}\n"
-    f"{CORE}INFO 11-22 04:20:47 [core.py:133] Initializing a V1 LLM engine (v{version}) with config: model='{args.model}',"
+    f"{CORE}INFO 11-22 04:20:47 [core.py:133] Initializing a V1 LLM engine (v{version}) with "
+    f"config: model='{args.model}',"
     f" dtype=torch.bfloat16, max_seq_len=8192, tensor_parallel_size={ranks}, quantization=None",
     flush=True,
 )
@@ -73,19 +92,23 @@ note("starts", names)
 if (size := int(os.environ.get("SIMULATED_NEIGHBOUR", "0"))) and not (folder / "use.1").exists():
     simulated_gpus.take(folder, 1, {names[0]: size})  # process 1 lives as long as the machine
 for uuid, total in mine:
-    free, wanted = total - held(uuid), share * total
+    free = total - held(uuid)
+    wanted = share * total
     if free < wanted:
         note("fails", names)
         fail(
-            f"ValueError: Free memory on device cuda:0 ({free / 2**30:.2f}/{total / 2**30:.2f} GiB) on startup is less than"
-            f" desired GPU memory utilization ({share}, {wanted / 2**30:.2f} GiB). Decrease GPU memory utilization or reduce"
+            f"ValueError: Free memory on device cuda:0 ({free / 2**30:.2f}/{total / 2**30:.2f} "
+            "GiB) on startup is less than"
+            f" desired GPU memory utilization ({share}, {wanted / 2**30:.2f} GiB). Decrease GPU "
+            "memory utilization or reduce"
             " GPU memory used by other processes."
         )
 time.sleep(float(os.environ.get("SIMULATED_START_S", "0.2")))
 simulated_gpus.take(folder, os.getpid(), {uuid: int(share * total) for uuid, total in mine})
 note("started", names)
 print(
-    f"{CORE}INFO 11-22 04:21:40 [core.py:386] init engine (profile, create kv cache, warmup model) took 3.25 s",
+    f"{CORE}INFO 11-22 04:21:40 [core.py:386] init engine (profile, create kv cache, warmup "
+    "model) took 3.25 s",
     flush=True,
 )
 time.sleep(float(os.environ.get("SIMULATED_RUN_S", "0.2")))

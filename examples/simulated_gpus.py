@@ -2,9 +2,11 @@
 
     python simulated_gpus.py [--gpus N] [--size GIB] [--vllm VERSION] -- COMMAND …
 
-NVML is a C library, compiled here from simulated_gpus.c and put before the driver's own; nvidia-ml-py asks it as it asks any. Which GPUs
-there are stands in a file, and what a process holds in another, which counts for as long as the process lives: both may change while
-programs run. A ``vllm`` that is as little there lies on PATH (simulated_engine.py). Tests, benchmarks and pages use it.
+NVML is a C library, compiled here from simulated_gpus.c and put before the driver's own;
+nvidia-ml-py asks it as it asks any. Which GPUs there are stands in a file, and what a process holds
+in another, which counts for as long as the process lives: both may change while programs run. A
+``vllm`` that is as little there lies on PATH (simulated_engine.py). Tests, benchmarks and pages use
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ def compiler() -> str | None:
 
 def build(folder: Path) -> Path:
     """Compile the library into a folder, and return that."""
-    command = [compiler() or "cc", "-shared", "-fPIC", "-O1", "-o", folder / "libnvidia-ml.so.1", SOURCE]
+    command = [
+        compiler() or "cc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-o",
+        folder / "libnvidia-ml.so.1",
+        SOURCE,
+    ]
     subprocess.run(command, check=True)
     return folder
 
@@ -63,16 +73,21 @@ class Gpus:
         take(self.folder, pid, bytes_by_uuid)
 
     def engine(self, version: str = "0.32.0") -> None:
-        """Put the simulated engine on PATH as ``vllm`` of a version, with the package and the metadata by which that is found."""
-        site, program = self.folder / "site", self.folder / "bin" / "vllm"
+        """Put the simulated engine on PATH as ``vllm`` of a version, with the package and the
+        metadata by which that is found.
+        """
+        site = self.folder / "site"
+        program = self.folder / "bin" / "vllm"
         for path in (site / "vllm", program.parent, site / f"vllm-{version}.dist-info"):
             path.mkdir(parents=True, exist_ok=True)
         (site / "vllm" / "__init__.py").touch()
         metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
         (site / f"vllm-{version}.dist-info" / "METADATA").write_text(metadata, encoding="utf-8")
-        here, engine = SOURCE.parent, SOURCE.with_name("simulated_engine.py")
+        here = SOURCE.parent
+        engine = SOURCE.with_name("simulated_engine.py")
         program.write_text(
-            f"#!{sys.executable}\nimport runpy, sys\nsys.path.insert(0, {str(here)!r})\nrunpy.run_path({str(engine)!r})\n",
+            f"#!{sys.executable}\nimport runpy, sys\nsys.path.insert(0, "
+            f"{str(here)!r})\nrunpy.run_path({str(engine)!r})\n",
             encoding="utf-8",
         )
         program.chmod(0o755)
@@ -86,17 +101,24 @@ class Gpus:
             "LD_LIBRARY_PATH": str(self.library),
             "OOMGUARD_LEASE_FOLDER": str(self.folder / "leases"),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-            "PYTHONPATH": os.pathsep.join([str(self.folder / "site"), *([before] if before else [])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(self.folder / "site"), *([before] if before else [])]
+            ),
         }
 
     def happened_to(self, what: str) -> int:
-        """Return how many simulated engines have come so far: ``starts``, ``started``, ``ends``, ``fails``."""
+        """Return how many simulated engines have come so far: ``starts``, ``started``, ``ends``,
+        ``fails``.
+        """
         return sum(row[2] == what for row in self.happened())
 
     def happened(self) -> list[tuple[float, int, str, list[str]]]:
         """Return what the simulated engines did: when, which process, what, on which devices."""
         path = self.folder / "happened"
-        rows = [row.split() for row in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        if path.exists():
+            rows = [row.split() for row in path.read_text(encoding="utf-8").splitlines()]
+        else:
+            rows = []
         return [(float(at), int(pid), what, uuids.split(",")) for at, pid, what, uuids in rows]
 
 
@@ -108,7 +130,9 @@ def line(index: int, size_gib: float = 24, name: str = "NVIDIA_RTX_A5000", more:
 def take(folder: Path, pid: int, bytes_by_uuid: Mapping[str, int]) -> None:
     """Let a process hold bytes of GPUs, by UUID; all of it is free again when it ends."""
     new = folder / f"new.{pid}"
-    new.write_text("".join(f"{name} {size}\n" for name, size in bytes_by_uuid.items()), encoding="utf-8")
+    new.write_text(
+        "".join(f"{name} {size}\n" for name, size in bytes_by_uuid.items()), encoding="utf-8"
+    )
     new.replace(folder / f"use.{pid}")
 
 

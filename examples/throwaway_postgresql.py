@@ -1,8 +1,11 @@
-"""Start a PostgreSQL server of one's own in a temporary folder, run a command with its URL, and remove it.
+"""Start a PostgreSQL server of one's own in a temporary folder, run a command with its URL, and
+remove it.
 
-    python examples/throwaway_postgresql.py -- COMMAND …      the command has OOMGUARD_JOURNAL, the URL of an empty database
+    python examples/throwaway_postgresql.py -- COMMAND …      the command has OOMGUARD_JOURNAL, the
+    URL of an empty database
 
-It needs PostgreSQL's programs (Debian: apt-get install postgresql), and no rights: root starts it as the user postgres.
+It needs PostgreSQL's programs (Debian: apt-get install postgresql), and no rights: root starts it
+as the user postgres.
 """
 
 from __future__ import annotations
@@ -25,26 +28,51 @@ LIMIT_S = 60
 
 
 def programs() -> Path | None:
-    """The folder of initdb and pg_ctl, the newest version's; None where PostgreSQL is not installed."""
+    """The folder of initdb and pg_ctl, the newest version's; None where PostgreSQL is not
+    installed.
+    """
     found = [path.parent for path in Path("/").glob(_PLACES[1:] + "/initdb")]
     if found:
         return max(found, key=lambda folder: float(folder.parent.name))
     on_path = shutil.which("initdb")
-    return Path(on_path).resolve().parent if on_path else None
+    if on_path:
+        return Path(on_path).resolve().parent
+    return None
 
 
 class Server:
-    """A server with a socket in its folder and a port of 127.0.0.1; ``kill`` and ``start`` are for those who try its death."""
+    """A server with a socket in its folder and a port of 127.0.0.1; ``kill`` and ``start`` are for
+    those who try its death.
+    """
 
     def __init__(self, folder: Path, bin_folder: Path) -> None:
-        self.folder, self._bin = folder, bin_folder
-        self._user = pwd.getpwnam("postgres") if os.getuid() == 0 else None
+        self.folder = folder
+        self._bin = bin_folder
+        if os.getuid() == 0:
+            self._user = pwd.getpwnam("postgres")
+        else:
+            self._user = None
         self.port = _free_port()
         if self._user is not None:
             os.chown(folder, self._user.pw_uid, self._user.pw_gid)
-        self._do("initdb", "-D", "data", "-A", "trust", "-U", "team", "--no-sync", "-E", "UTF8", "--locale=C")
+        self._do(
+            "initdb",
+            "-D",
+            "data",
+            "-A",
+            "trust",
+            "-U",
+            "team",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        )
         with (folder / "data" / "postgresql.conf").open("a") as file:
-            file.write(f"unix_socket_directories = '{folder}'\nlisten_addresses = '127.0.0.1'\nport = {self.port}\n")
+            file.write(
+                f"unix_socket_directories = '{folder}'\nlisten_addresses = '127.0.0.1'\nport = "
+                f"{self.port}\n"
+            )
             file.write("shared_buffers = 32MB\nmax_connections = 120\n")
 
     def url(self, database: str, user: str = "team") -> str:
@@ -67,7 +95,10 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
         until = time.monotonic() + LIMIT_S
-        while any(Path(f"/proc/{each}/stat").exists() for each in (pid, *own)) and time.monotonic() < until:
+        while (
+            any(Path(f"/proc/{each}/stat").exists() for each in (pid, *own))
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
 
     def create(self, database: str) -> str:
@@ -78,13 +109,28 @@ class Server:
     def sql(self, database: str, statement: str) -> str:
         """Run a statement, and return what psql prints of it."""
         return self._do(
-            "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url(database), "-c", statement
+            "psql",
+            "-X",
+            "-q",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-d",
+            self.url(database),
+            "-c",
+            statement,
         )
 
     def _do(self, program: str, *arguments: str) -> str:
-        command, user = [str(self._bin / program), *arguments], self._user
-        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user is not None else {}
-        # A server that is started goes on: what it writes goes to its log, and not where somebody waits for the end of it.
+        command = [str(self._bin / program), *arguments]
+        user = self._user
+        if user is not None:
+            as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        else:
+            as_user = {}
+        # A server that is started goes on: what it writes goes to its log, and not where somebody
+        # waits for the end of it.
         with tempfile.TemporaryFile("w+") as out:
             ran = subprocess.run(
                 command, cwd=self.folder, env=_environment(self.folder), stdin=subprocess.DEVNULL, stdout=out,
@@ -99,11 +145,15 @@ class Server:
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    """A server that is there as long as the block; raises FileNotFoundError where PostgreSQL is not installed."""
+    """A server that is there as long as the block; raises FileNotFoundError where PostgreSQL is not
+    installed.
+    """
     bin_folder = programs()
     if bin_folder is None:
         raise FileNotFoundError("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="pg-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
         Path(folder).chmod(0o700)
         one = Server(Path(folder), bin_folder)
         one.start()
@@ -125,7 +175,10 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    command = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if "--" in sys.argv:
+        command = sys.argv[sys.argv.index("--") + 1 :]
+    else:
+        command = []
     if not command:
         print(__doc__, file=sys.stderr)
         return 2

@@ -25,7 +25,9 @@ LIMIT_S = 2.0  # processor time of one input: a search has half a second, and a 
 def check_log(text: str, rules: RuleSet | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Diagnose a text; returns the JSON answer, which keeps the contract."""
     began = time.thread_time()
-    diagnosis = diagnose_lines(read_lines(io.BytesIO(text.encode("utf-8", "surrogatepass"))), rules=rules)
+    diagnosis = diagnose_lines(
+        read_lines(io.BytesIO(text.encode("utf-8", "surrogatepass"))), rules=rules
+    )
     line = to_json(diagnosis)
     took = time.thread_time() - began
     assert took <= limit_s, f"{took:.2f} s for {len(text)} characters"
@@ -38,7 +40,9 @@ def check_line(line: str) -> dict[str, Any]:
     line.encode("utf-8")
     answer: dict[str, Any] = json.loads(line, parse_constant=_no_constant)
     assert answer["schema"] == 1
-    assert answer["verdict"] == ("oom" if any(i["is_oom"] for i in answer["incidents"]) else "no_oom")
+    assert answer["verdict"] == (
+        "oom" if any(i["is_oom"] for i in answer["incidents"]) else "no_oom"
+    )
     for incident in answer["incidents"]:
         assert incident["kind"] in KINDS
         assert incident["phase"] in PHASES
@@ -83,8 +87,12 @@ def check_rule_file(folder: Path, content: bytes) -> RuleSet | None:
         assert refusal.path == str(path)
         assert str(refusal).startswith(str(path))
     for signature in rules.signatures if rules else ():
-        anchors = "\n".join(f"RuntimeError: {w.anchor} 2.00 GiB {'a' * 300} {w.anchor}" for w in signature.wordings)
+        anchors = "\n".join(
+            f"RuntimeError: {w.anchor} 2.00 GiB {'a' * 300} {w.anchor}" for w in signature.wordings
+        )
         logs = [str(test.get("log", "")) for test in signature.tests]
         # every wording may use up its time once, and is left out from then on
-        check_log("\n".join([*logs[:3], anchors])[:8192] + "\n", rules, LIMIT_S + len(signature.wordings))
+        check_log(
+            "\n".join([*logs[:3], anchors])[:8192] + "\n", rules, LIMIT_S + len(signature.wordings)
+        )
     return rules

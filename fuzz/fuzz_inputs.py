@@ -1,4 +1,4 @@
-# ruff: noqa: E501, RUF001, PLC0415 (hostile texts: long lines and look-alike letters are the point; the package loads on use)
+# ruff: noqa: RUF001, PLC0415 (hostile texts: long lines and look-alike letters are the point; the package loads on use)
 """Bytes that a fuzzer chooses, read as recipes for hostile inputs: logs and rule files.
 
 The recipe starts from a real-looking text (the tests inside the shipped signatures, wrappers of containers and
@@ -115,7 +115,23 @@ NUMBERS = (
     ".5",
     "2,00",
 )
-UNITS = ("GiB", "MiB", "KiB", "TiB", "B", "bytes", "GB", "MB", "kB", "EiB", "gib", "", "GiBytes", "%", "tokens")
+UNITS = (
+    "GiB",
+    "MiB",
+    "KiB",
+    "TiB",
+    "B",
+    "bytes",
+    "GB",
+    "MB",
+    "kB",
+    "EiB",
+    "gib",
+    "",
+    "GiBytes",
+    "%",
+    "tokens",
+)
 LINES = (
     "INFO 01-01 10:00:00 [gpu_worker.py:298] Free memory on device (21.92/23.69 GiB) on startup. Desired GPU memory utilization is (0.9, 21.32 GiB).",
     "INFO 01-01 10:00:00 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='m', max_seq_len=8192, tensor_parallel_size=2",
@@ -237,7 +253,9 @@ def seeds() -> tuple[str, ...]:
     """Real-looking logs: the tests inside the shipped signatures."""
     from oomguard.rules.rule_files import load_rules
 
-    return tuple(str(test["log"]) for signature in load_rules().signatures for test in signature.tests)
+    return tuple(
+        str(test["log"]) for signature in load_rules().signatures for test in signature.tests
+    )
 
 
 @cache
@@ -245,7 +263,9 @@ def rule_seeds() -> tuple[str, ...]:
     """The shipped rule and signature files, as text."""
     from oomguard.rules.rule_files import shipped_root
 
-    return tuple(path.read_text(encoding="utf-8") for path in sorted(shipped_root().rglob("*.toml")))
+    return tuple(
+        path.read_text(encoding="utf-8") for path in sorted(shipped_root().rglob("*.toml"))
+    )
 
 
 def log_text(data: bytes) -> str:

@@ -1,7 +1,9 @@
-"""When LLM inference runs out of memory: say why with numbers, change the least that fits, run again, prove it.
+"""When LLM inference runs out of memory: say why with numbers, change the least that fits, run
+again, prove it.
 
-Everything public is here and loads on first use: ``import oomguard`` imports no engine, no numpy and nothing heavy. It imports
-nothing of Python's own either: with ``python -m oomguard`` this file runs while the working directory still comes first.
+Everything public is here and loads on first use: ``import oomguard`` imports no engine, no numpy
+and nothing heavy. It imports nothing of Python's own either: with ``python -m oomguard`` this file
+runs while the working directory still comes first.
 """
 
 from oomguard._version import __version__

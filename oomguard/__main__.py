@@ -19,7 +19,9 @@ def main() -> None:
         leave_working_directory()
         import gc
 
-        gc.set_threshold(_COLLECTED_AFTER)  # what is loaded stays: to look for garbage in it takes time
+        gc.set_threshold(
+            _COLLECTED_AFTER
+        )  # what is loaded stays: to look for garbage in it takes time
         from oomguard.cli import main as run
 
         run()
@@ -46,7 +48,9 @@ def _run(words: list[str]) -> None:
 
 
 def _supervised(own: list[str], command: list[str]) -> int | None:
-    """Supervise the command and never return, unless it cannot be started, or only help is asked for (None)."""
+    """Supervise the command and never return, unless it cannot be started, or only help is asked
+    for (None).
+    """
     from oomguard.core.safe_python import leave_working_directory
 
     leave_working_directory()

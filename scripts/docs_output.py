@@ -1,15 +1,18 @@
-"""Run the commands that the pages show; say where a page no longer shows what they print, or write it there.
+"""Run the commands that the pages show; say where a page no longer shows what they print, or write
+it there.
 
     python scripts/docs_output.py [--check] [--vllm] [PAGE …]
 
-A page's blocks run from top to bottom in one folder, which holds a copy of examples/ (CONTRIBUTING.md: a copy of the
-repository). A block with a title="NAME" is written to the file NAME, or added to its end where there is one; a diff
-with a title changes that file. A comment above a block says that it shows a command and its output:
+A page's blocks run from top to bottom in one folder, which holds a copy of examples/
+(CONTRIBUTING.md: a copy of the repository). A block with a title="NAME" is written to the file
+NAME, or added to its end where there is one; a diff with a title changes that file. A comment above
+a block says that it shows a command and its output:
 
-    <!-- output -->                   "$ COMMAND", then what it prints; a line "…" stands for lines left out
-    <!-- output: labels -->           the same; of each line only what it is about is compared, not how it is
-    <!-- output: vllm -->             the same with the real vLLM, checked by tests/vllm
-    <!-- output: vllm until TEXT -->  the same for a server: it is stopped once TEXT is printed
+    <!-- output -->                   "$ COMMAND", then what it prints; a line "…" stands for lines
+    left out <!-- output: labels -->           the same; of each line only what it is about is
+    compared, not how it is <!-- output: vllm -->             the same with the real vLLM, checked
+    by tests/vllm <!-- output: vllm until TEXT -->  the same for a server: it is stopped once TEXT
+    is printed
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block that is a file, or a command's output; ``start`` and ``end`` are where its text stands in the page."""
+    """A block that is a file, or a command's output; ``start`` and ``end`` are where its text
+    stands in the page.
+    """
 
     file: str | None
     how: str
@@ -68,7 +73,14 @@ def blocks(text: str) -> list[Block]:
     """The blocks of a page that are a file or an output, in order."""
     found = (m for m in _BLOCK.finditer(text) if m["output"] or m["file"])
     return [
-        Block(m["file"], m["how"] or "", m["language"] == "diff", m["text"], m.start("text"), m.end("text"))
+        Block(
+            m["file"],
+            m["how"] or "",
+            m["language"] == "diff",
+            m["text"],
+            m.start("text"),
+            m.end("text"),
+        )
         for m in found
     ]
 
@@ -83,7 +95,9 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def prepare(page: Path, folder: Path, env: dict[str, str], *, vllm: bool) -> None:
-    """Fill the folder that the page's commands run in; for the real vLLM also with a tiny model, ./tiny."""
+    """Fill the folder that the page's commands run in; for the real vLLM also with a tiny model,
+    ./tiny.
+    """
     for name in COPIED.get(page.name, ("examples",)):
         source = ROOT / name
         if source.is_dir():
@@ -96,10 +110,22 @@ def prepare(page: Path, folder: Path, env: dict[str, str], *, vllm: bool) -> Non
 
 
 def environment(page: Path, folder: Path, *, vllm: bool) -> dict[str, str]:
-    """The variables that make the output the same everywhere: 80 columns, no colour, nobody's own settings."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
-    bins = ROOT / ".venv-vllm" / "bin" if vllm else Path(sys.executable).parent
-    source = folder if page.name in COPIED else ROOT
+    """The variables that make the output the same everywhere: 80 columns, no colour, nobody's own
+    settings.
+    """
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OOMGUARD_", "VLLM_"))
+    }
+    if vllm:
+        bins = ROOT / ".venv-vllm" / "bin"
+    else:
+        bins = Path(sys.executable).parent
+    if page.name in COPIED:
+        source = folder
+    else:
+        source = ROOT
     return env | {
         "PATH": f"{bins}{os.pathsep}{env['PATH']}",
         "PYTHONPATH": str(source),
@@ -113,9 +139,11 @@ def environment(page: Path, folder: Path, *, vllm: bool) -> dict[str, str]:
 
 
 def run(command: str, folder: Path, env: dict[str, str], until: str | None = None) -> list[str]:
-    """The lines that a command prints on both streams; a server is stopped once it has printed ``until``.
+    """The lines that a command prints on both streams; a server is stopped once it has printed
+    ``until``.
 
-    Raises TimeoutError where it has not ended after ``LIMIT_S``: it is then stopped, with what it started.
+    Raises TimeoutError where it has not ended after ``LIMIT_S``: it is then stopped, with what it
+    started.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -134,12 +162,16 @@ def run(command: str, folder: Path, env: dict[str, str], until: str | None = Non
     ) as process:
         assert process.stdout is not None
         late = threading.Event()
-        limit = threading.Timer(LIMIT_S, lambda: (late.set(), os.killpg(process.pid, signal.SIGTERM)))
+        limit = threading.Timer(
+            LIMIT_S, lambda: (late.set(), os.killpg(process.pid, signal.SIGTERM))
+        )
         limit.start()
         try:
             for line in process.stdout:
                 shown = line.rstrip().replace(port, PORT).replace(str(folder), "~")
-                shown = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node7", shown)  # whose name has any length
+                shown = re.sub(
+                    rf"@{re.escape(socket.gethostname())}\b", "@node7", shown
+                )  # whose name has any length
                 lines.append(re.sub(r"/\S*/\.venv\b", ".venv", shown))
                 if until is not None and until in line:
                     process.send_signal(signal.SIGTERM)
@@ -151,20 +183,25 @@ def run(command: str, folder: Path, env: dict[str, str], until: str | None = Non
         finally:
             limit.cancel()
     if late.is_set():
-        raise TimeoutError(f"{command}\nhad not ended after {LIMIT_S} s; it printed:\n" + "\n".join(lines))
+        raise TimeoutError(
+            f"{command}\nhad not ended after {LIMIT_S} s; it printed:\n" + "\n".join(lines)
+        )
     while lines and not lines[-1]:
         lines.pop()
     return lines
 
 
 def stable(line: str, *, labels: bool = False) -> str:
-    """A line without what varies from run to run or by machine, and without the widths that follow from it.
+    """A line without what varies from run to run or by machine, and without the widths that follow
+    from it.
 
-    Times, process ids, how many rules there are, and where in the engine's output something stands: how many warnings
-    an engine prints first is up to the machine (NUMA, limits, deprecations).
+    Times, process ids, how many rules there are, and where in the engine's output something stands:
+    how many warnings an engine prints first is up to the machine (NUMA, limits, deprecations).
     """
     if labels:  # "ok       torch 2.13.0" -> "torch"; what to do about a line is indented
-        return "" if line.startswith(" ") else re.sub(r"^(?:ok|unknown|problem)\s+", "", line).split(" ")[0].rstrip(":")
+        if line.startswith(" "):
+            return ""
+        return re.sub(r"^(?:ok|unknown|problem)\s+", "", line).split(" ")[0].rstrip(":")
     line = re.sub(r"\d+\.\d s\b", "# s", line)
     line = re.sub(r"pid=\d+", "pid=#", line)
     line = re.sub(r"\blines? \d+(?:, \d+)*", "line #", line)
@@ -189,37 +226,56 @@ def difference(shown: list[str], printed: list[str], *, labels: bool = False) ->
     now = [stable(line, labels=labels) for line in printed]
     if labels:
         missing = [line for line in shown if stable(line, labels=True) not in now]
-        return f"never printed: {missing[0]!r}" if missing else None
-    at, parts = 0, chunks(shown)
+        if missing:
+            return f"never printed: {missing[0]!r}"
+        return None
+    at = 0
+    parts = chunks(shown)
     for number, part in enumerate(parts):
         wanted = [stable(line) for line in part]
         last = number == len(parts) - 1
-        starts = [0] if number == 0 else [len(now) - len(wanted)] if last else range(at, len(now) - len(wanted) + 1)
+        if number == 0:
+            starts = [0]
+        elif last:
+            starts = [len(now) - len(wanted)]
+        else:
+            starts = range(at, len(now) - len(wanted) + 1)
         if not wanted and (number or len(parts) > 1):
             continue
         found = next((i for i in starts if i >= at and now[i : i + len(wanted)] == wanted), None)
         if found is None or (last and found + len(wanted) != len(now)):
-            return "\n".join(difflib.unified_diff(shown, printed, "the page", "the command", lineterm=""))
+            return "\n".join(
+                difflib.unified_diff(shown, printed, "the page", "the command", lineterm="")
+            )
         at = found + len(wanted)
     return None
 
 
 def renewed(shown: list[str], printed: list[str]) -> list[str]:
-    """The lines to show now; what was left out is left out again, from the same line to the same line.
+    """The lines to show now; what was left out is left out again, from the same line to the same
+    line.
 
     Raises ValueError where such a line is printed no more.
     """
     if LEFT_OUT not in (line.strip() for line in shown):
         return printed
-    now, at, lines = [stable(line) for line in printed], 0, []
+    now = [stable(line) for line in printed]
+    at = 0
+    lines = []
     parts = chunks(shown)
     for number, part in enumerate(parts):
         if number:
             lines.append(LEFT_OUT)
         if not part:
             continue
-        first = 0 if number == 0 else now.index(stable(part[0]), at)
-        at = len(now) if number == len(parts) - 1 else now.index(stable(part[-1]), first) + 1
+        if number == 0:
+            first = 0
+        else:
+            first = now.index(stable(part[0]), at)
+        if number == len(parts) - 1:
+            at = len(now)
+        else:
+            at = now.index(stable(part[-1]), first) + 1
         lines += printed[first:at]
     return lines
 
@@ -227,18 +283,26 @@ def renewed(shown: list[str], printed: list[str]) -> list[str]:
 def write(block: Block, target: Path) -> None:
     """Write a block to its file, add it to the file's end, or change the file as a diff says."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    there = target.read_text(encoding="utf-8") if target.exists() else ""
+    if target.exists():
+        there = target.read_text(encoding="utf-8")
+    else:
+        there = ""
     if not block.is_diff:
         target.write_text(there + block.text, encoding="utf-8")
         return
     lines = block.text.splitlines(keepends=True)
-    old, new = ("".join(line[1:] or "\n" for line in lines if line[0] in kinds) for kinds in (" -\n", " +\n"))
+    old, new = (
+        "".join(line[1:] or "\n" for line in lines if line[0] in kinds)
+        for kinds in (" -\n", " +\n")
+    )
     if there.count(old) != 1:
         raise ValueError(f"{block.file} has these lines {there.count(old)} times:\n{old}")
     target.write_text(there.replace(old, new), encoding="utf-8")
 
 
-def walk(page: Path, folder: Path, *, vllm: bool = False) -> Iterator[tuple[Block, str, list[str], list[str]]]:
+def walk(
+    page: Path, folder: Path, *, vllm: bool = False
+) -> Iterator[tuple[Block, str, list[str], list[str]]]:
     """Run a page's blocks in this folder: block, command, lines shown, lines printed."""
     # The sockets of a Ray cluster need a short path, and its files go with it.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:
@@ -282,8 +346,12 @@ def rewrite(page: Path, folder: Path, *, vllm: bool = False) -> int:
 def main() -> int:
     """Check the pages, or rewrite their blocks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a page differs")
-    parser.add_argument("--vllm", action="store_true", help="the blocks that need the real vLLM, and no others")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where a page differs"
+    )
+    parser.add_argument(
+        "--vllm", action="store_true", help="the blocks that need the real vLLM, and no others"
+    )
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
     chosen = parser.parse_args()
     status = 0
@@ -294,7 +362,9 @@ def main() -> int:
                 print("\n".join(found), end="\n" if found else "")
                 status |= bool(found)
             else:
-                print(f"{page.name}: {rewrite(page, Path(folder), vllm=chosen.vllm)} blocks changed")
+                print(
+                    f"{page.name}: {rewrite(page, Path(folder), vllm=chosen.vllm)} blocks changed"
+                )
     return status
 
 

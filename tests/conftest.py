@@ -27,7 +27,10 @@ ROOT = Path(__file__).parents[1]
 # How long an example takes says what else the machine does: benchmarks judge time, tests do not. Where a red run stands in
 # everybody's way the examples are the same each time; elsewhere new ones are looked for.
 settings.register_profile(
-    "oomguard", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+    "oomguard",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("oomguard")
 # One thread of torch in each process: on a machine whose cores are taken, several spin while they wait for one another, and a
@@ -103,9 +106,13 @@ def _no_process_left() -> object:
     """Every process that a test started has ended when the test does."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
-    alive = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    alive = [
+        child for child in psutil.Process().children(recursive=True) if child.pid not in before
+    ]
     for _ in range(30):  # one that was only just forked does not say yet what it is
-        _, alive = psutil.wait_procs([child for child in alive if not _is_resource_tracker(child)], timeout=1)
+        _, alive = psutil.wait_procs(
+            [child for child in alive if not _is_resource_tracker(child)], timeout=1
+        )
         if not alive:
             break
     names = [f"{child.pid} {child.name()}" for child in alive if child.is_running()]
@@ -167,7 +174,15 @@ finally:
 def _importable() -> frozenset[str]:
     """Every module of Python and of the packages installed here, what Python looks for by itself, and engines that may be absent."""
     installed = {name for name in packages_distributions() if name.isidentifier()}
-    absent = {"oomguard", "vllm", "torch", "transformers", "numpy", "sitecustomize", "usercustomize"}
+    absent = {
+        "oomguard",
+        "vllm",
+        "torch",
+        "transformers",
+        "numpy",
+        "sitecustomize",
+        "usercustomize",
+    }
     return frozenset({*sys.stdlib_module_names, *installed, *absent})
 
 

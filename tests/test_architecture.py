@@ -58,11 +58,19 @@ def imported(tree: ast.AST, below: str = "oomguard") -> set[str]:
     depth = below.count(".") + 1
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and f"{node.module}.".startswith(f"{below}."):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and f"{node.module}.".startswith(f"{below}.")
+        ):
             parts = node.module.split(".")
             names |= {parts[depth]} if len(parts) > depth else {alias.name for alias in node.names}
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[depth] for alias in node.names if alias.name.startswith(f"{below}.")}
+            names |= {
+                alias.name.split(".")[depth]
+                for alias in node.names
+                if alias.name.startswith(f"{below}.")
+            }
     return names
 
 
@@ -83,9 +91,9 @@ def test_imports_point_one_way():
 
 
 def test_the_supervisor_knows_nothing_of_ours_but_itself():
-    assert not {name for path in (PACKAGE / "supervisor").glob("*.py") for name in imported(tree_of(path))} - {
-        "supervisor"
-    }
+    assert not {
+        name for path in (PACKAGE / "supervisor").glob("*.py") for name in imported(tree_of(path))
+    } - {"supervisor"}
 
 
 # The same inside estimate/: constants and bytes first, then the model, then what vLLM and a call of generate make of it.
@@ -111,15 +119,17 @@ def test_inside_estimate_a_model_knows_no_engine_and_engines_do_not_know_each_ot
 
 
 def test_the_simulated_device_imports_no_more_of_ours_than_counting_takes():
-    files = [path for path in (PACKAGE / "testing").glob("*.py") if path.stem not in ("pytest_plugin", "failed_test")]
+    files = [
+        path
+        for path in (PACKAGE / "testing").glob("*.py")
+        if path.stem not in ("pytest_plugin", "failed_test")
+    ]
     rooms = {name for path in files for name in imported(tree_of(path))}
     assert rooms - {"testing"} == {"core", "estimate", "probe"}
 
 
 def test_pytest_starts_without_torch_and_without_what_a_diagnosis_takes():
-    code = (
-        "import sys, oomguard.testing.pytest_plugin; print(sorted(m for m in sys.modules if m.startswith('oomguard.')))"
-    )
+    code = "import sys, oomguard.testing.pytest_plugin; print(sorted(m for m in sys.modules if m.startswith('oomguard.')))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     rooms = {name.split(".")[1] for name in ast.literal_eval(ran.stdout)}
     assert rooms == {"_version", "core", "testing"}
@@ -153,7 +163,9 @@ def test_only_records_that_show_themselves_ask_the_packages_public_face():
     asking = set()
     for path in SOURCES:
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Import) and any(alias.name == "oomguard" for alias in node.names):
+            if isinstance(node, ast.Import) and any(
+                alias.name == "oomguard" for alias in node.names
+            ):
                 asking.add(path.relative_to(PACKAGE).as_posix())
     assert asking == {"core/incident.py", "core/records.py"}
 
@@ -165,4 +177,6 @@ def test_answers_in_json_have_one_writer():
 
 
 def test_there_is_no_drawer_for_everything():
-    assert not [p.name for p in SOURCES if p.stem in {"utils", "helpers", "misc", "common", "manager"}]
+    assert not [
+        p.name for p in SOURCES if p.stem in {"utils", "helpers", "misc", "common", "manager"}
+    ]

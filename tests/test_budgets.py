@@ -51,7 +51,9 @@ def _above_device(logs: Iterator[str]) -> tuple[int, list[str]]:
     return counted, above
 
 
-@pytest.mark.parametrize(("folder", "least"), [("rules", 40), ("tests", 40), ("benchmarks/data", 30), ("examples", 1)])
+@pytest.mark.parametrize(
+    ("folder", "least"), [("rules", 40), ("tests", 40), ("benchmarks/data", 30), ("examples", 1)]
+)
 def test_no_budget_of_a_log_of_ours_exceeds_its_device(folder, least):
     counted, above = _above_device(_logs(ROOT / folder))
 

@@ -85,7 +85,10 @@ def test_larger_cases_stay_within_what_their_models_take():
         }
         assert case["rows"] == 4 * drawn["rows"]
         if PATTERNS[case["pattern"]].inputs == "images":
-            assert make_inputs("images", {**case, "rows": 1})["pixel_values"].shape[-1] == case["image"]
+            assert (
+                make_inputs("images", {**case, "rows": 1})["pixel_values"].shape[-1]
+                == case["image"]
+            )
 
 
 def test_no_room_is_a_memory_failure_or_cudnn_without_a_place_for_its_scratch_memory():
@@ -97,7 +100,9 @@ def test_no_room_is_a_memory_failure_or_cudnn_without_a_place_for_its_scratch_me
 
     assert runs(lambda: None)
     assert not runs(raises(torch.OutOfMemoryError("CUDA out of memory.")))
-    assert not runs(raises(RuntimeError("GET was unable to find an engine to execute this computation")))
+    assert not runs(
+        raises(RuntimeError("GET was unable to find an engine to execute this computation"))
+    )
     with pytest.raises(RuntimeError, match="misaligned"):
         runs(raises(RuntimeError("CUDA error: misaligned address")))
 
@@ -107,7 +112,9 @@ def test_results_are_kept_without_git_by_the_sources_alone(tmp_path, monkeypatch
     source = tmp_path / "oomguard" / "a.py"
     source.write_text("1")
     monkeypatch.setattr(resume, "ROOT", tmp_path)
-    assert subprocess.run(["git", "-C", tmp_path, "rev-parse"], capture_output=True, check=False).returncode
+    assert subprocess.run(
+        ["git", "-C", tmp_path, "rev-parse"], capture_output=True, check=False
+    ).returncode
 
     before = resume.tree()
     again = resume.tree()

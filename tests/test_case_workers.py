@@ -26,7 +26,10 @@ def run_case(case):
 
 
 def found(numbers, **options):
-    return {case["number"]: case for case in run_cases(run_case, [(number, 0) for number in numbers], **options)}
+    return {
+        case["number"]: case
+        for case in run_cases(run_case, [(number, 0) for number in numbers], **options)
+    }
 
 
 def ends():
@@ -37,7 +40,9 @@ def test_every_case_is_told_when_one_process_dies_one_fails_and_one_hangs():
     told = found(range(6), workers=2, case_limit_s=2)
 
     assert sorted(told) == [0, 1, 2, 3, 4, 5]
-    assert {number: case.get("oomguard_error") for number, case in told.items() if not case["oomguard"]} == {
+    assert {
+        number: case.get("oomguard_error") for number, case in told.items() if not case["oomguard"]
+    } == {
         DIES: "its process ended with status -9",
         FAILS: "ValueError: of this case alone",
         HANGS: "no result after 2 s",

@@ -29,7 +29,11 @@ def test_every_figure_reaches_its_goal(corpus, shared, tmp_path):
 
     # The scorer writes a list of misses to the temporary folder: it is this test's own.
     run = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
 
     score = json.loads(run.stdout)

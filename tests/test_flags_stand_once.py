@@ -58,7 +58,11 @@ def assembled(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _has(node: ast.AST, pattern: str) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(re.search(pattern, node.value))
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and bool(re.search(pattern, node.value))
+    )
 
 
 def _ends_in_dashes(node: ast.AST) -> bool:
@@ -68,7 +72,12 @@ def _ends_in_dashes(node: ast.AST) -> bool:
 def test_vllm_has_the_flags_that_its_memory_hangs_on():
     flags = long_flags(PACKAGE / "engines" / "vllm" / "settings.toml")
 
-    assert {"--max-model-len", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs"} <= set(flags)
+    assert {
+        "--max-model-len",
+        "--gpu-memory-utilization",
+        "--kv-cache-memory-bytes",
+        "--max-num-seqs",
+    } <= set(flags)
 
 
 def test_no_flag_of_an_engine_is_spelled_in_python():
@@ -100,7 +109,9 @@ def test_each_flag_of_an_engine_stands_once_in_the_data_files():
         texts = [other.read_text(encoding="utf-8") for other in data_files() if other not in others]
         found = sum(map(spelled, texts), Counter())
         counted = {flag: found[flag.replace("_", "-")] for flag in long_flags(path)}
-        wrong |= {f"{path.parent.name}: {flag}": number for flag, number in counted.items() if number != 1}
+        wrong |= {
+            f"{path.parent.name}: {flag}": number for flag, number in counted.items() if number != 1
+        }
 
     assert not wrong, f"flags that stand more than once, and how often: {wrong}"
 

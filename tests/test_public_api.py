@@ -94,7 +94,10 @@ def test_public_functions_stay_callable_after_every_submodule_is_imported():
 def test_importing_oomguard_imports_nothing_heavy():
     code = f"import sys, oomguard; print([m for m in {HEAVY!r} if m in sys.modules])"
     assert (
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
     )
 
 

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-REFUSED_IN_FLOAT16 = {"gemma2", "gemma3_text", "glm4"}  # vllm/config/model.py _FLOAT16_NOT_SUPPORTED_MODELS, 0.32.0
+REFUSED_IN_FLOAT16 = {
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+}  # vllm/config/model.py _FLOAT16_NOT_SUPPORTED_MODELS, 0.32.0
 
 
 def test_each_model_of_the_kv_cache_benchmark_is_float16_where_vllm_takes_it_so():
     models = json.loads((ROOT / "benchmarks" / "data" / "kv_models.json").read_text())
     dtypes = {name: model["torch_dtype"] for name, model in models.items()}
     expected = {
-        name: "float32" if model["model_type"] in REFUSED_IN_FLOAT16 else "float16" for name, model in models.items()
+        name: "float32" if model["model_type"] in REFUSED_IN_FLOAT16 else "float16"
+        for name, model in models.items()
     }
     assert dtypes == expected
 

@@ -24,9 +24,7 @@ TOO_LONG = (
     "maximum model length is 26624. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
     "initializing the engine."
 )
-DEAD = (
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
-)
+DEAD = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
 RESTARTS = 50
 
 
@@ -59,20 +57,25 @@ def error(text: str) -> str:
     return f"ERROR 03-04 10:00:07 [core.py:708] {text}"
 
 
-def begin(number: int = 1, *, weights_gib: float = 15, available_gib: float | None = -1) -> list[str]:
+def begin(
+    number: int = 1, *, weights_gib: float = 15, available_gib: float | None = -1
+) -> list[str]:
     """The lines of one start, up to its failure."""
     pid = 10 * number
     lines = [
         api(f"INFO 03-04 10:00:00 [api_server.py:1043] vLLM API server version 0.{number}.0", pid),
         api(
-            f"INFO 03-04 10:00:00 [utils.py:233] non-default args: {{'model': 'm', 'max_model_len': {number}024}}", pid
+            f"INFO 03-04 10:00:00 [utils.py:233] non-default args: {{'model': 'm', 'max_model_len': {number}024}}",
+            pid,
         ),
         core(info(f"Initializing a V1 LLM engine (v0.{number}.0) with config: model='m'"), pid + 1),
         core(info("Starting to load model m..."), pid + 1),
         core(info(f"Model loading took {weights_gib:.2f} GiB and 3.00 seconds"), pid + 1),
     ]
     return lines + (
-        [] if available_gib is None else [core(info(f"Available KV cache memory: {available_gib:.2f} GiB"), pid + 1)]
+        []
+        if available_gib is None
+        else [core(info(f"Available KV cache memory: {available_gib:.2f} GiB"), pid + 1)]
     )
 
 
@@ -80,12 +83,17 @@ def fail(number: int = 1, *, wrapper: bool = True) -> list[str]:
     """The lines of one start's failure."""
     pid = 10 * number
     lines = [core(error("EngineCore failed to start."), pid + 1), core(error(NONE_LEFT), pid + 1)]
-    return lines + ([api("Traceback (most recent call last):", pid), api(DEAD, pid)] if wrapper else [])
+    return lines + (
+        [api("Traceback (most recent call last):", pid), api(DEAD, pid)] if wrapper else []
+    )
 
 
 def work(number: int, lines: int = 30) -> list[str]:
     """Lines of an API server that goes on."""
-    return [api(f"INFO 03-04 10:00:09 [launcher.py:{i}] Route: /v{i}", 10 * number) for i in range(1, lines + 1)]
+    return [
+        api(f"INFO 03-04 10:00:09 [launcher.py:{i}] Route: /v{i}", 10 * number)
+        for i in range(1, lines + 1)
+    ]
 
 
 def look(*log: str) -> Diagnosis:
@@ -107,7 +115,13 @@ def value(incident: Incident, name: str) -> object:
 def test_ranks_that_fail_together_are_one_incident_that_names_them_all():
     log = [rank(i, error(allocator(gpu=i, free_mib=500 + i))) for i in range(4)]
     incident = only(
-        look(*log, core(error("RuntimeError: Worker failed with error, please check the stack trace above")), api(DEAD))
+        look(
+            *log,
+            core(
+                error("RuntimeError: Worker failed with error, please check the stack trace above")
+            ),
+            api(DEAD),
+        )
     )
 
     assert incident.kind == "cuda_oom"
@@ -119,7 +133,11 @@ def test_ranks_that_fail_together_are_one_incident_that_names_them_all():
 
 
 def test_lines_of_ranks_that_print_in_turn_are_told_apart():
-    frames = ["Traceback (most recent call last):", '  File "gpu_worker.py", line 1, in load_model', "    self.load()"]
+    frames = [
+        "Traceback (most recent call last):",
+        '  File "gpu_worker.py", line 1, in load_model',
+        "    self.load()",
+    ]
     log = [rank(i, error(frame)) for frame in frames for i in range(4)]
     log += [rank(i, error(allocator(tried_gib=1 + i))) for i in (2, 0, 3, 1)]
     incident = only(look(*log))
@@ -152,7 +170,12 @@ def test_ray_workers_that_repeat_a_failure_are_folded():
 
 
 def test_the_same_failure_told_by_rank_core_and_server_is_one():
-    log = [rank(0, error(allocator())), core(error("Exception: " + allocator())), api(allocator()), api(DEAD)]
+    log = [
+        rank(0, error(allocator())),
+        core(error("Exception: " + allocator())),
+        api(allocator()),
+        api(DEAD),
+    ]
     incident = only(look(*log))
 
     assert incident.location.process == "Worker_TP0 pid=100"
@@ -177,9 +200,14 @@ def test_two_failures_of_one_process_are_two_incidents():
 
 
 def test_two_allocations_of_other_sizes_in_one_process_are_two_incidents():
-    diagnosis = look(core(error(allocator(2))), core(error("request aborted")), core(error(allocator(3))))
+    diagnosis = look(
+        core(error(allocator(2))), core(error("request aborted")), core(error(allocator(3)))
+    )
 
-    assert [value(incident, "tried_bytes") for incident in diagnosis.incidents] == [2 * GIB, 3 * GIB]
+    assert [value(incident, "tried_bytes") for incident in diagnosis.incidents] == [
+        2 * GIB,
+        3 * GIB,
+    ]
 
 
 def test_hundreds_of_processes_that_fail_are_one_incident_in_bounded_time():
@@ -245,7 +273,11 @@ def test_both_data_parallel_engines_fail_with_figures_of_their_own():
 def test_the_wrappers_of_all_parents_are_tied_to_the_cause():
     log = [
         rank(0, error(allocator())),
-        core(error("Exception: WorkerProc initialization failed due to an exception in a background process.")),
+        core(
+            error(
+                "Exception: WorkerProc initialization failed due to an exception in a background process."
+            )
+        ),
         api("Traceback"),
         api(DEAD),
     ]
@@ -264,7 +296,11 @@ def test_a_warm_up_error_takes_all_figures_of_the_allocation_that_it_wraps():
         core(error(allocator())),
         core(error("")),
         core(error("The above exception was the direct cause of the following exception:")),
-        core(error("RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests.")),
+        core(
+            error(
+                "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
+            )
+        ),
     ]
     incident = only(look(*log))
 
@@ -281,7 +317,10 @@ def test_a_warm_up_error_takes_all_figures_of_the_allocation_that_it_wraps():
 
 def test_an_allocation_after_the_notice_of_a_capture_is_the_capture():
     incident = only(
-        look(core(info("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)")), core(error(allocator())))
+        look(
+            core(info("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE)")),
+            core(error(allocator())),
+        )
     )
 
     assert (incident.kind, incident.phase) == ("cudagraph_capture_oom", "cudagraph_capture")
@@ -300,8 +339,15 @@ def test_an_allocation_after_a_capture_has_finished_is_not_the_capture():
 
 
 def test_the_capture_of_another_start_gives_no_phase():
-    log = [*begin(1), core(info("Capturing CUDA graphs (PIECEWISE)"), 11), core(error(allocator()), 11), api(DEAD, 10)]
-    first, second = look(*log, *begin(2, available_gib=None), core(error(allocator(3)), 21)).incidents
+    log = [
+        *begin(1),
+        core(info("Capturing CUDA graphs (PIECEWISE)"), 11),
+        core(error(allocator()), 11),
+        api(DEAD, 10),
+    ]
+    first, second = look(
+        *log, *begin(2, available_gib=None), core(error(allocator(3)), 21)
+    ).incidents
 
     assert first.kind == "cudagraph_capture_oom"
     assert (second.kind, second.start) == ("cuda_oom", 2)
@@ -311,7 +357,9 @@ def test_the_capture_of_another_start_gives_no_phase():
 
 
 def test_two_starts_that_fail_are_told_apart_each_with_its_figures():
-    first, second = look(*begin(1), *fail(1), *begin(2, weights_gib=16, available_gib=-2), *fail(2)).incidents
+    first, second = look(
+        *begin(1), *fail(1), *begin(2, weights_gib=16, available_gib=-2), *fail(2)
+    ).incidents
 
     assert [first.start, second.start] == [1, 2]
     assert [value(one, "model_weights_bytes") for one in (first, second)] == [15 * GIB, 16 * GIB]
@@ -333,7 +381,14 @@ def test_what_the_first_start_measured_is_not_known_to_the_second():
 @each("lines", [0, 3, 30])
 def test_a_healthy_start_after_a_failure_changes_nothing_of_it(lines, wrapper):
     healthy = begin(2, weights_gib=16, available_gib=4)
-    log = [*begin(1), *fail(1, wrapper=wrapper), *healthy[:2], *work(2, lines), *healthy[2:], *work(2, lines)]
+    log = [
+        *begin(1),
+        *fail(1, wrapper=wrapper),
+        *healthy[:2],
+        *work(2, lines),
+        *healthy[2:],
+        *work(2, lines),
+    ]
     diagnosis = look(*log)
     incident = only(diagnosis)
 
@@ -342,7 +397,10 @@ def test_a_healthy_start_after_a_failure_changes_nothing_of_it(lines, wrapper):
     assert value(incident, "max_model_len_tokens") == 1024
     assert incident.framework_version == "0.1.0"
     assert [start.number for start in diagnosis.starts] == [1, 2]
-    assert [start.facts["model_weights_bytes"].value for start in diagnosis.starts] == [15 * GIB, 16 * GIB]
+    assert [start.facts["model_weights_bytes"].value for start in diagnosis.starts] == [
+        15 * GIB,
+        16 * GIB,
+    ]
     assert len(incident.wrappers) == wrapper
 
 
@@ -386,7 +444,9 @@ COLLECTORS: dict[str, Callable[[str], str]] = {
     "actions": "2026-01-01T00:00:00.1234567Z {}".format,
     "logging": "2026-01-01 00:00:00,123 - engine - ERROR - {}".format,
     "loguru": "2026-01-01 00:00:00.123 | ERROR    | run:main:12 - {}".format,
-    "cloud": lambda line: json.dumps({"textPayload": line, "timestamp": "2026", "severity": "ERROR"}),
+    "cloud": lambda line: json.dumps(
+        {"textPayload": line, "timestamp": "2026", "severity": "ERROR"}
+    ),
     "structured": lambda line: json.dumps({"event": line, "level": "error", "timestamp": "2026"}),
     "quotation": "> {}".format,
 }
@@ -398,9 +458,17 @@ OLD_START = (
 FAILURES: dict[str, list[str]] = {
     "server": [*begin(1), *fail(1)],
     "ranks": [rank(i, error(allocator(gpu=i))) for i in range(2)] + [api(DEAD)],
-    "bare": ["loading", "Traceback (most recent call last):", '  File "a.py", line 1, in load_model', allocator()],
+    "bare": [
+        "loading",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in load_model',
+        allocator(),
+    ],
     "old": [OLD_START, NONE_LEFT],
-    "host": ["working", "[12.3] Out of memory: Killed process 7 (python3) total-vm:1000kB, anon-rss:900kB"],
+    "host": [
+        "working",
+        "[12.3] Out of memory: Killed process 7 (python3) total-vm:1000kB, anon-rss:900kB",
+    ],
 }
 
 
@@ -441,7 +509,9 @@ def test_each_collector_changes_nothing_of_each_failure(failure, collector):
 
 @settings(deadline=None, max_examples=25)
 @given(
-    st.lists(st.tuples(st.sampled_from(sorted(FAILURES)), st.integers(0, 120)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.sampled_from(sorted(FAILURES)), st.integers(0, 120)), min_size=1, max_size=4
+    ),
     st.sampled_from([3000, 5000, 1 << 16]),
 )
 def test_a_long_log_is_told_like_a_short_one_whatever_the_block_size(parts, block_bytes):

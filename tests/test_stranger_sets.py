@@ -32,7 +32,11 @@ def test_every_case_has_its_files_and_models_and_no_others_are_there(name, tmp_p
         make_folder(case | {"models": {}}, folder)
         named = {word for word in case["command"] if re.search(r"\.(py|ya?ml|jsonl?|sh)$", word)}
         missing[case["name"]] = [
-            *(word for word in named - {case["healthy"].get("file")} if not (folder / word).is_file()),
+            *(
+                word
+                for word in named - {case["healthy"].get("file")}
+                if not (folder / word).is_file()
+            ),
             *(model for model in case["models"].values() if model not in models),
         ]
 
@@ -43,9 +47,17 @@ def test_every_case_has_its_files_and_models_and_no_others_are_there(name, tmp_p
 
 @each_set
 def test_no_data_names_a_path_of_the_testers_machine(name):
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in (DATA / name).rglob("*") if path.is_file()]
+    texts = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in (DATA / name).rglob("*")
+        if path.is_file()
+    ]
 
-    assert not [found for text in texts for found in re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users)\b", text)]
+    assert not [
+        found
+        for text in texts
+        for found in re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users)\b", text)
+    ]
 
 
 @each_set

@@ -25,7 +25,10 @@ def ran(
         "runs": True,
         "relaunches": 1,
         "attempts": [{}, changed],
-        "patches": [{"setting": setting, "from": old, "to": new, "effect": effect} for setting, new in changed.items()],
+        "patches": [
+            {"setting": setting, "from": old, "to": new, "effect": effect}
+            for setting, new in changed.items()
+        ],
         "printed": [],
         "cause": right[0] if right else None,
         "is_oom": True,
@@ -36,14 +39,20 @@ def ran(
 def test_a_model_has_a_tokenizer_with_a_token_for_every_byte(tmp_path):
     make_folder(CASES["aa04"], tmp_path / "work")
 
-    tokens = json.loads((tmp_path / "work" / "policy" / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = json.loads((tmp_path / "work" / "policy" / "tokenizer.json").read_text())["model"][
+        "vocab"
+    ]
     assert len(tokens) >= 256
 
 
 def test_permissions_are_effects_that_oomguard_has():
     given = {tuple(case["allow"]) for case in CASES.values()}
 
-    assert given == {(), ("--allow", judge.EFFECTS[1]), ("--allow", judge.EFFECTS[1], "--idempotent")}
+    assert given == {
+        (),
+        ("--allow", judge.EFFECTS[1]),
+        ("--allow", judge.EFFECTS[1], "--idempotent"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,11 +94,15 @@ def test_a_forbidden_change_is_found_in_any_attempt(name, seen, found):
 
 
 def test_a_setting_that_is_named_but_never_given_may_be_lowered_unasked():
-    (case,) = [case for case in read_cases("guarded_sixth") if case["name"] == "i14_poems_sampler_at_work"]
+    (case,) = [
+        case for case in read_cases("guarded_sixth") if case["name"] == "i14_poems_sampler_at_work"
+    ]
     reading, seen = read_reading("guarded_sixth"), ran("aa08", 256, max_num_seqs=120)
 
     assert judge.kept(case, seen, reading) == 1.0
-    assert judge.forbidden(case, seen, {**reading, "never_given": {}}) == ["max_num_seqs (reduces-capacity)"]
+    assert judge.forbidden(case, seen, {**reading, "never_given": {}}) == [
+        "max_num_seqs (reduces-capacity)"
+    ]
 
 
 def test_a_cause_is_correct_if_it_is_listed_and_none_may_be_named_where_memory_did_not_fail():

@@ -3,7 +3,15 @@
 from unseen_starts import seen
 
 KNOWN = [
-    {"id": "known", "printed": {"weights_gib": 2.89, "available_kv_gib": 2.36, "kv_tokens": 88304, "graph_gib": 0.17}}
+    {
+        "id": "known",
+        "printed": {
+            "weights_gib": 2.89,
+            "available_kv_gib": 2.36,
+            "kv_tokens": 88304,
+            "graph_gib": 0.17,
+        },
+    }
 ]
 
 
@@ -12,11 +20,15 @@ def start(**printed):
 
 
 def test_a_start_is_seen_that_printed_three_of_the_same_figures():
-    assert seen([start(weights_gib=2.89, available_kv_gib=2.36, kv_tokens=88304)], KNOWN) == {"new": "known"}
+    assert seen([start(weights_gib=2.89, available_kv_gib=2.36, kv_tokens=88304)], KNOWN) == {
+        "new": "known"
+    }
 
 
 def test_a_start_of_the_same_model_with_another_pool_is_unseen():
-    assert not seen([start(weights_gib=2.89, available_kv_gib=3.36, kv_tokens=99999, graph_gib=0.17)], KNOWN)
+    assert not seen(
+        [start(weights_gib=2.89, available_kv_gib=3.36, kv_tokens=99999, graph_gib=0.17)], KNOWN
+    )
 
 
 def test_round_figures_that_many_starts_print_tell_nothing():

@@ -16,7 +16,16 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(out),
+        str(ROOT),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (path,) = out.glob("*.whl")
@@ -60,7 +69,12 @@ def test_the_installed_wheel_diagnoses_with_its_own_rules(wheel, tmp_path):
         f"from oomguard.cli import main; main(['diagnose', '--format', 'json', {str(log)!r}])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert str(tmp_path / "site") in ran.stderr
     assert json.loads(ran.stdout)["incidents"][0]["kind"] == "kv_cache_none_left"

@@ -1,1 +1,3 @@
-"""What the benchmarks share: workloads, programs that the vLLM environment runs, and how a figure is printed and kept."""
+"""What the benchmarks share: workloads, programs that the vLLM environment runs, and how a figure
+is printed and kept.
+"""

@@ -1,4 +1,6 @@
-"""The guard and its peers on one case: a call of rows on a device on which they do not all fit at once."""
+"""The guard and its peers on one case: a call of rows on a device on which they do not all fit at
+once.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +10,9 @@ from typing import Any, Protocol
 
 
 class Trial(Protocol):
-    """One case on its device: ``call`` makes the call for some of its rows; its model's weights are on the device."""
+    """One case on its device: ``call`` makes the call for some of its rows; its model's weights are
+    on the device.
+    """
 
     capacity: int
     rows: int
@@ -38,7 +42,8 @@ def weights_bytes(model: Any) -> int:
 
 def largest(fits: Any, rows: int) -> int:
     """Return the largest number up to ``rows`` that ``fits``, 0 where not one does."""
-    low, high = 0, rows
+    low = 0
+    high = rows
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -46,7 +51,9 @@ def largest(fits: Any, rows: int) -> int:
 
 
 def with_oomguard(trial: Trial) -> tuple[int, int]:
-    """Make the whole call under a guard; return its failed attempts, and the rows of the last one."""
+    """Make the whole call under a guard; return its failed attempts, and the rows of
+    the last one.
+    """
     import oomguard
 
     with trial.device(trial.capacity), oomguard.guard() as g:
@@ -77,16 +84,19 @@ def with_torch_max_mem(trial: Trial) -> tuple[int, int]:
 
     # q=1: without it sizes are whole multiples of 32, and most cases have fewer rows.
     with trial.device(trial.capacity):
-        MemoryUtilizationMaximizer(parameter_name="batch_size", q=1, safe_devices={"cpu", "cuda"})(run)(
-            batch_size=trial.rows
-        )
+        MemoryUtilizationMaximizer(parameter_name="batch_size", q=1, safe_devices={"cpu", "cuda"})(
+            run
+        )(batch_size=trial.rows)
     return len(sizes) - 1, sizes[-1]
 
 
 def _in_chunks(trial: Trial, batch_size: int, sizes: list[int]) -> list[Any]:
     """What a user of the others writes: all rows, ``batch_size`` at a time."""
     sizes.append(batch_size)
-    return [trial.call(start, min(trial.rows, start + batch_size)) for start in range(0, trial.rows, batch_size)]
+    return [
+        trial.call(start, min(trial.rows, start + batch_size))
+        for start in range(0, trial.rows, batch_size)
+    ]
 
 
 Tool = Callable[[Any], tuple[int, int]]
@@ -98,7 +108,9 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def tried(trial: Trial, feasible: int, tools: Mapping[str, Tool] = TOOLS) -> dict[str, Any]:
-    """Return what each tool made of a case: failed attempts and rows, None where it gave up; empty where it is no case."""
+    """Return what each tool made of a case: failed attempts and rows, None where it gave up; empty
+    where it is no case.
+    """
     found: dict[str, Any] = {}
     if 1 <= feasible < trial.rows:
         for name, tool in tools.items():
@@ -107,14 +119,19 @@ def tried(trial: Trial, feasible: int, tools: Mapping[str, Tool] = TOOLS) -> dic
             except Exception as error:  # noqa: BLE001 - the tool gave up: counted as such
                 found[name] = None
                 where = [
-                    f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-6:]
+                    f"{Path(frame.filename).name}:{frame.lineno}"
+                    for frame in extract_tb(error.__traceback__)[-6:]
                 ]
-                found[f"{name}_error"] = f"{type(error).__name__}: {str(error)[:200]} ({', '.join(where)})"
+                found[f"{name}_error"] = (
+                    f"{type(error).__name__}: {str(error)[:200]} ({', '.join(where)})"
+                )
     return found
 
 
 def figures(name: str, results: list[dict[str, Any]]) -> tuple[str, float, float]:
-    """A tool's line, percent of the cases with at most one failed attempt, and percent kept of the largest feasible batch."""
+    """A tool's line, percent of the cases with at most one failed attempt, and percent kept of the
+    largest feasible batch.
+    """
     ended = [(r[name], r["feasible"]) for r in results if r.get(name)]
     gave_up = sum(name in r and not r[name] for r in results)
     failed = [attempts for (attempts, _), _ in ended]
@@ -123,7 +140,9 @@ def figures(name: str, results: list[dict[str, Any]]) -> tuple[str, float, float
     at_once = 100 * sum(n <= 1 for n in failed) / (len(failed) + gave_up)
     kept = 100 * sum(min(1, rows / feasible) for (_, rows), feasible in ended) / len(ended)
     line = (
-        f"{name}: {sum(failed) / len(failed):.2f} failed attempts a case, at most one in {at_once:.1f} %, "
-        f"{kept:.1f} % of the largest feasible batch kept, gave up {gave_up} of {len(failed) + gave_up}"
+        f"{name}: {sum(failed) / len(failed):.2f} failed attempts a case, at most one in "
+        f"{at_once:.1f} %, "
+        f"{kept:.1f} % of the largest feasible batch kept, gave up {gave_up} of "
+        f"{len(failed) + gave_up}"
     )
     return line, at_once, kept

@@ -9,11 +9,21 @@ CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}
 
 
 def write_tokenizer(folder: Path, *, entries: int = 0, image: bool = False) -> None:
-    """Write tokenizer.json and tokenizer_config.json, filled up to so many entries, with a token for images if asked."""
-    specials = [*SPECIALS, "<image>"] if image else [*SPECIALS]
+    """Write tokenizer.json and tokenizer_config.json, filled up to so many entries, with a token
+    for images if asked.
+    """
+    if image:
+        specials = [*SPECIALS, "<image>"]
+    else:
+        specials = [*SPECIALS]
     words = [*specials, *_characters()]
     words += [f"tok{number}" for number in range(len(words), entries)]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     model = {
         "type": "BPE",
         "dropout": None,
@@ -54,10 +64,14 @@ def write_tokenizer(folder: Path, *, entries: int = 0, image: bool = False) -> N
 
 
 def _characters() -> list[str]:
-    """Return the character that stands for each byte in a byte-level vocabulary, as GPT-2 has them."""
+    """Return the character that stands for each byte in a byte-level vocabulary, as
+    GPT-2 has them.
+    """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+    return [
+        chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
+    ]
 
 
 def _special(number: int, text: str) -> dict[str, Any]:

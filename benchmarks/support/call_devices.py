@@ -1,4 +1,6 @@
-"""The devices on which generated calls run: the simulated one, whose tensors are the CPU's, and a real GPU with a limit."""
+"""The devices on which generated calls run: the simulated one, whose tensors are the CPU's, and a
+real GPU with a limit.
+"""
 
 import contextlib
 import gc
@@ -47,9 +49,12 @@ class Simulated:
 
 
 class Cuda:
-    """The first GPU. Other processes may use it too: the limit is on what this one's allocator reserves."""
+    """The first GPU. Other processes may use it too: the limit is on what this one's allocator
+    reserves.
+    """
 
-    # How a sum is made depends on how many rows run together, so that a token may turn where two are nearly as likely.
+    # How a sum is made depends on how many rows run together, so that a token may turn where two
+    # are nearly as likely.
     kind, rounds_by_rows = "cuda", True
 
     def prepare(self) -> None:
@@ -62,7 +67,9 @@ class Cuda:
         float((square @ square).sum())
 
     def enlarged(self, case: dict[str, Any]) -> dict[str, Any]:
-        """Return the case in larger sizes: its allocator takes segments of 2 and 20 MiB, which tiny tensors only fill in part."""
+        """Return the case in larger sizes: its allocator takes segments of 2 and 20 MiB, which tiny
+        tensors only fill in part.
+        """
         return {
             **case,
             "rows": 4 * case["rows"],
@@ -101,7 +108,9 @@ class Cuda:
         return result, before, torch.cuda.max_memory_reserved()
 
     def live_bytes(self) -> int | None:
-        """Return the bytes of live tensors as they were asked for; ``memory_allocated`` counts the blocks, of whole 512 bytes and more."""
+        """Return the bytes of live tensors as they were asked for; ``memory_allocated`` counts the
+        blocks, of whole 512 bytes and more.
+        """
         import torch
 
         return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
@@ -123,7 +132,8 @@ def runs(call: Callable[[], Any]) -> bool:
     try:
         call()
     except RuntimeError as error:
-        # cuDNN tries one algorithm after another, and says so where none of them found room for its scratch memory.
+        # cuDNN tries one algorithm after another, and says so where none of them found room for its
+        # scratch memory.
         if isinstance(error, torch.OutOfMemoryError) or "unable to find an engine" in str(error):
             return False
         raise

@@ -1,13 +1,19 @@
-"""Small models with random weights by family, in float32, for generated cases; each kind with the head that a case asks for."""
+"""Small models with random weights by family, in float32, for generated cases; each kind with the
+head that a case asks for.
+"""
 
 import tomllib
 from pathlib import Path
 from typing import Any
 
 # Pixels of a side, and channels of the first layers of a model of sound, where a case says nothing.
-IMAGE, CHANNELS = 64, 16
-FAMILIES = tomllib.loads((Path(__file__).parents[1] / "data" / "call_families.toml").read_text(encoding="utf-8"))
-LONGEST, HEADS = 1024, 4
+IMAGE = 64
+CHANNELS = 16
+FAMILIES = tomllib.loads(
+    (Path(__file__).parents[1] / "data" / "call_families.toml").read_text(encoding="utf-8")
+)
+LONGEST = 1024
+HEADS = 4
 SAMPLES_A_TOKEN = 80  # conv_stride below
 
 
@@ -15,7 +21,9 @@ def sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
     """Return what a family's configuration is given, by the names that it has for it."""
     import transformers as hf
 
-    hidden, layers, heads = case["hidden"], case["layers"], HEADS
+    hidden = case["hidden"]
+    layers = case["layers"]
+    heads = HEADS
     plain = {
         "vocab_size": case["vocab"],
         "hidden_size": hidden,
@@ -36,7 +44,9 @@ def sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
 
 def own_sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
     """Return what a family names otherwise, or needs beside the rest."""
-    hidden, layers, heads = case["hidden"], case["layers"], HEADS
+    hidden = case["hidden"]
+    layers = case["layers"]
+    heads = HEADS
     bart = {
         "d_model": hidden,
         "encoder_layers": layers,
@@ -56,7 +66,10 @@ def own_sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
         "decoder_start_token_id": 0,
     }
     patches = {"image_size": case.get("image", IMAGE), "patch_size": 8}
-    stages = {"hidden_sizes": [hidden // 4, hidden // 2, hidden // 2, hidden], "depths": [1, 1, 1, 1]}
+    stages = {
+        "hidden_sizes": [hidden // 4, hidden // 2, hidden // 2, hidden],
+        "depths": [1, 1, 1, 1],
+    }
     windows = {
         "image_size": case.get("image", IMAGE),
         "embed_dim": hidden // 2,
@@ -92,11 +105,17 @@ def own_sizes(family: str, case: dict[str, Any]) -> dict[str, Any]:
         "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
         "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden},
         **dict.fromkeys(("t5", "mt5", "umt5"), t5),
-        **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100", "led"), bart),
+        **dict.fromkeys(
+            ("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100", "led"), bart
+        ),
         **dict.fromkeys(("vit", "beit", "dinov2"), patches),
         **dict.fromkeys(("convnext", "poolformer"), stages),
         "segformer": {**stages, "num_attention_heads": [1, 2, 2, 4]},
-        "resnet": {"embedding_size": hidden // 4, "hidden_sizes": [hidden // 2, hidden], "depths": [1, 1]},
+        "resnet": {
+            "embedding_size": hidden // 4,
+            "hidden_sizes": [hidden // 2, hidden],
+            "depths": [1, 1],
+        },
         "regnet": {
             "embedding_size": hidden // 4,
             "hidden_sizes": [hidden // 2, hidden],

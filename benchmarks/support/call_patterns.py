@@ -1,6 +1,8 @@
-"""Calls that users make of a model, by name: the head, the families that have it, the inputs, and the call on them.
+"""Calls that users make of a model, by name: the head, the families that have it, the inputs, and
+the call on them.
 
-Each was chosen from the libraries' own pages before any case was run. A call is plain user code: it knows nothing of a guard.
+Each was chosen from the libraries' own pages before any case was run. A call is plain user code: it
+knows nothing of a guard.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +53,9 @@ def forward(**options: Any) -> Call:
 
 
 def with_labels(model: Any, inputs: Inputs, case: dict[str, Any]) -> Any:
-    return model(**inputs, labels=inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100))
+    return model(
+        **inputs, labels=inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    )
 
 
 def last_token(model: Any, inputs: Inputs, case: dict[str, Any]) -> Any:
@@ -59,7 +63,8 @@ def last_token(model: Any, inputs: Inputs, case: dict[str, Any]) -> Any:
 
 
 def mean_pooled(model: Any, inputs: Inputs, case: dict[str, Any]) -> Any:
-    hidden, mask = model(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
+    hidden = model(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
@@ -73,16 +78,28 @@ PATTERNS: dict[str, Pattern] = {
     "greedy": Pattern(CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=False), 6),
     "beams": Pattern(CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=False, num_beams=3), 3),
     "sampled": Pattern(CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=True, top_k=20), 3),
-    "several sequences": Pattern(CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=True, num_return_sequences=2)),
+    "several sequences": Pattern(
+        CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=True, num_return_sequences=2)
+    ),
     "penalties": Pattern(
-        CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=False, repetition_penalty=1.2, no_repeat_ngram_size=3)
+        CAUSAL_HEAD,
+        CAUSAL,
+        "text",
+        generated(do_sample=False, repetition_penalty=1.2, no_repeat_ngram_size=3),
     ),
     "scores": Pattern(
-        CAUSAL_HEAD, CAUSAL, "text", generated(do_sample=False, return_dict_in_generate=True, output_scores=True)
+        CAUSAL_HEAD,
+        CAUSAL,
+        "text",
+        generated(do_sample=False, return_dict_in_generate=True, output_scores=True),
     ),
     "logits": Pattern(CAUSAL_HEAD, CAUSAL, "text", forward(use_cache=False), 4),
-    "logits and cache": Pattern(CAUSAL_HEAD, [f for f in CAUSAL if f != "mamba"], "text", forward(use_cache=True)),
-    "hidden states": Pattern(CAUSAL_HEAD, CAUSAL, "text", forward(use_cache=False, output_hidden_states=True)),
+    "logits and cache": Pattern(
+        CAUSAL_HEAD, [f for f in CAUSAL if f != "mamba"], "text", forward(use_cache=True)
+    ),
+    "hidden states": Pattern(
+        CAUSAL_HEAD, CAUSAL, "text", forward(use_cache=False, output_hidden_states=True)
+    ),
     "tuple": Pattern(CAUSAL_HEAD, CAUSAL, "text", forward(use_cache=False, return_dict=False)),
     "loss": Pattern(CAUSAL_HEAD, CAUSAL, "text", with_labels, 3),
     "last token": Pattern(CAUSAL_HEAD, CAUSAL, "text", last_token, 3),
@@ -91,9 +108,15 @@ PATTERNS: dict[str, Pattern] = {
     "tokens": Pattern("AutoModelForTokenClassification", ENCODERS, "text", forward(), 2),
     "masked": Pattern("AutoModelForMaskedLM", ENCODERS, "text", forward(), 3),
     "embeddings": Pattern("AutoModel", ENCODERS, "text", mean_pooled, 4),
-    "translation": Pattern("AutoModelForSeq2SeqLM", ENCODER_DECODERS, "text", generated(do_sample=False), 4),
+    "translation": Pattern(
+        "AutoModelForSeq2SeqLM", ENCODER_DECODERS, "text", generated(do_sample=False), 4
+    ),
     "translation with beams": Pattern(
-        "AutoModelForSeq2SeqLM", ENCODER_DECODERS, "text", generated(do_sample=False, num_beams=3), 2
+        "AutoModelForSeq2SeqLM",
+        ENCODER_DECODERS,
+        "text",
+        generated(do_sample=False, num_beams=3),
+        2,
     ),
     "decoder logits": Pattern("AutoModelForSeq2SeqLM", ENCODER_DECODERS, "text", decoded, 3),
     "images": Pattern("AutoModelForImageClassification", VISION, "images", forward(), 4),
@@ -104,19 +127,27 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def make_inputs(kind: str, case: dict[str, Any]) -> Inputs:
-    """Return a call's inputs: text is padded on the left for ``generate``, on the right for others, or not at all."""
+    """Return a call's inputs: text is padded on the left for ``generate``, on the right for others,
+    or not at all.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(case["number"])
-    rows, length = case["rows"], case["prompt"]
+    rows = case["rows"]
+    length = case["prompt"]
     if kind == "images":
-        return {"pixel_values": torch.randn(rows, 3, case["image"], case["image"], generator=generator)}
+        return {
+            "pixel_values": torch.randn(rows, 3, case["image"], case["image"], generator=generator)
+        }
     if kind == "sound":
         return {"input_values": torch.randn(rows, length * SAMPLES_A_TOKEN, generator=generator)}
     ids = torch.randint(3, case["vocab"], (rows, length), generator=generator)
     mask = torch.ones_like(ids)
     for row in range(rows if case["padding"] else 0):
         padding = row * length // (2 * rows)
-        at = slice(0, padding) if case["padding"] == "left" else slice(length - padding, length)
+        if case["padding"] == "left":
+            at = slice(0, padding)
+        else:
+            at = slice(length - padding, length)
         ids[row, at], mask[row, at] = 0, 0
     return {"input_ids": ids, "attention_mask": mask}

@@ -1,4 +1,6 @@
-"""Processes that run cases, each one after another; one that dies, fails or does not end is replaced, and its case counts as given up."""
+"""Processes that run cases, each one after another; one that dies, fails or does not end is
+replaced, and its case counts as given up.
+"""
 
 import collections
 import contextlib
@@ -27,7 +29,8 @@ def run_cases(
     """Yield what each case came to, as they end.
 
     Args:
-        run_case: runs one; what it raises is the case's end, and its process's: an error of a device may stay with it.
+        run_case: runs one; what it raises is the case's end, and its process's: an error of a
+            device may stay with it.
         cases: those to run.
         workers: how many run at once.
         load: run by each process before its first case, outside the limit.
@@ -39,7 +42,10 @@ def run_cases(
         RuntimeError: a process ended before its first case.
     """
     waiting = collections.deque(cases)
-    ends_at_s = None if minutes is None else time.monotonic() + 60 * minutes
+    if minutes is None:
+        ends_at_s = None
+    else:
+        ends_at_s = time.monotonic() + 60 * minutes
     pool = [_Worker(run_case, load) for _ in range(min(workers, len(waiting)))]
     try:
         while pool:
@@ -69,7 +75,9 @@ def run_cases(
 class _Worker:
     """One process, and the case that it runs."""
 
-    def __init__(self, run_case: Callable[[Case], Found], load: Callable[[], object] | None) -> None:
+    def __init__(
+        self, run_case: Callable[[Case], Found], load: Callable[[], object] | None
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, run_case, load), daemon=True)
@@ -83,13 +91,18 @@ class _Worker:
 
     def give(self, case: Case) -> None:
         """Have it run a case."""
-        self._case, self._began_s = case, time.monotonic()
+        self._case = case
+        self._began_s = time.monotonic()
         with contextlib.suppress(OSError):  # it died meanwhile: its next answer says so
             self.connection.send(case)
 
     def is_late(self, limit_s: float | None) -> bool:
         """Return whether its case has taken longer than it may."""
-        return limit_s is not None and self._case is not None and time.monotonic() - self._began_s > limit_s
+        return (
+            limit_s is not None
+            and self._case is not None
+            and time.monotonic() - self._began_s > limit_s
+        )
 
     def answer(self) -> Found | None:
         """Return what its case came to; None where it says that it is ready for its first."""
@@ -109,8 +122,11 @@ class _Worker:
         """End it at once; return its case as given up, None where it has none."""
         self._process.kill()
         self.end()
-        case, self._case = self._case, None
-        return None if case is None else given_up(case, why)
+        case = self._case
+        self._case = None
+        if case is None:
+            return None
+        return given_up(case, why)
 
     def end(self) -> None:
         """Let it end, and see to it that it does."""
@@ -126,7 +142,9 @@ def given_up(case: Case, why: str) -> Found:
     return {"number": case[0], "oomguard": None, "oomguard_error": why}
 
 
-def _work(connection: Connection, run_case: Callable[[Case], Found], load: Callable[[], object] | None) -> None:
+def _work(
+    connection: Connection, run_case: Callable[[Case], Found], load: Callable[[], object] | None
+) -> None:
     """Run cases until there are no more."""
     if load is not None:
         load()

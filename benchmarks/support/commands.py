@@ -15,7 +15,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its 
 def oomguard_command() -> list[str]:
     """Return the command as a user starts it: the script beside this Python, else the module."""
     beside = Path(sys.executable).with_name("oomguard")
-    return [str(beside)] if beside.is_file() else [sys.executable, "-m", "oomguard"]
+    if beside.is_file():
+        return [str(beside)]
+    return [sys.executable, "-m", "oomguard"]
 
 
 def seconds(command: list[str], env: Mapping[str, str] | None = None) -> float:
@@ -26,7 +28,9 @@ def seconds(command: list[str], env: Mapping[str, str] | None = None) -> float:
 
 
 def processor_seconds(command: list[str], env: Mapping[str, str] | None = None) -> float:
-    """Run a command that has to succeed and return the processor time that it took: other work on the machine does not lengthen it."""
+    """Run a command that has to succeed and return the processor time that it took: other work on
+    the machine does not lengthen it.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds(command, env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -34,5 +38,7 @@ def processor_seconds(command: list[str], env: Mapping[str, str] | None = None) 
 
 
 def of_checkout(checkout: Path, cache: Path) -> dict[str, str]:
-    """Return the environment in which ``python -P -m oomguard`` is this checkout's, with a cache of its own."""
+    """Return the environment in which ``python -P -m oomguard`` is this checkout's, with a cache of
+    its own.
+    """
     return {**os.environ, "PYTHONPATH": str(checkout.resolve()), "XDG_CACHE_HOME": str(cache)}

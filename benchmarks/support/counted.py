@@ -1,4 +1,6 @@
-"""What tests and the benchmark of live figures share: a run, its metrics as they are scraped, and what its journal comes to."""
+"""What tests and the benchmark of live figures share: a run, its metrics as they are scraped, and
+what its journal comes to.
+"""
 
 import os
 import subprocess
@@ -16,18 +18,27 @@ ENGINE = ROOT / "tests" / "analyst" / "fake_engine.py"
 BROKEN = (sys.executable, str(ENGINE))
 
 
-def run(*options: str, command: tuple[str, ...] = BROKEN, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *options: str, command: tuple[str, ...] = BROKEN, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command under oomguard to its end."""
     words = [sys.executable, "-m", "oomguard", "run", *options, "--", *command]
     given = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env={**given, **env})
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=120, check=False, env={**given, **env}
+    )
 
 
 def scraped(text: str) -> dict[tuple[str, ...], float]:
-    """Return the values of an exposition by name and label values, these in the order of their names."""
+    """Return the values of an exposition by name and label values, these in the order of their
+    names.
+    """
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples]
-    return {(sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value for sample in samples}
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for sample in samples
+    }
 
 
 def counted(records: list[Record]) -> dict[tuple[str, ...], float]:
@@ -36,12 +47,18 @@ def counted(records: list[Record]) -> dict[tuple[str, ...], float]:
     for record in records:
         found[("oomguard_attempts_total",)] += 1
         found[("oomguard_relaunches_total",)] += record.number > 1
-        found[("oomguard_failed_attempts_total",)] += record.incident is not None or record.exit_status != 0
+        found[("oomguard_failed_attempts_total",)] += (
+            record.incident is not None or record.exit_status != 0
+        )
         for patch in record.patches:
             found["oomguard_patches_total", patch["effect"], patch["setting"]] += 1
         if record.incident is not None:
             causes = record.incident["causes"]
-            found["oomguard_incidents_total", causes[0]["id"] if causes else "unknown", record.incident["kind"]] += 1
+            found[
+                "oomguard_incidents_total",
+                causes[0]["id"] if causes else "unknown",
+                record.incident["kind"],
+            ] += 1
     return dict(found)
 
 

@@ -1,4 +1,6 @@
-"""A terminal that a test sits at: it starts a program there, types, and has every byte that was shown."""
+"""A terminal that a test sits at: it starts a program there, types, and has every byte that was
+shown.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from support.supervising import LIMIT_S, wait_for
 
 SIZE = (24, 80)
 CTRL_C = b"\x03"
-LOOK_S, QUIET_LOOKS = 0.03, 5
+LOOK_S = 0.03
+QUIET_LOOKS = 5
 _TIOCGPTN = 0x80045430  # asm-generic/ioctls.h
 
 
@@ -29,7 +32,8 @@ class Terminal:
     """A terminal, the program that leads its session, and what it has shown."""
 
     def __init__(self, master: int, leader: int) -> None:
-        self.master, self.leader = master, leader
+        self.master = master
+        self.leader = leader
         self.shown = b""
         self._at = 0
 
@@ -39,15 +43,21 @@ class Terminal:
 
     def settle(self) -> None:
         """Wait until nothing that runs here has used any time for a while: it waits for keys."""
-        deadline, quiet, before = time.monotonic() + LIMIT_S, 0, ()
+        deadline = time.monotonic() + LIMIT_S
+        quiet = 0
+        before = ()
         while quiet < QUIET_LOOKS:
             assert time.monotonic() < deadline, "it does not settle"
             time.sleep(LOOK_S)
             now = tuple(sorted(self._times()))
-            quiet, before = (quiet + 1 if now == before else 0), now
+            quiet = quiet + 1 if now == before else 0
+            before = now
 
     def _times(self) -> Iterator[tuple[int, float]]:
-        for process in [*psutil.Process(self.leader).children(recursive=True), psutil.Process(self.leader)]:
+        for process in [
+            *psutil.Process(self.leader).children(recursive=True),
+            psutil.Process(self.leader),
+        ]:
             with suppress(psutil.NoSuchProcess):
                 yield process.pid, sum(process.cpu_times()[:2])
 
@@ -92,7 +102,9 @@ class Terminal:
     @property
     def is_raw(self) -> bool:
         """Whether each key goes through as it is."""
-        return not termios.tcgetattr(self.master)[3] & (termios.ISIG | termios.ICANON | termios.ECHO)
+        return not termios.tcgetattr(self.master)[3] & (
+            termios.ISIG | termios.ICANON | termios.ECHO
+        )
 
     def becomes_raw(self) -> None:
         """Wait until it is."""
@@ -141,12 +153,17 @@ def shell(folder: Path | None = None) -> Iterator[Terminal]:
         yield terminal
 
 
-def transcript(argv: Iterable[str], keys: Iterable[tuple[bytes, bytes]] = (), folder: Path | None = None) -> bytes:
-    """Return every byte that a program shows on a terminal; each of ``keys`` is typed once its pattern is shown."""
+def transcript(
+    argv: Iterable[str], keys: Iterable[tuple[bytes, bytes]] = (), folder: Path | None = None
+) -> bytes:
+    """Return every byte that a program shows on a terminal; each of ``keys`` is typed once its
+    pattern is shown.
+    """
     with sitting_at(argv, folder=folder) as terminal:
         for pattern, typed in keys:
             terminal.until(pattern)
-            # Between its prompt and its wait for keys Python's line editor loses one until the next key.
+            # Between its prompt and its wait for keys Python's line editor loses one until the next
+            # key.
             if typed == CTRL_C:
                 terminal.settle()
             terminal.type(typed)

@@ -1,4 +1,6 @@
-"""Faults inside oomguard: which functions a run reaches, by a trace, and runs in which one of them fails."""
+"""Faults inside oomguard: which functions a run reaches, by a trace, and runs in which one of them
+fails.
+"""
 
 import json
 import os
@@ -14,7 +16,12 @@ LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_serve_kv_cache.log
 KINDS = ("exception", "exit", "hang", "memory")
 LIMIT_S = 60
 # What runs before oomguard's first function does: nothing of it can be watched from inside.
-BEFORE = ("__init__.py:<module>", "_version.py:<module>", "__main__.py:<module>", "__main__.py:main:")
+BEFORE = (
+    "__init__.py:<module>",
+    "_version.py:<module>",
+    "__main__.py:<module>",
+    "__main__.py:main:",
+)
 # A Python reads this file as it starts: the supervisor, its forks and the analyst are such.
 HOOK = """
 import json, os, sys, threading, time
@@ -64,7 +71,9 @@ sys.setprofile(_profile)
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run: what it prints on standard output in any case, and the exit statuses that are the command's own."""
+    """A run: what it prints on standard output in any case, and the exit statuses that are the
+    command's own.
+    """
 
     name: str
     options: tuple[str, ...]
@@ -83,7 +92,14 @@ SCENARIOS = (
     Scenario("fails", (), FAILS, b"BEFORE\n", frozenset({7})),
     Scenario(
         "runs again",
-        ("--allow", "reduces-capacity", "--journal", "{folder}/journal", "--report", "{folder}/report.json"),
+        (
+            "--allow",
+            "reduces-capacity",
+            "--journal",
+            "{folder}/journal",
+            "--report",
+            "{folder}/report.json",
+        ),
         f'if [ -n "$OOMGUARD_VLLM_OVERRIDES" ]; then echo AGAIN; exit 5; fi; {FAILS}',
         b"BEFORE\n",
         frozenset({5, 7}),
@@ -97,7 +113,9 @@ def run_with(scenario: Scenario, fault: dict, folder: Path) -> subprocess.Comple
     (folder / "hook" / "sitecustomize.py").write_text(HOOK)
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(folder / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "OOMGUARD_FAULT": json.dumps({"package": str(PACKAGE), **fault}),
         "XDG_STATE_HOME": str(folder / "state"),
         "TMPDIR": str(folder),
@@ -114,19 +132,27 @@ def run_with(scenario: Scenario, fault: dict, folder: Path) -> subprocess.Comple
 
 
 def reached(scenario: Scenario, folder: Path) -> list[tuple[str, int]]:
-    """Return the functions of oomguard that a run reaches, each with the calls at which it is to fail: the first, a later one."""
+    """Return the functions of oomguard that a run reaches, each with the calls at which it is to
+    fail: the first, a later one.
+    """
     log = folder / "trace"
     run_with(scenario, {"log": str(log)}, folder)
     found = {tuple(line.rsplit(" ", 1)) for line in log.read_text().splitlines()}
-    return sorted((function, int(call)) for function, call in found if not function.startswith(BEFORE))
+    return sorted(
+        (function, int(call)) for function, call in found if not function.startswith(BEFORE)
+    )
 
 
 def problem(scenario: Scenario, fault: dict, folder: Path) -> str | None:
-    """Return what is wrong with a run that has a fault; None where status and output are the command's own."""
+    """Return what is wrong with a run that has a fault; None where status and output are the
+    command's own.
+    """
     try:
         ran = run_with(scenario, fault, folder)
     except subprocess.TimeoutExpired:
         return "the run did not end"
     if ran.returncode not in scenario.statuses:
         return f"status {ran.returncode}: {ran.stderr[-300:].decode(errors='replace')}"
-    return None if scenario.prints in ran.stdout else f"standard output {ran.stdout!r}"
+    if scenario.prints in ran.stdout:
+        return None
+    return f"standard output {ran.stdout!r}"

@@ -1,9 +1,12 @@
-"""The end of every benchmark: its figure beside the goal in one last line, and the goal's verdict as exit status."""
+"""The end of every benchmark: its figure beside the goal in one last line, and the goal's verdict
+as exit status.
+"""
 
 import sys
 from typing import NoReturn
 
-SKIPPED = 77  # the status by which a run says that it could not measure; automake and many others use the same
+# the status by which a run says that it could not measure; automake and many others use the same
+SKIPPED = 77
 
 
 def conclude(figure: str, *, met: bool) -> NoReturn:

@@ -1,4 +1,6 @@
-"""One tester's script that starts vLLM under a guard of its own: what was seen, without a verdict."""
+"""One tester's script that starts vLLM under a guard of its own: what was seen, without
+a verdict.
+"""
 
 import json
 import os
@@ -16,7 +18,9 @@ _OBSERVING = Path(__file__).with_name("observing")
 
 def with_permission(case: dict[str, Any]) -> dict[str, Any]:
     """Return the case with what its script permits, where the judge looks for it."""
-    return case | {"allow": re.findall(r"allow[\"']?\s*[=:]\s*\\?[\"']?([a-z]+-[a-z-]+)", written_text(case))}
+    return case | {
+        "allow": re.findall(r"allow[\"']?\s*[=:]\s*\\?[\"']?([a-z]+-[a-z-]+)", written_text(case))
+    }
 
 
 def observe_guarded(case: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +30,10 @@ def observe_guarded(case: dict[str, Any]) -> dict[str, Any]:
         told = folder / "told.jsonl"
         env = {"GUARD_TOLD": str(told), "PYTHONPATH": os.pathsep.join((str(_OBSERVING), str(ROOT)))}
         seen, stdout, _ = run_case(case["command"], case, folder, env)
-        rows = [json.loads(line) for line in told.read_text().splitlines()] if told.is_file() else []
+        if told.is_file():
+            rows = [json.loads(line) for line in told.read_text().splitlines()]
+        else:
+            rows = []
     # A script that is to get the exception back runs when it has caught it; its engine does not.
     handed_back = "unfixable" in case["causes"] and seen["runs"]
     incidents = [row for row in rows if "cause" in row]

@@ -1,7 +1,8 @@
-# ruff: noqa: E501, SIM905 (commands and lists of names, one a line)
+# ruff: noqa: SIM905 (commands and lists of names, one a line)
 """The commands whose output is the healthy corpus: (name of the file, argv, seconds it may take).
 
-Everything is real output of programs on this machine: builds, tests, tracebacks, help, documentation, system logs.
+Everything is real output of programs on this machine: builds, tests, tracebacks, help,
+documentation, system logs.
 """
 
 import shlex
@@ -17,27 +18,45 @@ BIN = Path(PYTHON).parent
 Job = tuple[str, list[str], int]
 
 MODULES = (
-    "abc argparse array ast asyncio base64 bisect bz2 calendar cmath cmd code codecs collections compileall concurrent.futures "
-    "configparser contextlib copy csv ctypes curses datetime dbm decimal difflib dis doctest email enum errno faulthandler fcntl filecmp "
-    "fileinput fnmatch fractions ftplib functools gc getopt getpass gettext glob graphlib gzip hashlib heapq hmac html http http.client "
-    "http.server imaplib importlib inspect io ipaddress itertools json keyword linecache locale logging logging.config logging.handlers "
-    "lzma mailbox marshal math mimetypes mmap multiprocessing multiprocessing.pool multiprocessing.shared_memory netrc numbers operator "
-    "optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib posix pprint profile pstats pty pwd py_compile pyclbr "
-    "pydoc queue quopri random re readline reprlib resource runpy sched secrets select selectors shelve shlex shutil signal site smtplib "
-    "socket socketserver sqlite3 ssl stat statistics string struct subprocess symtable sys sysconfig syslog tarfile tempfile termios "
-    "textwrap threading time timeit tkinter token tokenize tomllib trace traceback tracemalloc tty turtle types typing unicodedata "
-    "unittest unittest.mock urllib.parse urllib.request uuid venv warnings wave weakref webbrowser wsgiref xml.dom xml.etree.ElementTree "
-    "xml.sax xmlrpc.client zipapp zipfile zipimport zlib zoneinfo numpy numpy.linalg numpy.ma numpy.random numpy.fft torch.nn torch.cuda "
-    "torch.cuda.memory torch.optim torch.utils.data torch.distributed torch.profiler torch.multiprocessing torch.xpu torch.mps "
-    "transformers.trainer transformers.generation.utils transformers.modeling_utils transformers.utils.logging hypothesis pytest "
+    "abc argparse array ast asyncio base64 bisect bz2 calendar cmath cmd code codecs collections "
+    "compileall concurrent.futures "
+    "configparser contextlib copy csv ctypes curses datetime dbm decimal difflib dis doctest email "
+    "enum errno faulthandler fcntl filecmp "
+    "fileinput fnmatch fractions ftplib functools gc getopt getpass gettext glob graphlib gzip "
+    "hashlib heapq hmac html http http.client "
+    "http.server imaplib importlib inspect io ipaddress itertools json keyword linecache locale "
+    "logging logging.config logging.handlers "
+    "lzma mailbox marshal math mimetypes mmap multiprocessing multiprocessing.pool "
+    "multiprocessing.shared_memory netrc numbers operator "
+    "optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib posix pprint "
+    "profile pstats pty pwd py_compile pyclbr "
+    "pydoc queue quopri random re readline reprlib resource runpy sched secrets select selectors "
+    "shelve shlex shutil signal site smtplib "
+    "socket socketserver sqlite3 ssl stat statistics string struct subprocess symtable sys "
+    "sysconfig syslog tarfile tempfile termios "
+    "textwrap threading time timeit tkinter token tokenize tomllib trace traceback tracemalloc tty "
+    "turtle types typing unicodedata "
+    "unittest unittest.mock urllib.parse urllib.request uuid venv warnings wave weakref webbrowser "
+    "wsgiref xml.dom xml.etree.ElementTree "
+    "xml.sax xmlrpc.client zipapp zipfile zipimport zlib zoneinfo numpy numpy.linalg numpy.ma "
+    "numpy.random numpy.fft torch.nn torch.cuda "
+    "torch.cuda.memory torch.optim torch.utils.data torch.distributed torch.profiler "
+    "torch.multiprocessing torch.xpu torch.mps "
+    "transformers.trainer transformers.generation.utils transformers.modeling_utils "
+    "transformers.utils.logging hypothesis pytest "
     "click rich regex psutil yaml jinja2 networkx sympy.core tqdm packaging.version pydantic"
 ).split()
 STDLIB_TESTS = (
-    "test_json test_dict test_list test_set test_string test_bytes test_float test_int test_iter test_generators test_exceptions "
-    "test_traceback test_logging test_re test_struct test_array test_copy test_deque test_enum test_fractions test_functools test_heapq "
-    "test_io test_itertools test_math test_operator test_pickle test_random test_range test_scope test_slice test_sort test_statistics "
-    "test_subprocess test_syntax test_textwrap test_tuple test_types test_typing test_unicode test_userdict test_weakref test_zlib test_gc "
-    "test_memoryview test_tracemalloc test_resource test_mmap test_warnings test_contextlib test_dataclasses test_decimal"
+    "test_json test_dict test_list test_set test_string test_bytes test_float test_int test_iter "
+    "test_generators test_exceptions "
+    "test_traceback test_logging test_re test_struct test_array test_copy test_deque test_enum "
+    "test_fractions test_functools test_heapq "
+    "test_io test_itertools test_math test_operator test_pickle test_random test_range test_scope "
+    "test_slice test_sort test_statistics "
+    "test_subprocess test_syntax test_textwrap test_tuple test_types test_typing test_unicode "
+    "test_userdict test_weakref test_zlib test_gc "
+    "test_memoryview test_tracemalloc test_resource test_mmap test_warnings test_contextlib "
+    "test_dataclasses test_decimal"
 ).split()
 PYTEST_PACKAGES = {
     "numpy": "numpy/lib/tests numpy/linalg/tests numpy/ma/tests numpy/fft/tests numpy/random/tests numpy/polynomial/tests",
@@ -49,7 +68,16 @@ FAILING_INSTALLS = (
     ["no-such-package-of-ours==9.9.9", "--no-index"],
     ["./no-such-folder"],
     ["numpy==0.0.1", "--no-index"],
-    ["six", "--python-version", "4.0", "--only-binary=:all:", "--no-deps", "--target", "t", "--no-index"],
+    [
+        "six",
+        "--python-version",
+        "4.0",
+        "--only-binary=:all:",
+        "--no-deps",
+        "--target",
+        "t",
+        "--no-index",
+    ],
     ["git+file:///no/such/repository"],
     ["-r", "no-such-requirements.txt"],
     ["--index-url", "http://127.0.0.1:9/simple", "--retries", "0", "six==1.0.0"],
@@ -67,13 +95,36 @@ C_ERRORS = {
     "large_array": "double big[1ul<<40]; int main(){return big[5];}",
     "malloc": "#include <stdlib.h>\nint main(){char*p=malloc(10); p[20]=1; free(p); return *p;}",
 }
-CXX = "#include <bits/stdc++.h>\nint main(){std::map<std::string,std::vector<int>> m; std::sort(m.begin(), m.end()); std::unique_ptr<int> p, q=p;}"
-TRANSFORMERS = ("llama", "gpt2", "bert", "t5", "bloom", "opt", "qwen2", "mistral", "gpt_neox", "gemma")
+CXX = (
+    "#include <bits/stdc++.h>\nint main(){std::map<std::string,std::vector<int>> m; "
+    "std::sort(m.begin(), m.end()); std::unique_ptr<int> p, q=p;}"
+)
+TRANSFORMERS = (
+    "llama",
+    "gpt2",
+    "bert",
+    "t5",
+    "bloom",
+    "opt",
+    "qwen2",
+    "mistral",
+    "gpt_neox",
+    "gemma",
+)
 
 
 def jobs(scratch: Path) -> Iterator[Job]:
     """Every command; ``scratch`` is a folder that they may write to."""
-    for part in (_system, _git, _compilers, _transformers, _linters, _pip, _python, _tests):  # the slow ones last
+    for part in (
+        _system,
+        _git,
+        _compilers,
+        _transformers,
+        _linters,
+        _pip,
+        _python,
+        _tests,
+    ):  # the slow ones last
         yield from part(scratch)
 
 
@@ -95,7 +146,11 @@ def _python(scratch: Path) -> Iterator[Job]:
         "rich.console",
     ):
         yield f"importtime/{name}", [PYTHON, "-X", "importtime", "-c", f"import {name}"], 60
-    yield "tracebacks/run", [PYTHON, str(HERE / "healthy_programs.py"), "tracebacks", str(scratch)], 60
+    yield (
+        "tracebacks/run",
+        [PYTHON, str(HERE / "healthy_programs.py"), "tracebacks", str(scratch)],
+        60,
+    )
     yield (
         "compileall/stdlib",
         [
@@ -134,8 +189,16 @@ def _pip(scratch: Path) -> Iterator[Job]:
     for name in ("torch", "transformers", "numpy", "rich", "pytest", "hypothesis"):
         yield f"pip/show_{name}", [*pip, "show", "-f", name], 60
     for name in ("six", "attrs", "requests", "flask"):
-        yield f"pip/dry_run_{name}", [*pip, "install", "-v", "--dry-run", "--ignore-installed", name], 60
-        yield f"pip/download_{name}", [*pip, "download", "-vv", "--no-deps", "-d", str(scratch / "wheels"), name], 60
+        yield (
+            f"pip/dry_run_{name}",
+            [*pip, "install", "-v", "--dry-run", "--ignore-installed", name],
+            60,
+        )
+        yield (
+            f"pip/download_{name}",
+            [*pip, "download", "-vv", "--no-deps", "-d", str(scratch / "wheels"), name],
+            60,
+        )
     for i, options in enumerate(FAILING_INSTALLS):
         yield f"pip/failing_{i}", [*pip, "install", "-v", *options], 60
 
@@ -149,8 +212,19 @@ def _tests(scratch: Path) -> Iterator[Job]:
     for name, folders in PYTEST_PACKAGES.items():
         for folder in folders.split():
             for path in sorted((site / folder).glob("test_*.py"))[:12]:
-                options = ["-v", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", str(scratch / "pytest.ini")]
-                yield f"pytest/{name}_{path.stem}", [PYTHON, "-m", "pytest", *options, str(path)], 40
+                options = [
+                    "-v",
+                    "-p",
+                    "no:cacheprovider",
+                    "--import-mode=importlib",
+                    "-c",
+                    str(scratch / "pytest.ini"),
+                ]
+                yield (
+                    f"pytest/{name}_{path.stem}",
+                    [PYTHON, "-m", "pytest", *options, str(path)],
+                    40,
+                )
     for name in OWN_TESTS:
         yield (
             f"pytest/own_{name}",
@@ -179,18 +253,30 @@ def _compilers(scratch: Path) -> Iterator[Job]:
     for name, text in C_ERRORS.items():
         path = scratch / f"{name}.c"
         path.write_text(text)
-        yield f"gcc/{name}", ["gcc", "-v", "-Wall", "-Wextra", "-O2", "-o", str(scratch / name), str(path)], 30
+        yield (
+            f"gcc/{name}",
+            ["gcc", "-v", "-Wall", "-Wextra", "-O2", "-o", str(scratch / name), str(path)],
+            30,
+        )
     (scratch / "templates.cpp").write_text(CXX)
-    (scratch / "good.cpp").write_text('#include <bits/stdc++.h>\nint main(){std::regex r("a+"); return 0;}')
+    (scratch / "good.cpp").write_text(
+        '#include <bits/stdc++.h>\nint main(){std::regex r("a+"); return 0;}'
+    )
     good = str(scratch / "good.cpp")
     yield "gcc/templates", ["g++", "-std=c++20", str(scratch / "templates.cpp")], 60
     yield "gcc/headers", ["g++", "-H", "-fsyntax-only", good], 60
-    yield "gcc/time_report", ["g++", "-ftime-report", "-fmem-report", "-c", "-o", str(scratch / "good.o"), good], 60
+    yield (
+        "gcc/time_report",
+        ["g++", "-ftime-report", "-fmem-report", "-c", "-o", str(scratch / "good.o"), good],
+        60,
+    )
     yield "gcc/assembly", ["g++", "-O1", "-S", "-o", "-", good], 60
     yield "gcc/preprocessed", ["g++", "-E", good], 60
     for what in ("optimizers", "warnings", "target", "params", "common"):
         yield f"gcc/help_{what}", ["gcc", "-Q", f"--help={what}"], 20
-    (scratch / "Makefile").write_text("all: a b\na:\n\tgcc -c good.c -o a\nb: a missing\n\tcp a b\n")
+    (scratch / "Makefile").write_text(
+        "all: a b\na:\n\tgcc -c good.c -o a\nb: a missing\n\tcp a b\n"
+    )
     for options in (["-n"], ["-d", "-n"], ["-p", "-n"], ["all"], ["-k", "all"]):
         yield f"make/{'_'.join(options)}", ["make", "-C", str(scratch), *options], 20
     yield "ld/verbose", ["ld", "--verbose"], 10
@@ -215,7 +301,14 @@ def _transformers(scratch: Path) -> Iterator[Job]:
     for name in ("trainer", "missing", "too_long"):
         yield (
             f"transformers/{name}",
-            ["env", "HF_HUB_OFFLINE=1", PYTHON, str(HERE / "healthy_programs.py"), name, str(scratch)],
+            [
+                "env",
+                "HF_HUB_OFFLINE=1",
+                PYTHON,
+                str(HERE / "healthy_programs.py"),
+                name,
+                str(scratch),
+            ],
             90,
         )
 
@@ -235,11 +328,16 @@ def _git(scratch: Path) -> Iterator[Job]:
         ["rev-parse", "nonsense"],
         ["checkout", "nonsense"],
     ):
-        yield f"git/{'_'.join(options)}", ["git", "-C", str(ROOT) if options[0] != "gc" else copy, *options], 60
+        yield (
+            f"git/{'_'.join(options)}",
+            ["git", "-C", str(ROOT) if options[0] != "gc" else copy, *options],
+            60,
+        )
 
 
 def _system(scratch: Path) -> Iterator[Job]:
-    # What the kernel prints later may be true incidents: other programs of this machine die for memory.
+    # What the kernel prints later may be true incidents: other programs of this machine die for
+    # memory.
     yield "system/dmesg", ["sh", "-c", "dmesg | awk -F '[][]' '$2 + 0 <= 60'"], 10
     for i, path in enumerate(
         p
@@ -281,7 +379,11 @@ def _system(scratch: Path) -> Iterator[Job]:
     yield "system/strace", ["strace", "-f", PYTHON, "-c", "import json"], 30
     yield "system/strace_numpy", ["strace", "-f", PYTHON, "-c", "import numpy"], 60
     for name in ("python3", "ruff", "git", "gcc"):
-        yield f"system/ldd_{name}", ["sh", "-c", f"LD_DEBUG=all ldd $(command -v {name}) 2>&1 | head -c 3000000"], 30
+        yield (
+            f"system/ldd_{name}",
+            ["sh", "-c", f"LD_DEBUG=all ldd $(command -v {name}) 2>&1 | head -c 3000000"],
+            30,
+        )
     for package in (
         "coreutils",
         "util-linux",
@@ -302,10 +404,17 @@ def _system(scratch: Path) -> Iterator[Job]:
         "strace",
     ):
         listing = Path(f"/var/lib/dpkg/info/{package}.list")
-        files = listing.read_text().splitlines() if listing.is_file() else []
-        for command in sorted(f for f in files if f.startswith(("/usr/bin/", "/bin/")) and Path(f).is_file()):
+        if listing.is_file():
+            files = listing.read_text().splitlines()
+        else:
+            files = []
+        for command in sorted(
+            f for f in files if f.startswith(("/usr/bin/", "/bin/")) and Path(f).is_file()
+        ):
             yield f"help/{Path(command).name}", [command, "--help"], 5
-    for command in sorted(p for p in BIN.iterdir() if p.is_file() and not p.name.lower().startswith("activate")):
+    for command in sorted(
+        p for p in BIN.iterdir() if p.is_file() and not p.name.lower().startswith("activate")
+    ):
         yield f"help/venv_{command.name}", [str(command), "--help"], 30
     for module in (
         "pip",
@@ -350,13 +459,30 @@ def _linters(scratch: Path) -> Iterator[Job]:
     ):
         yield (
             f"ruff/{name.replace('/', '_')}",
-            ["sh", "-c", f"{shlex.join([*ruff, '--select', 'E,F,W,B,D,UP,RET', str(site / name)])} | head -c 4000000"],
+            [
+                "sh",
+                "-c",
+                (
+                    f"{shlex.join([*ruff, '--select', 'E,F,W,B,D,UP,RET', str(site / name)])} | head "
+                    "-c 4000000"
+                ),
+            ],
             60,
         )
     yield "ruff/statistics", [*ruff, "--select", "ALL", "--statistics", str(site / "rich")], 60
     yield (
         "mypy/own",
-        [str(BIN / "mypy"), "--cache-dir", str(scratch / "mypy"), "--strict", str(ROOT / "oomguard" / "facts.py")],
+        [
+            str(BIN / "mypy"),
+            "--cache-dir",
+            str(scratch / "mypy"),
+            "--strict",
+            str(ROOT / "oomguard" / "facts.py"),
+        ],
         90,
     )
-    yield "mypy/psutil", [str(BIN / "mypy"), "--cache-dir", str(scratch / "mypy"), "--strict", str(site / "click")], 90
+    yield (
+        "mypy/psutil",
+        [str(BIN / "mypy"), "--cache-dir", str(scratch / "mypy"), "--strict", str(site / "click")],
+        90,
+    )

@@ -1,5 +1,6 @@
 # ruff: noqa: N818, PLR0133, BLE001 (these programs are wrong on purpose)
-"""Small programs that work or fail for reasons other than memory; healthy_logs.py keeps what they print.
+"""Small programs that work or fail for reasons other than memory; healthy_logs.py keeps what they
+print.
 
 As a test file for pytest it holds tests that fail on purpose.
 """
@@ -36,7 +37,9 @@ def test_fixture_is_missing(no_such_fixture):
 
 def test_deep():
     def down(n: int) -> float:
-        return 1 / n if n == 0 else down(n - 1)
+        if n == 0:
+            return 1 / n
+        return down(n - 1)
 
     assert down(20)
 
@@ -49,7 +52,9 @@ def test_chain():
 
 
 def tracebacks(folder: Path) -> None:
-    """One real traceback of each kind of exception: built-in ones, the standard library's, chains and groups."""
+    """One real traceback of each kind of exception: built-in ones, the standard library's, chains
+    and groups.
+    """
     import builtins
     import configparser
     import decimal
@@ -71,8 +76,14 @@ def tracebacks(folder: Path) -> None:
             raise kind(5, "Input/output error", "/dev/nothing")
         raise kind(f"a {kind.__name__} on purpose")
 
-    kinds = [k for k in vars(builtins).values() if isinstance(k, type) and issubclass(k, BaseException)]
-    calls = [(k.__name__, lambda k=k: raise_it(k)) for k in kinds if k not in {MemoryError, BaseException}]
+    kinds = [
+        k for k in vars(builtins).values() if isinstance(k, type) and issubclass(k, BaseException)
+    ]
+    calls = [
+        (k.__name__, lambda k=k: raise_it(k))
+        for k in kinds
+        if k not in {MemoryError, BaseException}
+    ]
     calls += [
         ("json", lambda: json.loads("[1,")),
         ("toml", lambda: tomllib.loads("a = ")),
@@ -96,9 +107,16 @@ def tracebacks(folder: Path) -> None:
 
 
 def transformers(family: str) -> None:
-    """A tiny random model of one family: its configuration, a few steps of training, a generation, its warnings."""
+    """A tiny random model of one family: its configuration, a few steps of training, a generation,
+    its warnings.
+    """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+    )
 
     sizes = {
         "vocab_size": 256,
@@ -121,9 +139,13 @@ def transformers(family: str) -> None:
     }
     base = AutoConfig.for_model(family)
     config = AutoConfig.for_model(family, **{k: v for k, v in sizes.items() if hasattr(base, k)})
-    config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
+    config.pad_token_id = 0
+    config.bos_token_id = 1
+    config.eos_token_id = 2
     print(config)
-    kind = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}.get(family, AutoModelForCausalLM)
+    kind = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}.get(
+        family, AutoModelForCausalLM
+    )
     model = kind.from_config(config)
     print(model)
     print(f"memory footprint {model.get_memory_footprint()} bytes")
@@ -145,7 +167,13 @@ def trainer(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+        )
     )
     rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(64)]
     arguments = TrainingArguments(
@@ -166,16 +194,21 @@ def too_long(_: Path) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)
+    )
     model.generate(torch.randint(0, 64, (1, 40)), max_new_tokens=8)
 
 
 def main() -> None:
-    name, argument = sys.argv[1], sys.argv[2]
+    name = sys.argv[1]
+    argument = sys.argv[2]
     if name == "transformers":
         transformers(argument)
     else:
-        {"tracebacks": tracebacks, "trainer": trainer, "missing": missing, "too_long": too_long}[name](Path(argument))
+        {"tracebacks": tracebacks, "trainer": trainer, "missing": missing, "too_long": too_long}[
+            name
+        ](Path(argument))
 
 
 if __name__ == "__main__":

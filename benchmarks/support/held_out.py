@@ -1,4 +1,5 @@
-"""Published starts predicted by constants that were not fitted on them: each group of a version and a device by the other groups'.
+"""Published starts predicted by constants that were not fitted on them: each group of a version and
+a device by the other groups'.
 
 A set of starts that was gathered together is predicted by the other sets in the same way.
 """
@@ -21,7 +22,9 @@ PLAIN_RANGE = {kind: {"device_ratio": 0.0, "factor": 1.0} for kind in ("plain", 
 
 
 def fit(rows: list[Row]) -> dict[str, Any]:
-    """Return the tables of constants that the rows give; each row has its plan and what was counted for it."""
+    """Return the tables of constants that the rows give; each row has its plan and what was counted
+    for it.
+    """
     certain = [row for row in rows if sure(row)]
     unified = [row for row in rows if row["unified"]]
     return {
@@ -46,27 +49,36 @@ def use(tables: dict[str, Any]) -> None:
 
 
 def with_counts(row: Row) -> Row | None:
-    """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes to; None where there is no plan."""
+    """Return a row with its ranks, its stages and how many bytes one byte a layer and graph comes
+    to; None where there is no plan.
+    """
     seen: dict[str, Any] = {}
-    counted, linked, profiled = cuda_graphs.cuda_graphs, known_gpu.has_nvlink, start_budget.profile_encoder
+    counted = cuda_graphs.cuda_graphs
+    linked = known_gpu.has_nvlink
+    profiled = start_budget.profile_encoder
 
     def noted(settings: Any, shape: Any) -> Any:
-        seen.setdefault("settings", settings)  # the start's own; a plan that does not fit solves others after it
+        seen.setdefault(
+            "settings", settings
+        )  # the start's own; a plan that does not fit solves others after it
         seen.setdefault("shape", shape)
         return counted(settings, shape)
 
     def noted_encoder(*of: Any) -> Any:
         return seen.setdefault("encoder", profiled(*of))
 
-    non_torch.cuda_graphs, start_budget.profile_encoder = noted, noted_encoder
+    non_torch.cuda_graphs = noted
+    start_budget.profile_encoder = noted_encoder
     try:
         plan = of_stage(planned(row), row.get("stage"))
     finally:
-        non_torch.cuda_graphs, start_budget.profile_encoder = counted, profiled
+        non_torch.cuda_graphs = counted
+        start_budget.profile_encoder = profiled
     if isinstance(plan, str):
         print(f"no plan of {row['id']}: {plan}")
         return None
-    settings, shape = seen["settings"], seen["shape"]
+    settings = seen["settings"]
+    shape = seen["shape"]
     known = known_gpu.known_gpu(settings)
     return {
         **row,
@@ -82,7 +94,9 @@ def with_counts(row: Row) -> Row | None:
         "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "graph_counts": cuda_graphs.graph_counts(settings, shape),
-        "graph_buffers_gib": cuda_graphs.graph_buffers_bytes(settings, shape, cuda_graphs.largest_decode_step(settings))
+        "graph_buffers_gib": cuda_graphs.graph_buffers_bytes(
+            settings, shape, cuda_graphs.largest_decode_step(settings)
+        )
         / GIB,
         "blackwell": cuda_graphs.graphs_ratio(replace(settings, driver_version=None), 2.0) > 1,
         "driver": settings.driver_version,
@@ -92,12 +106,16 @@ def with_counts(row: Row) -> Row | None:
         "kind": kind_of_start(shape, settings),
         "mlp_tensors": mlp_tensors(row, plan, seen.get("encoder"), settings),
         "spans": plan["page_cache_bytes"] > 0,
-        "counted": not any(line.startswith("images, audio and video:") for line in plan["assumptions"]),
+        "counted": not any(
+            line.startswith("images, audio and video:") for line in plan["assumptions"]
+        ),
     }
 
 
 def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> float | None:
-    """Return how many tensors of its MLP's width an encoder took beyond those of every version, where it made the peak of the start."""
+    """Return how many tensors of its MLP's width an encoder took beyond those of every version,
+    where it made the peak of the start.
+    """
     pool = pool_gib(row, plan)
     if (
         encoder is None
@@ -106,7 +124,8 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
         or encoder.peak_bytes < plan["peak_activation_bytes"]
     ):
         return None
-    printed, planned_gib = row["printed"], part_gib(plan, "activation")
+    printed = row["printed"]
+    planned_gib = part_gib(plan, "activation")
     weights = printed.get("weights_gib") or part_gib(plan, "weights")
     left = planned_gib + _parts_leave_gib(plan) - pool - weights + part_gib(plan, "weights")
     beyond = (printed.get("peak_activation_gib") or left) - planned_gib
@@ -115,7 +134,8 @@ def mlp_tensors(row: Row, plan: dict[str, Any], encoder: Any, settings: Any) -> 
 
 
 def left_gib(row: Row, plan: dict[str, Any], *, may_pin: bool) -> float | None:
-    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and its pool leave of the plan's sum.
+    """Return what a start had as non-torch memory: as printed, else what its weights, its peak and
+    its pool leave of the plan's sum.
 
     A start that may have pinned a table in torch's allocator tells it only by what it printed.
     """
@@ -137,7 +157,9 @@ def _parts_leave_gib(plan: dict[str, Any]) -> float:
 
 
 def held_out(rows: list[Row], by: str = "group") -> list[dict[str, Any]]:
-    """Predict each group by the constants of the others, or what was ``gathered`` together; return a record of each start."""
+    """Predict each group by the constants of the others, or what was ``gathered`` together; return
+    a record of each start.
+    """
     records = []
     for group in sorted({row[by] for row in rows}):
         use(fit([row for row in rows if row[by] != group]))
@@ -146,9 +168,11 @@ def held_out(rows: list[Row], by: str = "group") -> list[dict[str, Any]]:
 
 
 def record_of(row: Row) -> dict[str, Any]:
-    plan, printed = of_stage(planned(row), row.get("stage")), row["printed"]
+    plan = of_stage(planned(row), row.get("stage"))
+    printed = row["printed"]
     found = {"row": row, "pool": None, "graphs": None}
-    pool, graphs = pool_gib(row, plan), graphs_gib(row)
+    pool = pool_gib(row, plan)
+    graphs = graphs_gib(row)
     if pool and pool > 0:
         found["pool"] = plan["kv_cache_pool_bytes"] / GIB / pool - 1
         found["beyond_gib"] = plan["kv_cache_pool_bytes"] / GIB - pool
@@ -156,12 +180,17 @@ def record_of(row: Row) -> dict[str, Any]:
         found["pool_gib"] = pool
         page_cache = plan["page_cache_bytes"] / GIB
         found["page_cache_gib"] = page_cache
-        found["range_gib"] = math.sqrt(max(0.0, (plan["uncertainty_bytes"] / GIB) ** 2 - page_cache**2))
+        found["range_gib"] = math.sqrt(
+            max(0.0, (plan["uncertainty_bytes"] / GIB) ** 2 - page_cache**2)
+        )
         found["kind"] = row["kind"]
     if graphs and plan["cudagraph_bytes"]:
         found["graphs"] = plan["cudagraph_bytes"] / GIB / graphs - 1
     for part, (name, _) in PARTS.items():
         theirs = printed.get(name)
         if theirs:
-            found[part] = part_gib(plan, part) - theirs if part == "non_torch" else part_gib(plan, part) / theirs - 1
+            if part == "non_torch":
+                found[part] = part_gib(plan, part) - theirs
+            else:
+                found[part] = part_gib(plan, part) / theirs - 1
     return found

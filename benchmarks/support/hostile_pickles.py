@@ -1,6 +1,8 @@
-"""Twenty kinds of pickle that a reader of snapshots must refuse: those that run something, and those that fill or stop a machine.
+"""Twenty kinds of pickle that a reader of snapshots must refuse: those that run something, and
+those that fill or stop a machine.
 
-Each that runs something would write a marker file. Opcodes: Python's pickletools; protocol 4 unless it says another.
+Each that runs something would write a marker file. Opcodes: Python's pickletools; protocol 4 unless
+it says another.
 """
 
 import os
@@ -15,7 +17,9 @@ _HEADER = b"\x80\x04"
 
 def _text(value: str) -> bytes:
     raw = value.encode()
-    return b"\x8c" + bytes([len(raw)]) + raw if len(raw) < 256 else b"X" + struct.pack("<I", len(raw)) + raw
+    if len(raw) < 256:
+        return b"\x8c" + bytes([len(raw)]) + raw
+    return b"X" + struct.pack("<I", len(raw)) + raw
 
 
 class _Runs:
@@ -40,12 +44,16 @@ def hostile_pickles(marker: Path) -> dict[str, bytes]:
     system = b"cos\nsystem\n"
     runs = _Runs(command)
     nested = b"K\x00" + b"\x85" * 200_000
-    doubled = b"K\x00\x94" + b"".join(b"h" + bytes([n]) * 1 + b"h" + bytes([n]) + b"\x86\x94" for n in range(60))
+    doubled = b"K\x00\x94" + b"".join(
+        b"h" + bytes([n]) * 1 + b"h" + bytes([n]) + b"\x86\x94" for n in range(60)
+    )
     return {
         "REDUCE of os.system, protocol 0": in_snapshot(runs, 0),
         "REDUCE of os.system, protocol 2": in_snapshot(runs, 2),
         "REDUCE of os.system, protocol 5": in_snapshot(runs, 5),
-        "GLOBAL with a dotted name": b"\x80\x02cbuiltins\nexec\n(X" + _long(f"open({str(marker)!r}, 'w')") + b"tR.",
+        "GLOBAL with a dotted name": b"\x80\x02cbuiltins\nexec\n(X"
+        + _long(f"open({str(marker)!r}, 'w')")
+        + b"tR.",
         "STACK_GLOBAL of names noted before": _HEADER
         + b"]("
         + _text("os")
@@ -63,7 +71,8 @@ def hostile_pickles(marker: Path) -> dict[str, bytes]:
         "PERSID": b"\x80\x02P" + command.encode() + b"\n.",
         "BINPERSID": _HEADER + _text(command) + b"Q.",
         "NEXT_BUFFER": b"\x80\x05\x97.",
-        "LONG_BINPUT of a number that makes room for 2^31 objects": _HEADER + b"]r\xff\xff\xff\x7f.",
+        "LONG_BINPUT of a number that makes room for 2^31 objects": _HEADER
+        + b"]r\xff\xff\xff\x7f.",
         "BYTEARRAY8 that claims 2^40 bytes": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
         "LONG4 that claims 2^31 - 1 bytes": b"\x80\x02\x8b\xff\xff\xff\x7f.",
         "a key of tuples nested 200,000 deep": _HEADER + b"}" + nested + b"K\x01s.",
@@ -77,6 +86,14 @@ def _long(value: str) -> bytes:
 
 
 def _shared_segments() -> bytes:
-    blocks = [{"address": 0, "size": 512, "requested_size": 512, "state": "active_allocated", "frames": []}] * 1000
+    blocks = [
+        {
+            "address": 0,
+            "size": 512,
+            "requested_size": 512,
+            "state": "active_allocated",
+            "frames": [],
+        }
+    ] * 1000
     segment = {"device": 0, "address": 0, "total_size": 512_000, "stream": 0, "blocks": blocks}
     return pickle.dumps({"segments": [segment] * 1000, "device_traces": []}, 4)

@@ -1,4 +1,6 @@
-"""The command line in this process: most of what a test of it takes is otherwise the start of a Python."""
+"""The command line in this process: most of what a test of it takes is otherwise the start of a
+Python.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ STREAMS = ("stdin", "stdout", "stderr")
 @contextlib.contextmanager
 def _standard(number: int, file: IO[bytes]) -> Iterator[None]:
     """Let a standard descriptor and its stream in ``sys`` be those of the file."""
-    kept, name = os.dup(number), STREAMS[number]
+    kept = os.dup(number)
+    name = STREAMS[number]
     before = getattr(sys, name)
     os.dup2(file.fileno(), number)
-    stream = open(number, "w" if number else "r", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    stream = open(  # noqa: SIM115 - it is the standard stream from here on
+        number, "w" if number else "r", encoding="utf-8", errors="surrogateescape", closefd=False
+    )
     setattr(sys, name, stream)
     try:
         yield
@@ -36,9 +41,14 @@ def _standard(number: int, file: IO[bytes]) -> Iterator[None]:
 
 
 def oomguard_bytes(
-    *words: object, stdin: bytes = b"", env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *words: object,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> CompletedProcess[bytes]:
-    """Run a command of oomguard that starts no program of the user's; ``env`` is added to the environment."""
+    """Run a command of oomguard that starts no program of the user's; ``env`` is added to the
+    environment.
+    """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in STREAMS]
         files[0].write(stdin)

@@ -1,4 +1,6 @@
-"""The table that the package ships: by call, which classes have rows that do not depend on each other, and why others have not."""
+"""The table that the package ships: by call, which classes have rows that do not depend on each
+other, and why others have not.
+"""
 
 import json
 import tomllib
@@ -25,11 +27,15 @@ Table = dict[str, Any]
 
 def read_table(path: Path) -> Table:
     """Return the table in a file; an empty one where there is none."""
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if path.is_file():
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    return {}
 
 
 def verdicts_of(table: Table, call: str, version: str) -> dict[str, str]:
-    """Return what a table says of a call in a version: an empty text where rows do not depend on each other, else the reason."""
+    """Return what a table says of a call in a version: an empty text where rows do not depend on
+    each other, else the reason.
+    """
     part = table.get(call, {})
     found = dict.fromkeys(part.get("independent", ()), "") | dict(part.get("dependent", {}))
     for name, by_version in part.get("by_version", {}).items():
@@ -39,20 +45,32 @@ def verdicts_of(table: Table, call: str, version: str) -> dict[str, str]:
 
 
 def merged(table: Table, version: str, found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return a table with the results of a version; those of other versions and of classes that did not run stay."""
+    """Return a table with the results of a version; those of other versions and of classes that did
+    not run stay.
+    """
     versions = sorted({*table.get("transformers", ()), version}, key=Version)
     made: Table = {"transformers": versions}
     for call in CALLS:
         here = {name: one[call] for name, one in found.items() if call in one}
-        told = {each: verdicts_of(table, call, each) for each in versions if each in table.get("transformers", ())}
+        told = {
+            each: verdicts_of(table, call, each)
+            for each in versions
+            if each in table.get("transformers", ())
+        }
         before = {name: why for name, why in told.get(version, {}).items() if name not in here}
-        told[version] = before | {name: one["why"] for name, one in here.items() if one["verdict"] != "unknown"}
+        told[version] = before | {
+            name: one["why"] for name, one in here.items() if one["verdict"] != "unknown"
+        }
         made[call] = _call(versions, told, here) | _details(table.get(call, {}), here)
     return made
 
 
-def _call(versions: list[str], told: Mapping[str, Mapping[str, str]], here: Mapping[str, Any]) -> dict[str, Any]:
-    independent, dependent, by_version = [], {}, {}
+def _call(
+    versions: list[str], told: Mapping[str, Mapping[str, str]], here: Mapping[str, Any]
+) -> dict[str, Any]:
+    independent = []
+    dependent = {}
+    by_version = {}
     for name in sorted({name for each in told.values() for name in each}):
         known = {each: told[each][name] for each in versions if name in told[each]}
         is_unknown_here = name in here and here[name]["verdict"] == "unknown"
@@ -78,7 +96,11 @@ def _details(old: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
         draws |= {name} if one["draws"] else set()
         if one["layout"]:
             layout[name] = one["layout"]
-    return {"numeric": sorted(numeric), "draws": sorted(draws), "layout": dict(sorted(layout.items()))}
+    return {
+        "numeric": sorted(numeric),
+        "draws": sorted(draws),
+        "layout": dict(sorted(layout.items())),
+    }
 
 
 def written(table: Table) -> str:
@@ -100,9 +122,13 @@ def written(table: Table) -> str:
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_inline(entry)}" for key, entry in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_key(key)} = {_inline(entry)}" for key, entry in value.items()) + "}"
+        )
     return json.dumps(value)
 
 
 def _key(key: str) -> str:
-    return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+    if key.replace("_", "").isalnum() and key.isascii():
+        return key
+    return json.dumps(key)

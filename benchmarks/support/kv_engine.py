@@ -1,9 +1,11 @@
-"""Run by the vLLM environment's Python: start each model in process and print what vLLM says of its KV cache, a JSON line each.
+"""Run by the vLLM environment's Python: start each model in process and print what vLLM says of its
+KV cache, a JSON line each.
 
 python benchmarks/support/kv_engine.py MODELS.json [NAME …]
 
-No model is started in bfloat16: vLLM's CPU attention then takes AMX, which some virtual machines show and do not enable, and the
-process dies with SIGILL. They are float16, and float32 in the three families that vLLM refuses in float16.
+No model is started in bfloat16: vLLM's CPU attention then takes AMX, which some virtual machines
+show and do not enable, and the process dies with SIGILL. They are float16, and float32 in the three
+families that vLLM refuses in float16.
 """
 
 import contextlib
@@ -15,10 +17,16 @@ import tempfile
 from pathlib import Path
 
 os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_CPU_KVCACHE_SPACE="1"
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    HF_HUB_OFFLINE="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_CPU_KVCACHE_SPACE="1",
 )
 
-POOL_BYTES, STEP_TOKENS, SEQS, LONGEST_TOKENS = 1 << 30, 512, 4, 4096
+POOL_BYTES = 1 << 30
+STEP_TOKENS = 512
+SEQS = 4
+LONGEST_TOKENS = 4096
 
 
 def start(folder: str, config: dict, max_model_len: int) -> dict:
@@ -56,7 +64,9 @@ def main() -> None:
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
-    registry._run_in_subprocess = lambda look: look()  # another process would import vLLM again, for each architecture
+    registry._run_in_subprocess = lambda look: (
+        look()
+    )  # another process would import vLLM again, for each architecture
 
     for name in sys.argv[2:] or models:
         config = models[name]
@@ -70,7 +80,8 @@ def main() -> None:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             try:
                 answer = start(folder, config, min(LONGEST_TOKENS, longest))
-            except Exception as error:  # noqa: BLE001 - one model that does not start must not keep the others from it
+            except Exception as error:  # noqa: BLE001
+                # one model that does not start must not keep the others from it
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         answers.write(json.dumps({"name": name, **answer}) + "\n")
         answers.flush()

@@ -23,5 +23,9 @@ def anonymous_bytes(pid: int, *, whole_tree: bool = True) -> int:
             status = Path(f"/proc/{process}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
+        total += sum(
+            int(line.split()[1]) * 1024
+            for line in status.splitlines()
+            if line.startswith("RssAnon:")
+        )
     return total

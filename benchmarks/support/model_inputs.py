@@ -1,4 +1,6 @@
-"""Arguments of a model's forward for a few rows, found by its signature and by what it says is missing."""
+"""Arguments of a model's forward for a few rows, found by its signature and by what it says is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ class Maker:
             call: runs the model; called with all rows.
             media: whether images or sound are given with the text.
         """
-        names, last = self._begin(media), ""
+        names = self._begin(media)
+        last = ""
         tried: set[str] = set()
         for _ in range(_MOST_REPAIRS):
             inputs = self.make(names)
@@ -112,7 +115,10 @@ class Maker:
                 inputs.rows[name], inputs.per_row[name] = value
             elif isinstance(value, torch.Tensor):
                 is_choice = "MultipleChoice" in type(self.model).__name__ and name in _OF_TEXT
-                inputs.rows[name] = torch.stack([value, value], 1) if is_choice else value
+                if is_choice:
+                    inputs.rows[name] = torch.stack([value, value], 1)
+                else:
+                    inputs.rows[name] = value
             else:
                 inputs.others[name] = value
         return inputs
@@ -128,23 +134,33 @@ class Maker:
         return "input_ids" in self.parameters and any(name in self.parameters for name in _MEDIA)
 
     def _begin(self, media: bool) -> list[str]:
-        given, names = self.parameters, []
+        given = self.parameters
+        names = []
         main = getattr(self.model, "main_input_name", "input_ids")
         if "input_ids" in given:
             names.append("input_ids")
         elif main in given and main in _PROVIDERS:
             names.append(main)
         if media:
-            names += [name for name in _MEDIA if name in given and name in _PROVIDERS and name not in names][:1]
+            names += [
+                name
+                for name in _MEDIA
+                if name in given and name in _PROVIDERS and name not in names
+            ][:1]
             if "image_grid_thw" in given and "pixel_values" in names:
                 names.append("image_grid_thw")
         required = [
             name
             for name, each in given.items()
-            if each.default is inspect.Parameter.empty and each.kind is not inspect.Parameter.VAR_KEYWORD
+            if each.default is inspect.Parameter.empty
+            and each.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         names += [name for name in required if name in _PROVIDERS and name not in names]
-        if "attention_mask" in given and ("input_ids" in names or "input_values" in names) and self._masks:
+        if (
+            "attention_mask" in given
+            and ("input_ids" in names or "input_values" in names)
+            and self._masks
+        ):
             names.append("attention_mask")
         makes_own = type(self.model).__name__.endswith(("Classification", "QuestionAnswering"))
         is_pair = getattr(self.model.config, "is_encoder_decoder", False) and not makes_own
@@ -157,7 +173,9 @@ class Maker:
         return self.is_padded or "input_ids" in self.parameters
 
     def _repair(self, said: str, names: list[str], tried: set[str]) -> bool:
-        """Change the names, or what stands in the tokens, by what a model says; return whether something was changed."""
+        """Change the names, or what stands in the tokens, by what a model says; return whether
+        something was changed.
+        """
         if found := _UNEQUAL.search(said):
             return self._fill(int(found[2]))
         missing = _MISSING.search(said)
@@ -168,7 +186,11 @@ class Maker:
                 names.append(name)
                 tried.add(name)
                 return True
-        if "unexpected keyword" in said or "not used by the model" in said or "multiple values" in said:
+        if (
+            "unexpected keyword" in said
+            or "not used by the model" in said
+            or "multiple values" in said
+        ):
             for name in candidates:
                 if name in names and len(names) > 1:
                     names.remove(name)
@@ -181,7 +203,10 @@ class Maker:
         more = [
             name
             for name in _MORE
-            if name in self.parameters and name not in names and name not in tried and name in _PROVIDERS
+            if name in self.parameters
+            and name not in names
+            and name not in tried
+            and name in _PROVIDERS
         ]
         if more:
             names.append(more[0])
@@ -190,11 +215,18 @@ class Maker:
         return False
 
     def _fill(self, features: int) -> bool:
-        """Have the text as many tokens for images as images give; some models count the numbers of all of them."""
+        """Have the text as many tokens for images as images give; some models count the numbers of
+        all of them.
+        """
         token = self.media_token()
         for each in (ROWS * self.width, ROWS):
             number = features // each
-            if token is not None and features % each == 0 and number < _MOST_TOKENS and number not in self.counts:
+            if (
+                token is not None
+                and features % each == 0
+                and number < _MOST_TOKENS
+                and number not in self.counts
+            ):
                 self.counts.append(number)
                 self.placeholders = {token: number}
                 return True
@@ -202,14 +234,22 @@ class Maker:
 
     def media_token(self) -> int | None:
         """Return the token that stands for a part of an image, or of a sound."""
-        for name in ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index", "video_token_id"):
+        for name in (
+            "image_token_id",
+            "image_token_index",
+            "audio_token_id",
+            "audio_token_index",
+            "video_token_id",
+        ):
             value = self.value(name)
             if isinstance(value, int) and value >= 0:
                 return value
         return None
 
     def value(self, *names: str, default: Any = None) -> Any:
-        """Return what the model's configuration, or one in it, has under the first of these names."""
+        """Return what the model's configuration, or one in it, has under the first of
+        these names.
+        """
         for part in parts_of(self.model.config):
             for name in names:
                 value = getattr(part, name, None)
@@ -223,20 +263,27 @@ class Maker:
         size = self.value("image_size", "img_size", "train_size", default=64)
         if isinstance(size, Mapping):
             return int(size["height"]), int(size["width"])
-        return (int(size[0]), int(size[1])) if isinstance(size, (list, tuple)) else (int(size), int(size))
+        if isinstance(size, (list, tuple)):
+            return (int(size[0]), int(size[1]))
+        return (int(size), int(size))
 
     @property
     def vocabulary(self) -> int:
         """How many tokens of text there are."""
         text = self.model.config.get_text_config()
         found = getattr(text, "vocab_size", None) or self.value("vocab_size", default=100)
-        return int(found) if isinstance(found, int) else 100
+        if isinstance(found, int):
+            return int(found)
+        return 100
 
     @property
     def width(self) -> int:
         """The width of a model's states."""
         text = self.model.config.get_text_config()
-        return int(getattr(text, "hidden_size", None) or self.value("hidden_size", "d_model", "dim", default=64))
+        return int(
+            getattr(text, "hidden_size", None)
+            or self.value("hidden_size", "d_model", "dim", default=64)
+        )
 
     def random(self, *shape: int) -> torch.Tensor:
         """Return random numbers, another for each row."""
@@ -260,13 +307,19 @@ class Maker:
 
 def _ids(maker: Maker) -> torch.Tensor:
     most = max(4, min(maker.vocabulary, 900) - 8)
-    ids = torch.randint(min(20, most // 2), most, (ROWS, maker.tokens), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(
+        min(20, most // 2), most, (ROWS, maker.tokens), generator=torch.Generator().manual_seed(3)
+    )
     start = maker.tokens - 4 - sum(maker.placeholders.values())
     for token, number in maker.placeholders.items():
         ids[:, start : start + number] = token
         start += number
     eos = maker.value("eos_token_id")
-    if "Classification" in type(maker.model).__name__ and isinstance(eos, int) and eos < maker.vocabulary:
+    if (
+        "Classification" in type(maker.model).__name__
+        and isinstance(eos, int)
+        and eos < maker.vocabulary
+    ):
         ids[:, -1] = eos
     if maker.is_padded:
         pad = getattr(maker.model.config, "pad_token_id", None) or 0
@@ -297,7 +350,9 @@ def _decoder_ids(maker: Maker) -> torch.Tensor:
     most = getattr(decoder, "vocab_size", None) or maker.vocabulary
     ids = maker.whole(min(most, 900) - 8, 8, least=min(20, most // 2))
     if maker.value("num_codebooks") and "input_ids" in maker.parameters:
-        return maker.whole(min(most, 900) - 8, 8).repeat_interleave(int(maker.value("num_codebooks")), 0)
+        return maker.whole(min(most, 900) - 8, 8).repeat_interleave(
+            int(maker.value("num_codebooks")), 0
+        )
     return ids
 
 
@@ -305,11 +360,14 @@ def _pixels(maker: Maker) -> Any:
     height, width = maker.size
     channels = int(maker.value("num_channels", "in_channels", "in_chans", default=3))
     if "image_grid_thw" in maker.parameters or "grid_thw" in maker.parameters:
-        patch, steps = int(maker.value("patch_size", default=14)), int(maker.value("temporal_patch_size", default=2))
+        patch = int(maker.value("patch_size", default=14))
+        steps = int(maker.value("temporal_patch_size", default=2))
         return maker.random(16, channels * steps * patch * patch).flatten(0, 1), 16
     name = type(maker.model).__name__
     if any(each in name for each in ("VideoMAE", "Timesformer", "Vivit", "VJEPA2", "VideoMae")):
-        return maker.random(int(maker.value("num_frames", "frames_per_clip", default=2)), channels, height, width)
+        return maker.random(
+            int(maker.value("num_frames", "frames_per_clip", default=2)), channels, height, width
+        )
     if any(each in name for each in ("Idefics", "SmolVLM")):
         return maker.random(1, channels, height, width)
     return maker.random(channels, height, width)
@@ -320,13 +378,19 @@ def _grid(maker: Maker) -> torch.Tensor:
 
 
 def _features(maker: Maker) -> torch.Tensor:
-    bins = int(maker.value("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", default=80))
+    bins = int(
+        maker.value(
+            "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", default=80
+        )
+    )
     length = 2 * int(maker.value("max_source_positions", default=32))
     if length > 1024:
         length = 64
     name = type(maker.model).__name__
     if any(each in name for each in ("SeamlessM4T", "Wav2Vec2Bert", "Speech2Text", "Clvp", "Univ")):
-        bins = int(maker.value("feature_projection_input_dim", "input_feat_per_channel", default=bins))
+        bins = int(
+            maker.value("feature_projection_input_dim", "input_feat_per_channel", default=bins)
+        )
         return maker.random(64, bins)
     if "ASR" in name or "Granite" in name or "Parakeet" in name or "Lasr" in name:
         return maker.random(64, bins)
@@ -336,7 +400,9 @@ def _features(maker: Maker) -> torch.Tensor:
 def _sound(maker: Maker) -> torch.Tensor:
     name = type(maker.model).__name__
     if name.startswith("AST") or "SpeechT5ForTextToSpeech" in name:
-        return maker.random(int(maker.value("max_length", default=64)), int(maker.value("num_mel_bins", default=80)))
+        return maker.random(
+            int(maker.value("max_length", default=64)), int(maker.value("num_mel_bins", default=80))
+        )
     if any(each in name for each in ("Encodec", "Dac", "Mimi", "XCodec", "Xcodec")):
         return maker.random(int(maker.value("audio_channels", default=1)), 2048)
     return maker.random(2400)
@@ -375,11 +441,14 @@ def _points(maker: Maker) -> torch.Tensor:
 def _hidden_patches(maker: Maker) -> torch.Tensor:
     height, width = maker.size
     patch = maker.value("patch_size", default=16)
-    patch = patch if isinstance(patch, int) else patch[0]
+    if not isinstance(patch, int):
+        patch = patch[0]
     number = (height // patch) * (width // patch)
     name = type(maker.model).__name__
     if "VideoMAE" in name:
-        number *= int(maker.value("num_frames", default=2)) // int(maker.value("tubelet_size", default=2))
+        number *= int(maker.value("num_frames", default=2)) // int(
+            maker.value("tubelet_size", default=2)
+        )
     mask = torch.zeros(ROWS, number, dtype=torch.bool)
     mask[:, : number // 2] = True
     return mask
@@ -401,17 +470,27 @@ _PROVIDERS: dict[str, Callable[[Maker], Any]] = {
     "position_ids": lambda maker: torch.arange(maker.tokens).repeat(ROWS, 1),
     "inputs_embeds": lambda maker: maker.random(maker.tokens, maker.width),
     "hidden_states": lambda maker: (
-        _pixels(maker) if "grid_thw" in maker.parameters else maker.random(maker.tokens, maker.width)
+        _pixels(maker)
+        if "grid_thw" in maker.parameters
+        else maker.random(maker.tokens, maker.width)
     ),
     "encoder_hidden_states": lambda maker: maker.random(8, maker.width),
     "encoder_outputs": lambda maker: (maker.random(8, maker.width), 1),
     "decoder_inputs_embeds": lambda maker: maker.random(8, maker.width),
-    "decoder_input_values": lambda maker: maker.random(8, int(maker.value("num_mel_bins", default=80))),
-    "speaker_embeddings": lambda maker: maker.random(int(maker.value("speaker_embedding_dim", default=512))),
+    "decoder_input_values": lambda maker: maker.random(
+        8, int(maker.value("num_mel_bins", default=80))
+    ),
+    "speaker_embeddings": lambda maker: maker.random(
+        int(maker.value("speaker_embedding_dim", default=512))
+    ),
     "speech_embeddings": lambda maker: maker.random(8, maker.width),
-    "visual_feats": lambda maker: maker.random(5, int(maker.value("visual_feat_dim", default=2048))),
+    "visual_feats": lambda maker: maker.random(
+        5, int(maker.value("visual_feat_dim", default=2048))
+    ),
     "visual_pos": lambda maker: maker.random(5, 4).abs(),
-    "visual_embeds": lambda maker: maker.random(5, int(maker.value("visual_embedding_dim", default=512))),
+    "visual_embeds": lambda maker: maker.random(
+        5, int(maker.value("visual_embedding_dim", default=512))
+    ),
     "past_values": _series,
     "past_time_features": lambda maker: _time(maker, _past(maker)),
     "past_observed_mask": lambda maker: torch.ones_like(_series(maker)),
@@ -429,19 +508,29 @@ _PROVIDERS: dict[str, Callable[[Maker], Any]] = {
     "timesteps": lambda maker: torch.arange(8).repeat(ROWS, 1),
     "bool_masked_pos": _hidden_patches,
     "input_points": _points,
-    "spectrogram": lambda maker: maker.random(32, int(maker.value("model_in_dim", "num_mel_bins", default=80))),
-    "audio_codes": lambda maker: maker.whole(64, int(maker.value("num_quantizers", "num_codebooks", default=1)), 8),
+    "spectrogram": lambda maker: maker.random(
+        32, int(maker.value("model_in_dim", "num_mel_bins", default=80))
+    ),
+    "audio_codes": lambda maker: maker.whole(
+        64, int(maker.value("num_quantizers", "num_codebooks", default=1)), 8
+    ),
     "inputs": _ids,
     "prompt_pixel_values": _pixels,
     "conditional_pixel_values": _pixels,
     "prompt_masks": _pixels,
     "qformer_input_ids": lambda maker: maker.whole(500, 8, least=20),
     "text_inputs": lambda maker: maker.whole(60, 77, least=20),
-    "task_inputs": lambda maker: maker.whole(60, int(maker.value("task_seq_len", default=77)), least=20),
+    "task_inputs": lambda maker: maker.whole(
+        60, int(maker.value("task_seq_len", default=77)), least=20
+    ),
     "conditional_input_ids": lambda maker: maker.whole(60, 8, least=20),
     "classification_labels": lambda maker: maker.whole(2),
     "flattened_patches": lambda maker: torch.cat(
-        [torch.arange(1, 17).repeat(ROWS, 1)[..., None].repeat(1, 1, 2).float(), maker.random(16, 768)], -1
+        [
+            torch.arange(1, 17).repeat(ROWS, 1)[..., None].repeat(1, 1, 2).float(),
+            maker.random(16, 768),
+        ],
+        -1,
     ),
     "entity_ids": lambda maker: maker.whole(100, 3, least=2),
     "entity_position_ids": lambda maker: torch.arange(4).repeat(ROWS, 3, 1),
@@ -455,7 +544,14 @@ _PROVIDERS: dict[str, Callable[[Maker], Any]] = {
     "pixel_mask": lambda maker: torch.ones(ROWS, *maker.size, dtype=torch.long),
 }
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "bbox")
-_MEDIA = ("pixel_values", "pixel_values_images", "input_features", "input_values", "audio_values", "flattened_patches")
+_MEDIA = (
+    "pixel_values",
+    "pixel_values_images",
+    "input_features",
+    "input_values",
+    "audio_values",
+    "flattened_patches",
+)
 # Tried one after another where nothing that a model says names what it lacks.
 _MORE = (
     "pixel_values",

@@ -1,4 +1,6 @@
-"""A tiny object store on this machine that answers as S3 does: listing, sizes, ranges, and refusals."""
+"""A tiny object store on this machine that answers as S3 does: listing, sizes, ranges, and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,32 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(403, _error("AccessDenied"))
         if not key:
             return self._answer(
-                200, self._listing(bucket, query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
+                200,
+                self._listing(
+                    bucket, query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
+                ),
             )
         body = self.objects.get(f"{bucket}/{key}")
         if body is None:
             return self._answer(404, _error("NoSuchKey"))
         if spoken := self.headers.get("Range"):
             first, _, last = spoken.removeprefix("bytes=").partition("-")
-            begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
+            begin = int(first)
+            end = min(int(last or len(body) - 1), len(body) - 1)
             return self._answer(206, body[begin : end + 1], f"bytes {begin}-{end}/{len(body)}")
         return self._answer(200, body)
 
     def _listing(self, bucket: str, prefix: str, delimiter: str) -> bytes:
-        keys = sorted(name.partition("/")[2] for name in self.objects if name.startswith(f"{bucket}/"))
+        keys = sorted(
+            name.partition("/")[2] for name in self.objects if name.startswith(f"{bucket}/")
+        )
         keys = [key for key in keys if key.startswith(prefix)]
         folders = sorted(
-            {prefix + key[len(prefix) :].split("/")[0] + "/" for key in keys if delimiter and "/" in key[len(prefix) :]}
+            {
+                prefix + key[len(prefix) :].split("/")[0] + "/"
+                for key in keys
+                if delimiter and "/" in key[len(prefix) :]
+            }
         )
         flat = [key for key in keys if not (delimiter and "/" in key[len(prefix) :])]
         rows = "".join(
@@ -52,10 +64,14 @@ class _Handler(BaseHTTPRequestHandler):
             f"<Size>{len(self.objects[f'{bucket}/{key}'])}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for key in flat
         )
-        rows += "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders)
+        rows += "".join(
+            f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
+            for folder in folders
+        )
         count = len(flat) + len(folders)
         return (
-            f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name>'
+            '<?xml version="1.0"?><ListBucketResult '
+            f'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name>'
             f"<Prefix>{escape(prefix)}</Prefix><KeyCount>{count}</KeyCount><MaxKeys>1000</MaxKeys>"
             f"<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
         ).encode()
@@ -76,7 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _error(code: str) -> bytes:
-    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
+    return (
+        f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
+    )
 
 
 @contextmanager

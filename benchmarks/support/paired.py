@@ -4,7 +4,8 @@ import math
 import random
 import statistics
 
-TRIMMED, RESAMPLES = 0.1, 4000
+TRIMMED = 0.1
+RESAMPLES = 4000
 
 
 def trimmed(logs: list[float]) -> float:

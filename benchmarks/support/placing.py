@@ -1,4 +1,6 @@
-"""What tests and benchmarks of placement share: simulated GPUs, a model to plan, jobs at one moment, and who held which lease when."""
+"""What tests and benchmarks of placement share: simulated GPUs, a model to plan, jobs at one
+moment, and who held which lease when.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ from oomguard.cluster.placement.placer import waiting_before
 from support.supervising import RUN
 
 # Llama 3.1 8B: 15 GiB in bfloat16, which fits on 24 GiB with requests of 8,192 tokens.
-LLAMA_8B = json.loads((Path(simulated_gpus.__file__).parent / "models" / "llama-3.1-8b.json").read_text())
+LLAMA_8B = json.loads(
+    (Path(simulated_gpus.__file__).parent / "models" / "llama-3.1-8b.json").read_text()
+)
 LIMIT_S = 180
 
 
@@ -39,7 +43,9 @@ def serve(gpus: Gpus, *flags: str) -> list[str]:
     return ["vllm", "serve", str(gpus.folder / "model"), "--max-model-len", "8192", *flags]
 
 
-def start(gpus: Gpus, options: Sequence[str], command: Sequence[str], **env: str) -> subprocess.Popen[str]:
+def start(
+    gpus: Gpus, options: Sequence[str], command: Sequence[str], **env: str
+) -> subprocess.Popen[str]:
     """Start ``oomguard run`` on them."""
     return subprocess.Popen(
         [*RUN, *options, "--", *command],
@@ -53,7 +59,8 @@ def start(gpus: Gpus, options: Sequence[str], command: Sequence[str], **env: str
 
 @dataclass
 class Watch:
-    """Looks, many times a second and without taking anything, which devices are leased and how many starts wait.
+    """Looks, many times a second and without taking anything, which devices are leased and how many
+    starts wait.
 
     ``idle_s`` is the longest time that a device was free while a start waited that could use it.
     """
@@ -83,7 +90,8 @@ class Watch:
                 free = set(keys) - set(folder.holders(keys))
             now = time.monotonic()
             if any(free & set(one.usable) for one in waiting):
-                since_s = now if since_s is None else since_s
+                if since_s is None:
+                    since_s = now
                 self.idle_s = max(self.idle_s, now - since_s)
             else:
                 since_s = None
@@ -101,5 +109,6 @@ def overlaps(gpus: Gpus, until: str) -> list[str]:
         f"{one} and {other} on {set(names[one]) & set(names[other])}"
         for i, one in enumerate(ordered)
         for other in ordered[i + 1 :]
-        if set(names[one]) & set(names[other]) and spans[other]["starts"] < spans[one].get(until, float("inf"))
+        if set(names[one]) & set(names[other])
+        and spans[other]["starts"] < spans[one].get(until, float("inf"))
     ]

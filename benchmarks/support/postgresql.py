@@ -1,4 +1,6 @@
-"""A PostgreSQL server of one's own, for tests and benchmarks: that of examples/throwaway_postgresql.py."""
+"""A PostgreSQL server of one's own, for tests and benchmarks: that of
+examples/throwaway_postgresql.py.
+"""
 
 import importlib.util
 from pathlib import Path

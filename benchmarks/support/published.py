@@ -1,7 +1,9 @@
-"""Published starts of vLLM on GPUs: what their logs printed, and what ``oomguard plan`` says of the same configuration.
+"""Published starts of vLLM on GPUs: what their logs printed, and what ``oomguard plan`` says of the
+same configuration.
 
-A row has the start's configuration, its flags, the device's total and the printed figures in GiB. The rows of benchmarks/data are
-the project's; those of ../shared and llm-d-planner's table are read where they are there.
+A row has the start's configuration, its flags, the device's total and the printed figures in GiB.
+The rows of benchmarks/data are the project's; those of ../shared and llm-d-planner's table are read
+where they are there.
 """
 
 import contextlib
@@ -19,7 +21,8 @@ from oomguard.planning.contribution import read_record
 
 OWN = Path(__file__).parents[1] / "data" / "starts.jsonl"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-DEV, CAMPAIGN = SHARED / "starts_dev.jsonl", SHARED / "llmd_v019_dev.json"
+DEV = SHARED / "starts_dev.jsonl"
+CAMPAIGN = SHARED / "llmd_v019_dev.json"
 PARTS = {
     "weights": ("weights_gib", ("weights_bytes", "draft_weights_bytes")),
     "activation": ("peak_activation_gib", ("peak_activation_bytes",)),
@@ -28,7 +31,8 @@ PARTS = {
 
 
 def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
-    """Return the rows that are here, each with its ``group`` of version and device and the set that it was ``gathered`` in.
+    """Return the rows that are here, each with its ``group`` of version and device and the set that
+    it was ``gathered`` in.
 
     Args:
         more: files of `oomguard report`, a record a line.
@@ -36,7 +40,9 @@ def published(*more: Path, campaign: bool = True) -> list[dict[str, Any]]:
     """
     rows = [json.loads(line) for line in OWN.read_text().splitlines()]
     if DEV.is_file():
-        rows += [{**json.loads(line), "gathered": "shared"} for line in DEV.read_text().splitlines()]
+        rows += [
+            {**json.loads(line), "gathered": "shared"} for line in DEV.read_text().splitlines()
+        ]
     if campaign and CAMPAIGN.is_file():
         rows += list(_of_campaign())
     for file in more:
@@ -60,8 +66,18 @@ def _of_campaign() -> Iterator[dict[str, Any]]:
         measured = run["measured_gib"]
         ranks = ["--tensor-parallel-size", run["tensor_parallel_size"]]
         stages = ["--pipeline-parallel-size", run["pipeline_parallel_size"]]
-        share = ["--gpu-memory-utilization", 0.95, "--max-num-seqs", 1024, "--max-num-batched-tokens", 8192]
-        cache = ["--kv-cache-dtype", run["kv_cache_dtype"]] if run.get("kv_cache_dtype") else []
+        share = [
+            "--gpu-memory-utilization",
+            0.95,
+            "--max-num-seqs",
+            1024,
+            "--max-num-batched-tokens",
+            8192,
+        ]
+        if run.get("kv_cache_dtype"):
+            cache = ["--kv-cache-dtype", run["kv_cache_dtype"]]
+        else:
+            cache = []
         yield {
             "id": f"campaign-{number}-{run['model']}",
             "vllm_version": "0.19.0",
@@ -86,7 +102,15 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
         Path(folder, "config.json").write_text(json.dumps(row["config"]))
-        given = ["--device", "cuda", "--engine-version", row["vllm_version"], "--no-calibration", "--format", "json"]
+        given = [
+            "--device",
+            "cuda",
+            "--engine-version",
+            row["vllm_version"],
+            "--no-calibration",
+            "--format",
+            "json",
+        ]
         size = ["--gpu-memory", str(round(row["gpu_total_gib"] * GIB))]
         if "--gpu-name" not in row["flags"]:
             size += ["--gpu-name", row["gpu"]]
@@ -101,29 +125,38 @@ def planned(row: dict[str, Any]) -> dict[str, Any] | str:
 
 
 def of_stage(plan: Any, stage: int | None) -> Any:
-    """Return a plan with the bytes of one pipeline stage, where a row printed those of another stage than the fullest."""
-    own = (
-        {}
-        if stage is None or isinstance(plan, str)
-        else {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
-    )
-    return {**plan, **own} if own else plan
+    """Return a plan with the bytes of one pipeline stage, where a row printed those of another
+    stage than the fullest.
+    """
+    if stage is None or isinstance(plan, str):
+        own = {}
+    else:
+        own = {name: size for name, size in plan["stages"][stage].items() if name != "stage"}
+    if own:
+        return {**plan, **own}
+    return plan
 
 
 def pool_gib(row: dict[str, Any], plan: dict[str, Any]) -> float | None:
-    """Return the printed pool; from the printed tokens, which are linear in it, where it was not printed."""
+    """Return the printed pool; from the printed tokens, which are linear in it, where it was not
+    printed.
+    """
     printed = row["printed"]
     if printed.get("available_kv_gib"):
         return float(printed["available_kv_gib"])
     tokens = printed.get("kv_tokens")
-    return plan["kv_cache_pool_bytes"] / GIB * tokens / plan["kv_cache_tokens"] if tokens else None
+    if tokens:
+        return plan["kv_cache_pool_bytes"] / GIB * tokens / plan["kv_cache_tokens"]
+    return None
 
 
 def graphs_gib(row: dict[str, Any]) -> float | None:
     """Return what the graphs took when they were captured, else the engine's own estimate."""
     printed = row["printed"]
     found = printed.get("graph_gib") or printed.get("graph_estimated_gib")
-    return float(found) if found and found > 0 else None
+    if found and found > 0:
+        return float(found)
+    return None
 
 
 def part_gib(plan: dict[str, Any], part: str) -> float:

@@ -1,4 +1,6 @@
-"""Results of single cases kept in a file, so that a benchmark that was interrupted goes on where it stopped."""
+"""Results of single cases kept in a file, so that a benchmark that was interrupted goes on where it
+stopped.
+"""
 
 import hashlib
 import json
@@ -13,17 +15,26 @@ _MEASURED = ("oomguard", "rules", "benchmarks")
 
 
 def tree() -> str:
-    """Name what is measured: the commit, and a hash of what differs from it; without git a hash of the sources."""
+    """Name what is measured: the commit, and a hash of what differs from it; without git a hash of
+    the sources.
+    """
 
     def git(*command: str) -> bytes:
-        return subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, check=True).stdout
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *command], capture_output=True, check=True
+        ).stdout
 
     try:
         commit = git("rev-parse", "HEAD").decode().strip()
         changed = git("diff", "HEAD", "--", *_MEASURED)
-    except (OSError, subprocess.CalledProcessError):  # a copy of the files, as on a machine that is lent
+    except (
+        OSError,
+        subprocess.CalledProcessError,
+    ):  # a copy of the files, as on a machine that is lent
         return f"sources+{_hash_of_sources()}"
-    return f"{commit}+{hashlib.sha256(changed).hexdigest()[:12]}" if changed else commit
+    if changed:
+        return f"{commit}+{hashlib.sha256(changed).hexdigest()[:12]}"
+    return commit
 
 
 def _hash_of_sources() -> str:
@@ -36,7 +47,8 @@ def _hash_of_sources() -> str:
 
 
 class Results:
-    """Results by case, one JSON line each; those of another commit are kept in the file and not used.
+    """Results by case, one JSON line each; those of another commit are kept in the file and not
+    used.
 
     Args:
         path: the file; None keeps nothing.
@@ -44,12 +56,19 @@ class Results:
     """
 
     def __init__(self, path: Path | None, *, any_tree: bool = False) -> None:
-        self._path, self._tree, self._known = path, "", {}
+        self._path = path
+        self._tree = ""
+        self._known = {}
         if path is None:
             return
         self._tree = tree()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        for row in (json.loads(line) for line in lines if line.endswith("}")):  # the last may be half written
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+        else:
+            lines = []
+        for row in (
+            json.loads(line) for line in lines if line.endswith("}")
+        ):  # the last may be half written
             if any_tree or row["tree"] == self._tree:
                 self._known[row["case"]] = row["result"]
 
@@ -66,7 +85,9 @@ class Results:
             out.write(json.dumps({"tree": self._tree, "case": case, "result": result}) + "\n")
 
     def kept(self, case: str, run: Callable[[], Any]) -> Any:
-        """Return the case's result on this commit; where there is none, run it and keep what comes back."""
+        """Return the case's result on this commit; where there is none, run it and keep what comes
+        back.
+        """
         if case not in self._known:
             self._known[case] = run()
             self.add(case, self._known[case])

@@ -1,4 +1,6 @@
-"""Whether the rows of a model's call depend on each other: followed under fake tensors, and compared for real."""
+"""Whether the rows of a model's call depend on each other: followed under fake tensors, and
+compared for real.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ from support.row_tracer.result_layout import named
 from support.tiny_models import RUNGS, make
 
 NEW_TOKENS = 4
-INDEPENDENT, DEPENDENT, UNKNOWN = "independent", "dependent", "unknown"
-TRACED, NUMERIC = "traced", "numeric"
+INDEPENDENT = "independent"
+DEPENDENT = "dependent"
+UNKNOWN = "unknown"
+TRACED = "traced"
+NUMERIC = "numeric"
 # Of the largest number of a tensor, as in oomguard/guarding/side_by_side.py.
 _ALONE_RATIO = 1e-4
 _LEAST = 1e-6
@@ -69,7 +74,8 @@ def verdicts(name: str) -> dict[str, dict[str, Any]]:
             model = make(cls, rung)
             found = {"forward": _forward(model)}
         except Exception as error:  # noqa: BLE001 - any reason leads to the next configuration
-            said, before = _said(error), notes[-1:]
+            said = _said(error)
+            before = notes[-1:]
             notes.append(f"{'+'.join(sorted(rung)) or 'default'}: {said}")
             if before and before[0].endswith(said):
                 break  # the size is not what it is about
@@ -94,7 +100,9 @@ def _forward(model: Any) -> Verdict:
 
 
 def _asked_for(model: Any) -> dict[str, dict[str, Any]]:
-    """Return where the rows are in the states and attentions that a call gives where it is asked for them."""
+    """Return where the rows are in the states and attentions that a call gives where it is asked
+    for them.
+    """
     with contextlib.suppress(Exception):
         model.set_attn_implementation("eager")  # others give no attentions
     given = {"output_hidden_states": True, "output_attentions": True}
@@ -113,7 +121,9 @@ def _asked_for(model: Any) -> dict[str, dict[str, Any]]:
 
 def _generate(model: Any) -> Verdict:
     config = model.generation_config
-    config.eos_token_id, config.pad_token_id, config.max_length = None, 0, None
+    config.eos_token_id = None
+    config.pad_token_id = 0
+    config.max_length = None
     if getattr(config, "decoder_start_token_id", None) is None and model.config.is_encoder_decoder:
         config.decoder_start_token_id = 1
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
@@ -121,7 +131,9 @@ def _generate(model: Any) -> Verdict:
 
 
 def _of_calls(model: Any, call: Run, options: Mapping[str, Any] | None) -> Verdict:
-    """Return the verdict of calls with full rows and with padded ones, of text alone and with images."""
+    """Return the verdict of calls with full rows and with padded ones, of text alone and with
+    images.
+    """
     found: list[Verdict] = []
     said: list[str] = []
     seen: list[dict[str, Any]] = []
@@ -161,7 +173,8 @@ def _of_calls(model: Any, call: Run, options: Mapping[str, Any] | None) -> Verdi
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one.keys() == other.keys() and all(
-        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else True for name, value in one.items()
+        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else True
+        for name, value in one.items()
     )
 
 
@@ -183,32 +196,43 @@ def _all_of(found: Sequence[Verdict]) -> Verdict:
     )
 
 
-def _verdict(model: Any, run: Run, inputs: Inputs, options: Mapping[str, Any] | None, *, follows: bool) -> Verdict:
+def _verdict(
+    model: Any, run: Run, inputs: Inputs, options: Mapping[str, Any] | None, *, follows: bool
+) -> Verdict:
     numeric = _compared(run, inputs)
     found = Verdict(draws=numeric.draws, layout=numeric.layout)
     if not follows and not numeric.draws:
-        found.verdict, found.why, found.by = numeric.verdict, numeric.why, NUMERIC
+        found.verdict = numeric.verdict
+        found.why = numeric.why
+        found.by = NUMERIC
         return found
     try:
         origin = _followed(model, inputs, options)
     except Exception as error:  # noqa: BLE001 - a model's code under fake tensors
         found.notes.append(f"not traced: {_said(error)}")
         if not numeric.draws:
-            found.verdict, found.why, found.by = numeric.verdict, numeric.why, NUMERIC
+            found.verdict = numeric.verdict
+            found.why = numeric.why
+            found.by = NUMERIC
         return found
     if origin is not None:
         found.verdict, found.why, found.by = DEPENDENT, reason(origin), TRACED
         found.notes.append(f"{origin}; compared: {numeric.verdict} {numeric.why}")
     elif numeric.verdict == DEPENDENT and not numeric.draws:
-        found.verdict, found.why, found.by = DEPENDENT, numeric.why, NUMERIC
+        found.verdict = DEPENDENT
+        found.why = numeric.why
+        found.by = NUMERIC
         found.notes.append("traced as independent")
     else:
-        found.verdict, found.by = INDEPENDENT, TRACED
+        found.verdict = INDEPENDENT
+        found.by = TRACED
     return found
 
 
 def _followed(model: Any, inputs: Inputs, options: Mapping[str, Any] | None) -> Origin | None:
-    """Return what the tracer says makes a row depend on others, None where nothing does; raises what the model raises."""
+    """Return what the tracer says makes a row depend on others, None where nothing does; raises
+    what the model raises.
+    """
 
     if inputs.is_packed:
         raise InputsError("a row has several entries in an argument")
@@ -221,7 +245,9 @@ def _followed(model: Any, inputs: Inputs, options: Mapping[str, Any] | None) -> 
         }
 
     def run(twin: Any, given: Mapping[str, Any]) -> object:
-        return twin(**given) if options is None else first_steps(twin, given, _STEPS)
+        if options is None:
+            return twin(**given)
+        return first_steps(twin, given, _STEPS)
 
     mask = inputs.rows.get("attention_mask")
     is_full = mask is None or bool((mask != 0).all())
@@ -229,11 +255,15 @@ def _followed(model: Any, inputs: Inputs, options: Mapping[str, Any] | None) -> 
 
 
 def reason(origin: Origin) -> str:
-    """Return why rows depend on each other, in words that the next version of a model's code leaves as they are."""
+    """Return why rows depend on each other, in words that the next version of a model's code leaves
+    as they are.
+    """
     if origin.operation == PLACE:
         return "the place of a row in the batch decides what it gives"
     text = origin.text
-    near = "".join(linecache.getlines(origin.file)[max(0, origin.line - _NEAR) : origin.line + _NEAR])
+    near = "".join(
+        linecache.getlines(origin.file)[max(0, origin.line - _NEAR) : origin.line + _NEAR]
+    )
     if _CAPACITY.search(near):
         return "its experts take a number of tokens of the whole batch"
     if "batch_norm" in origin.operation:
@@ -261,7 +291,9 @@ def _compared(run: Run, inputs: Inputs) -> _Compared:
             parts.append((order, _tensors(run(inputs.of(order)))))
         except Exception as error:  # noqa: BLE001 - rows that cannot run alone
             return _Compared(UNKNOWN, f"{len(order)} rows alone: {_said(error)}", draws)
-    layout: dict[str, dict[str, Any]] = {_field(name): {"list": True} for name in _join_lists(whole, parts)}
+    layout: dict[str, dict[str, Any]] = {
+        _field(name): {"list": True} for name in _join_lists(whole, parts)
+    }
     worst = ""
     for name, tensor in whole.items():
         place = _place(tensor, [(len(order), part.get(name)) for order, part in parts])
@@ -299,7 +331,9 @@ def _join_lists(
             (ROWS, whole),
             *((len(order), part) for order, part in parts),
         ]
-        if any(sum(name.rpartition("[")[0] == start for name in given) != rows for rows, given in calls):
+        if any(
+            sum(name.rpartition("[")[0] == start for name in given) != rows for rows, given in calls
+        ):
             continue
         with contextlib.suppress(RuntimeError, KeyError):  # of several shapes
             joined = [torch.stack([given[name] for name in names[:rows]]) for rows, given in calls]
@@ -319,7 +353,11 @@ def _has_drawn() -> bool:
 
 
 def _tensors(result: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in named(result, "its result") if isinstance(tensor, torch.Tensor)}
+    return {
+        name: tensor
+        for name, tensor in named(result, "its result")
+        if isinstance(tensor, torch.Tensor)
+    }
 
 
 def _field(name: str) -> str:
@@ -327,8 +365,12 @@ def _field(name: str) -> str:
     return (found[1] if found else None) or "result"
 
 
-def _place(tensor: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor | None]]) -> tuple[int, int] | None:
-    """Return the axis of the rows, and how many entries each has there; None where no axis counts them."""
+def _place(
+    tensor: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor | None]]
+) -> tuple[int, int] | None:
+    """Return the axis of the rows, and how many entries each has there; None where no axis counts
+    them.
+    """
     found = []
     for axis, size in enumerate(tensor.shape):
         if size % ROWS or not size:
@@ -339,14 +381,20 @@ def _place(tensor: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor | None]
             for rows, part in parts
         ):
             found.append((axis, entries))
-    return found[0] if len(found) == 1 else None
+    if len(found) == 1:
+        return found[0]
+    return None
 
 
 def _why_no_place(
-    label: str, tensor: torch.Tensor, parts: Sequence[tuple[Any, Mapping[str, torch.Tensor]]], name: str
+    label: str,
+    tensor: torch.Tensor,
+    parts: Sequence[tuple[Any, Mapping[str, torch.Tensor]]],
+    name: str,
 ) -> str:
     is_of_pairs = all(
-        name in part and [size // ROWS * len(order) for size in tensor.shape[:2]] == list(part[name].shape[:2])
+        name in part
+        and [size // ROWS * len(order) for size in tensor.shape[:2]] == list(part[name].shape[:2])
         for order, part in parts
     )
     if is_of_pairs and tensor.dim() > 1:
@@ -354,7 +402,9 @@ def _why_no_place(
     return f"{label} differs with the rows next to it"
 
 
-def _is_fixed(tensor: torch.Tensor, parts: Sequence[tuple[Any, Mapping[str, torch.Tensor]]], name: str) -> bool:
+def _is_fixed(
+    tensor: torch.Tensor, parts: Sequence[tuple[Any, Mapping[str, torch.Tensor]]], name: str
+) -> bool:
     """Return whether a tensor is the same whatever rows there are."""
     return all(name in part and part[name].shape == tensor.shape for _, part in parts) and all(
         _close(tensor, part[name]) for _, part in parts
@@ -362,9 +412,17 @@ def _is_fixed(tensor: torch.Tensor, parts: Sequence[tuple[Any, Mapping[str, torc
 
 
 def _agree(
-    whole: torch.Tensor, part: torch.Tensor, axis: int, entries: int, order: Sequence[int], *, across: bool = False
+    whole: torch.Tensor,
+    part: torch.Tensor,
+    axis: int,
+    entries: int,
+    order: Sequence[int],
+    *,
+    across: bool = False,
 ) -> bool:
-    return _close(_by_row(whole, axis, entries, across)[list(order)], _by_row(part, axis, entries, across))
+    return _close(
+        _by_row(whole, axis, entries, across)[list(order)], _by_row(part, axis, entries, across)
+    )
 
 
 def _by_row(tensor: torch.Tensor, axis: int, entries: int, across: bool) -> torch.Tensor:
@@ -380,7 +438,8 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if not one.dtype.is_floating_point:
         return torch.equal(one, other)
-    one, other = one.double(), other.double()
+    one = one.double()
+    other = other.double()
     finite = one.isfinite()
     if not torch.equal(finite, other.isfinite()):
         return False

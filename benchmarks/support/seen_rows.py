@@ -1,4 +1,6 @@
-"""The rows that a guarded call computed: those that the model's first layer saw, and those whose results were put together."""
+"""The rows that a guarded call computed: those that the model's first layer saw, and those whose
+results were put together.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,12 +22,18 @@ def rows_seen(model: Any, inputs: dict[str, Any], kind: str) -> Iterator[list[in
     seen: list[int] = []
     length = next(iter(inputs.values())).shape[1:]
     name = {"text": "embedding", "images": "conv2d", "sound": "conv1d"}[kind]
-    owner = torch if kind == "text" else torch.nn.functional
+    if kind == "text":
+        owner = torch
+    else:
+        owner = torch.nn.functional
     own = getattr(owner, name)
 
     def counted(one: Any, other: Any, *more: Any, **others: Any) -> Any:
         weight, given = (one, other) if kind == "text" else (other, one)
-        shape = given.shape[1:] if kind != "sound" else given.shape[2:]
+        if kind != "sound":
+            shape = given.shape[1:]
+        else:
+            shape = given.shape[2:]
         # Tables of positions, or of distances between them, are looked up too: not with rows.
         is_first = kind != "text" or weight is model.get_input_embeddings().weight
         if is_first and shape == length:
@@ -41,9 +49,11 @@ def rows_seen(model: Any, inputs: dict[str, Any], kind: str) -> Iterator[list[in
 
 @contextlib.contextmanager
 def parts_joined() -> Iterator[list[int]]:
-    """Note the rows of each part whose result a guard puts into its place, in their order: a part that failed is not there.
+    """Note the rows of each part whose result a guard puts into its place, in their order: a part
+    that failed is not there.
 
-    A guard's settings have the last size alone, and parts that ran before a second failure had another.
+    A guard's settings have the last size alone, and parts that ran before a second failure had
+    another.
     """
     from oomguard.guarding.collate import Gathered
 

@@ -1,4 +1,6 @@
-"""Cases that testers wrote (data/strangers_ninth, data/guarded_sixth), and the folder in which each runs."""
+"""Cases that testers wrote (data/strangers_ninth, data/guarded_sixth), and the folder in which each
+runs.
+"""
 
 import json
 import shutil
@@ -12,13 +14,17 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def read_cases(name: str) -> list[dict[str, Any]]:
-    """Return the cases of a set as its tester wrote them, in the tester's order; ``set`` is added, the set's name."""
+    """Return the cases of a set as its tester wrote them, in the tester's order; ``set`` is added,
+    the set's name.
+    """
     lines = (DATA / name / "cases.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) | {"set": name} for line in lines]
 
 
 def read_models(name: str) -> dict[str, dict[str, Any]]:
-    """Return each model of a set: its ``config``, what its ``tokenizer`` has, and the files ``beside`` it."""
+    """Return each model of a set: its ``config``, what its ``tokenizer`` has, and the files
+    ``beside`` it.
+    """
     return json.loads((DATA / name / "models.json").read_text(encoding="utf-8"))
 
 
@@ -50,5 +56,9 @@ def write_model(model: dict[str, Any], folder: Path) -> None:
 def written_text(case: dict[str, Any]) -> str:
     """Return all that the user of a case wrote: the command, its variables and its files."""
     files = DATA / case["set"] / case["files"]
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(files.rglob("*")) if path.is_file()]
+    texts = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(files.rglob("*"))
+        if path.is_file()
+    ]
     return "\n".join([*case["command"], *case["env"], *texts])

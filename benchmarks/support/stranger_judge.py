@@ -4,7 +4,11 @@ from typing import Any
 
 from support.stranger_case import written_text
 
-EFFECTS = ("output-preserving", "reduces-capacity", "changes-outputs")  # each permits those before it
+EFFECTS = (
+    "output-preserving",
+    "reduces-capacity",
+    "changes-outputs",
+)  # each permits those before it
 
 
 def can_run(case: dict[str, Any]) -> bool:
@@ -18,19 +22,26 @@ def is_broken_here(seen: dict[str, Any]) -> bool:
 
 
 def has_right_cause(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> bool:
-    """Tell whether the first failure's first cause is one that counts; where none does, whether no memory was named."""
+    """Tell whether the first failure's first cause is one that counts; where none does, whether no
+    memory was named.
+    """
     right = reading["causes"][case["name"]]
-    return seen["cause"] in right if right else not seen["is_oom"]
+    if right:
+        return seen["cause"] in right
+    return not seen["is_oom"]
 
 
 def kept(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) -> float:
-    """Return the share of the tester's best value that the last attempt kept, 0 where it does not run or broke a word.
+    """Return the share of the tester's best value that the last attempt kept, 0 where it does not
+    run or broke a word.
 
-    Where the tester names an interval, its inside is 1. Where another setting was changed, and none that must not be, it is 1 too.
+    Where the tester names an interval, its inside is 1. Where another setting was changed, and none
+    that must not be, it is 1 too.
     """
     if not seen["runs"] or forbidden(case, seen, reading):
         return 0.0
-    best, last = case["best"], (seen["attempts"] or [{}])[-1]
+    best = case["best"]
+    last = (seen["attempts"] or [{}])[-1]
     shares = [
         _share(best, _before(setting, seen), last[setting])
         for setting in judged(case, reading)
@@ -41,7 +52,9 @@ def kept(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any]) ->
 
 def is_exact(best: dict[str, Any]) -> bool:
     """Tell whether the tester names one value rather than an interval around it."""
-    return isinstance(best["value"], int | float) and (best["low"] is None or best["value"] == best["high"])
+    return isinstance(best["value"], int | float) and (
+        best["low"] is None or best["value"] == best["high"]
+    )
 
 
 def judged(case: dict[str, Any], reading: dict[str, Any]) -> list[str]:
@@ -54,12 +67,18 @@ def forbidden(case: dict[str, Any], seen: dict[str, Any], reading: dict[str, Any
     """Return what any attempt changed that must not be, or that was not permitted."""
     found = [text for text in case["must_not_change"] if _is_broken_word(text, seen, reading)]
     permitted = EFFECTS.index(next((word for word in case["allow"] if word in EFFECTS), EFFECTS[0]))
-    text, never_given = written_text(case), reading.get("never_given", {}).get(case["name"], [])
+    text = written_text(case)
+    never_given = reading.get("never_given", {}).get(case["name"], [])
     for patch in seen["patches"]:
         setting = patch["setting"]
-        is_given = setting not in never_given and (setting in text or setting.replace("_", "-") in text)
+        is_given = setting not in never_given and (
+            setting in text or setting.replace("_", "-") in text
+        )
         # Capacity may be taken unasked from what the user left alone (docs/run.md), outputs never.
-        limit = permitted if is_given else max(permitted, 1)
+        if is_given:
+            limit = permitted
+        else:
+            limit = max(permitted, 1)
         if EFFECTS.index(patch["effect"]) > limit:
             found.append(f"{setting} ({patch['effect']})")
     return list(dict.fromkeys(found))
@@ -77,7 +96,9 @@ def _is_broken_word(text: str, seen: dict[str, Any], readings: dict[str, Any]) -
 def _before(setting: str, seen: dict[str, Any]) -> float | None:
     """Return the value that the user's own command had, None where nobody told."""
     values = [patch["from"] for patch in seen["patches"] if patch["setting"] == setting]
-    return float(values[0]) if values and isinstance(values[0], int | float) else None
+    if values and isinstance(values[0], int | float):
+        return float(values[0])
+    return None
 
 
 def _share(best: dict[str, Any], old: float | None, found: Any) -> float:
@@ -87,7 +108,9 @@ def _share(best: dict[str, Any], old: float | None, found: Any) -> float:
     if is_exact(best):
         edge = float(best["value"])
     elif best["low"] is None or (raised and best["high"] is None):
-        return 1.0 if best["low"] is None or new >= best["low"] else 0.0  # no number above it to compare with
+        return (
+            1.0 if best["low"] is None or new >= best["low"] else 0.0
+        )  # no number above it to compare with
     else:
         edge = float(best["high"] if raised else best["low"])
     return min(1.0, edge / new if raised else new / edge)

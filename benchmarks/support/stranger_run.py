@@ -31,13 +31,25 @@ def observe(case: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         journal = folder / "journal.sqlite3"
-        command = [*oomguard_command(), "run", "--journal", str(journal), *case["allow"], "--", *case["command"]]
+        command = [
+            *oomguard_command(),
+            "run",
+            "--journal",
+            str(journal),
+            *case["allow"],
+            "--",
+            *case["command"],
+        ]
         seen, stdout, stderr = run_case(command, case, folder)
         seen |= _journalled(journal)
         lines = stdout.splitlines()
-        seen["printed"] = [line[:200] for line in lines if re.match(r"[A-Z-]+( \w+)? \d+$", line)]  # what scripts tell
+        seen["printed"] = [
+            line[:200] for line in lines if re.match(r"[A-Z-]+( \w+)? \d+$", line)
+        ]  # what scripts tell
         seen["to_paste"] = _to_paste(stderr.splitlines())
-        seen["own_lines"] = [line[:200] for line in stderr.splitlines() if line.startswith(("oomguard:", "╭"))]
+        seen["own_lines"] = [
+            line[:200] for line in stderr.splitlines() if line.startswith(("oomguard:", "╭"))
+        ]
         return seen
 
 
@@ -50,29 +62,48 @@ def start(case: dict[str, Any], command: list[str]) -> dict[str, Any]:
 def run_case(
     command: list[str], case: dict[str, Any], folder: Path, env: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], str, str]:
-    """Run a command in a case's place, with variables beside the case's own; return what was seen, and both streams."""
+    """Run a command in a case's place, with variables beside the case's own; return what was seen,
+    and both streams.
+    """
     make_folder(case, folder / "work")
     mark = uuid.uuid4().hex
     began = time.monotonic()
-    seen = _run(command, case, folder, {**_environment(case, folder), **(env or {}), MARK: mark}, mark)
+    seen = _run(
+        command, case, folder, {**_environment(case, folder), **(env or {}), MARK: mark}, mark
+    )
     seen["seconds"] = round(time.monotonic() - began, 1)
-    stdout, stderr = (_ANSI.sub("", (folder / name).read_text(errors="replace")) for name in ("stdout", "stderr"))
+    stdout, stderr = (
+        _ANSI.sub("", (folder / name).read_text(errors="replace")) for name in ("stdout", "stderr")
+    )
     if case["healthy"]["kind"] == "exit":
         seen["runs"] = _ended_well(case["healthy"], seen["status"], stdout, folder / "work")
-    seen["error"] = "" if seen["runs"] else (stdout + stderr)[-1500:]
+    if seen["runs"]:
+        seen["error"] = ""
+    else:
+        seen["error"] = (stdout + stderr)[-1500:]
     return seen, stdout, stderr
 
 
 def _to_paste(lines: list[str]) -> list[tuple[str, str]]:
     """Return what was printed to be pasted: what it changes, and the command."""
-    headed = ((line, following) for line, following in itertools.pairwise(lines) if not following.startswith("#"))
+    headed = (
+        (line, following)
+        for line, following in itertools.pairwise(lines)
+        if not following.startswith("#")
+    )
     return [(line[2:], following) for line, following in headed if _HEADING.match(line)]
 
 
 def _environment(case: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Return the tester's environment: that of .venv-vllm, without settings of whoever runs this."""
+    """Return the tester's environment: that of .venv-vllm, without settings of whoever
+    runs this.
+    """
     ours = ("OOMGUARD_", "VLLM_", "PYTHON")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == "PYTHONPATH"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ours) or name == "PYTHONPATH"
+    }
     (folder / "rpc").mkdir()
     return {
         **kept,
@@ -87,12 +118,26 @@ def _environment(case: dict[str, Any], folder: Path) -> dict[str, str]:
     }
 
 
-def _run(command: list[str], case: dict[str, Any], folder: Path, env: Mapping[str, str], mark: str) -> dict[str, Any]:
-    """Start the command and wait: for its end, for a server's answer, or for the tester's time limit."""
-    port = int(case["port"]) if case["healthy"]["kind"] == "health" else None
+def _run(
+    command: list[str], case: dict[str, Any], folder: Path, env: Mapping[str, str], mark: str
+) -> dict[str, Any]:
+    """Start the command and wait: for its end, for a server's answer, or for the tester's time
+    limit.
+    """
+    if case["healthy"]["kind"] == "health":
+        port = int(case["port"])
+    else:
+        port = None
     if port is not None and not _is_free(port):
-        raise SystemExit(f"{case['name']}: port {port} is in use; another server would answer in its place")
-    seen: dict[str, Any] = {"runs": False, "timed_out": False, "served_max_model_len": None, "left": 0}
+        raise SystemExit(
+            f"{case['name']}: port {port} is in use; another server would answer in its place"
+        )
+    seen: dict[str, Any] = {
+        "runs": False,
+        "timed_out": False,
+        "served_max_model_len": None,
+        "left": 0,
+    }
     limit = time.monotonic() + case["timeout"]
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         try:
@@ -125,7 +170,9 @@ def _run(command: list[str], case: dict[str, Any], folder: Path, env: Mapping[st
 
 
 def _first_to_go() -> list[str]:
-    """Return a prefix by which the kernel ends this before anybody else's process, should memory run out."""
+    """Return a prefix by which the kernel ends this before anybody else's process, should memory
+    run out.
+    """
     return ["sh", "-c", 'echo 1000 2>/dev/null >/proc/self/oom_score_adj; exec "$@"', "sh"]
 
 
@@ -160,11 +207,19 @@ def _served_length(port: int) -> int | None:
 
 
 def _ended_well(wanted: dict[str, Any], status: int, stdout: str, work: Path) -> bool:
-    """Tell whether a command that ends did what the tester asks of it; a traceback that quotes the marker is none."""
-    if status != wanted["status"] or (wanted["file"] is not None and not _all_answered(work / wanted["file"])):
+    """Tell whether a command that ends did what the tester asks of it; a traceback that quotes the
+    marker is none.
+    """
+    if status != wanted["status"] or (
+        wanted["file"] is not None and not _all_answered(work / wanted["file"])
+    ):
         return False
-    lines = stdout.splitlines() + ((work / wanted["file"]).read_text().splitlines() if wanted["file"] else [])
-    return wanted["marker"] is None or any(wanted["marker"] in line and "print(" not in line for line in lines)
+    lines = stdout.splitlines() + (
+        (work / wanted["file"]).read_text().splitlines() if wanted["file"] else []
+    )
+    return wanted["marker"] is None or any(
+        wanted["marker"] in line and "print(" not in line for line in lines
+    )
 
 
 def _all_answered(batch: Path) -> bool:
@@ -174,7 +229,8 @@ def _all_answered(batch: Path) -> bool:
     except (OSError, ValueError):
         return False
     return bool(rows) and all(
-        not row.get("error") and (row.get("response") or {}).get("status_code") == 200 for row in rows
+        not row.get("error") and (row.get("response") or {}).get("status_code") == 200
+        for row in rows
     )
 
 
@@ -183,12 +239,17 @@ def _journalled(journal: Path) -> dict[str, Any]:
     from oomguard.journal.store import Journal
 
     records = Journal(journal).records()
-    incident = records[0].incident if records else None
+    if records:
+        incident = records[0].incident
+    else:
+        incident = None
     patches = [patch for record in records for patch in record.patches]
     return {
         "relaunches": max(len(records) - 1, 0),
         "cause": incident["causes"][0]["id"] if incident else None,
         "is_oom": bool(incident and incident["is_oom"]),
         "attempts": [dict(record.settings) for record in records],
-        "patches": [{key: patch[key] for key in ("setting", "from", "to", "effect")} for patch in patches],
+        "patches": [
+            {key: patch[key] for key in ("setting", "from", "to", "effect")} for patch in patches
+        ],
     }

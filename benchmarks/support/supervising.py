@@ -1,4 +1,6 @@
-"""What tests and benchmarks of ``oomguard run`` share: how it is started, and what of it is left anywhere."""
+"""What tests and benchmarks of ``oomguard run`` share: how it is started, and what of it is left
+anywhere.
+"""
 
 import os
 import subprocess
@@ -49,8 +51,12 @@ def state(pid: int) -> str:
         return ""
 
 
-def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command under ``oomguard run`` with options, and return what both printed; ``env`` is added to the environment."""
+def run(
+    *options: str, command: tuple[str, ...], env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command under ``oomguard run`` with options, and return what both printed; ``env`` is
+    added to the environment.
+    """
     return subprocess.run(
         [*RUN, *options, "--", *command],
         capture_output=True,
@@ -62,7 +68,9 @@ def run(*options: str, command: tuple[str, ...], env: dict[str, str] | None = No
 
 
 def hooked(folder: Path, code: str) -> dict[str, str]:
-    """Return an environment in which each Python that oomguard runs in executes ``code`` as it starts."""
+    """Return an environment in which each Python that oomguard runs in executes ``code`` as it
+    starts.
+    """
     hook = folder / "hook"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(code)

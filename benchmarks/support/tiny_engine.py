@@ -1,4 +1,6 @@
-"""A tiny model for the real vLLM, and the variables under which the benchmarks of the guard start it in a process of its own."""
+"""A tiny model for the real vLLM, and the variables under which the benchmarks of the guard start
+it in a process of its own.
+"""
 
 import os
 import subprocess
@@ -16,8 +18,14 @@ def make_tiny(folder: Path) -> None:
 
 
 def engine_environment(*paths: Path, **more: str) -> dict[str, str]:
-    """Return the variables of a child that imports oomguard from here, and what lies in ``paths`` before it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
+    """Return the variables of a child that imports oomguard from here, and what lies in ``paths``
+    before it.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OOMGUARD_", "VLLM_"))
+    }
     return kept | {
         "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,4 +1,6 @@
-"""Small models with random weights of the classes of transformers, made from their default configurations."""
+"""Small models with random weights of the classes of transformers, made from their default
+configurations.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ _TOKEN = re.compile(
 
 # Given where a default is None though the model needs a number.
 _ALWAYS = {"num_experts_per_tok": 2}
-_RESNET = {"model_type": "resnet", "depths": [1, 1, 1, 1], "layer_type": "basic", "hidden_sizes": [32, 32, 64, 64]}
+_RESNET = {
+    "model_type": "resnet",
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "hidden_sizes": [32, 32, 64, 64],
+}
 _LAST_STAGE = {"backbone_config": {**_RESNET, "out_features": ["stage4"]}}
 _STAGES = {"backbone_config": {**_RESNET, "out_features": ["stage2", "stage3", "stage4"]}}
 
@@ -66,7 +73,11 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "falcon": {"hidden_size": 128, "num_attention_heads": 4, "num_kv_heads": 4},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "zamba": {"num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1},
-    "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "hybrid_layer_ids": [1]},
+    "zamba2": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "hybrid_layer_ids": [1],
+    },
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe"]},
@@ -113,7 +124,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def model_classes() -> dict[str, str]:
-    """Return the names of the model classes of the installed transformers, each with the type of its configuration."""
+    """Return the names of the model classes of the installed transformers, each with the type of
+    its configuration.
+    """
     by_type: dict[str, set[str]] = {}
     for key, names in vars(modeling_auto).items():
         if key.startswith("MODEL_") and key.endswith("MAPPING_NAMES"):
@@ -139,7 +152,9 @@ def sys_module(name: str) -> str:
 
 
 def is_model(name: str) -> bool:
-    """Return whether transformers has a model class of this name that can be made from a configuration."""
+    """Return whether transformers has a model class of this name that can be made from a
+    configuration.
+    """
     with contextlib.suppress(Exception):
         cls = getattr(transformers, name)
         is_base = cls.forward is torch.nn.Module.forward or cls.config_class is None
@@ -152,8 +167,12 @@ def config_class_of(cls: type) -> Any:
     found = cls.config_class  # type: ignore[attr-defined]
     if isinstance(found, type) and found is not PretrainedConfig:
         return found
-    annotated = inspect.get_annotations(cls, eval_str=True).get("config") or cls.__annotations__.get("config")
-    return annotated if isinstance(annotated, type) else found
+    annotated = inspect.get_annotations(cls, eval_str=True).get(
+        "config"
+    ) or cls.__annotations__.get("config")
+    if isinstance(annotated, type):
+        return annotated
+    return found
 
 
 def parts_of(config: Any) -> Iterator[Any]:
@@ -164,7 +183,8 @@ def parts_of(config: Any) -> Iterator[Any]:
             yield from parts_of(value)
 
 
-# From the smallest to the one of the defaults; each leaves out what the one before has changed and may be why it fails.
+# From the smallest to the one of the defaults; each leaves out what the one before has changed and
+# may be why it fails.
 RUNGS: tuple[frozenset[str], ...] = (
     frozenset({"layers", "experts", "widths", "vocabulary", "images"}),
     frozenset({"layers", "experts", "vocabulary", "images"}),
@@ -179,12 +199,17 @@ def small_config(cls: type, rung: frozenset[str]) -> Any:
     """Return a model class's default configuration, shrunk as a rung says."""
     kind = config_class_of(cls)
     default = _default(kind)
-    ids = _special_ids(default) if "vocabulary" in rung else {}
+    if "vocabulary" in rung:
+        ids = _special_ids(default)
+    else:
+        ids = {}
     return _fitted(_shrunk(default, rung, _factor(default) if "widths" in rung else 1, ids))
 
 
 def _fitted(config: Any) -> Any:
-    """Have what a part gives as wide as what the text takes: the defaults of two parts are often of two models."""
+    """Have what a part gives as wide as what the text takes: the defaults of two parts are often of
+    two models.
+    """
     width = getattr(config.get_text_config(), "hidden_size", None)
     if not isinstance(width, int) or config.get_text_config() is config:
         return config
@@ -202,16 +227,23 @@ def _fitted(config: Any) -> Any:
 
 def _default(kind: Any) -> Any:
     if kind.model_type in ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder"):
-        first = {"encoder-decoder": "bert", "vision-encoder-decoder": "vit", "speech-encoder-decoder": "wav2vec2"}
+        first = {
+            "encoder-decoder": "bert",
+            "vision-encoder-decoder": "vit",
+            "speech-encoder-decoder": "wav2vec2",
+        }
         encoder = CONFIG_MAPPING[first[kind.model_type]]()
         decoder = CONFIG_MAPPING["bert"](is_decoder=True, add_cross_attention=True)
         made = kind.from_encoder_decoder_configs(encoder, decoder)
-        made.decoder_start_token_id, made.pad_token_id = 1, 0
+        made.decoder_start_token_id = 1
+        made.pad_token_id = 0
         return made
     if kind.model_type == "vision-text-dual-encoder":
         return kind.from_vision_text_configs(CONFIG_MAPPING["vit"](), CONFIG_MAPPING["bert"]())
     if kind.model_type == "rag":
-        return kind.from_question_encoder_generator_configs(CONFIG_MAPPING["dpr"](), CONFIG_MAPPING["bart"]())
+        return kind.from_question_encoder_generator_configs(
+            CONFIG_MAPPING["dpr"](), CONFIG_MAPPING["bart"]()
+        )
     return kind()
 
 
@@ -220,7 +252,9 @@ def _own(config: Any) -> dict[str, Any]:
 
 
 def _factor(config: Any) -> int:
-    """Return what all widths and numbers of heads can be divided by, so that heads keep their size and parts fit together."""
+    """Return what all widths and numbers of heads can be divided by, so that heads keep their size
+    and parts fit together.
+    """
     heads = [
         value
         for part in parts_of(config)
@@ -235,12 +269,22 @@ def _factor(config: Any) -> int:
         value
         for part in parts_of(config)
         for key, value in _own(part).items()
-        if isinstance(value, int) and not isinstance(value, bool) and key in _MAIN_WIDTHS and value >= 64
+        if isinstance(value, int)
+        and not isinstance(value, bool)
+        and key in _MAIN_WIDTHS
+        and value >= 64
     ]
-    common = math.gcd(*heads) if heads else 4
+    if heads:
+        common = math.gcd(*heads)
+    else:
+        common = 4
     most = max(widths, default=64)
     for factor in (16, 8, 4, 3, 2):
-        if common % factor == 0 and all(width % (4 * factor) == 0 for width in widths) and most / factor >= 128:
+        if (
+            common % factor == 0
+            and all(width % (4 * factor) == 0 for width in widths)
+            and most / factor >= 128
+        ):
             return factor
     return 1
 
@@ -250,7 +294,9 @@ def _is_width(key: str) -> bool:
 
 
 def _special_ids(config: Any) -> dict[int, int]:
-    """Return smaller numbers for the special tokens beyond a small vocabulary, the same in all parts."""
+    """Return smaller numbers for the special tokens beyond a small vocabulary, the same in all
+    parts.
+    """
     found: dict[int, None] = {}
     for part in parts_of(config):
         for key, value in _own(part).items():
@@ -263,15 +309,23 @@ def _special_ids(config: Any) -> dict[int, int]:
 
 def _shrunk(config: Any, rung: frozenset[str], factor: int, ids: Mapping[int, int]) -> Any:
     changed: dict[str, Any] = {}
-    own, plain = _own(config), {}
+    own = _own(config)
+    plain = {}
     with contextlib.suppress(Exception):
         plain = _own(type(config)())
     for key, value in own.items():
         if isinstance(value, PretrainedConfig):
             changed[key] = _shrunk(value, rung, factor, ids)
-        elif key in ("num_key_value_heads", "head_dim") and value is None and "num_attention_heads" in own:
+        elif (
+            key in ("num_key_value_heads", "head_dim")
+            and value is None
+            and "num_attention_heads" in own
+        ):
             heads = own["num_attention_heads"]
-            changed[key] = heads // factor if "heads" in key else own["hidden_size"] // heads
+            if "heads" in key:
+                changed[key] = heads // factor
+            else:
+                changed[key] = own["hidden_size"] // heads
         elif value is None and key in _ALWAYS:
             changed[key] = _ALWAYS[key]
         else:
@@ -279,39 +333,62 @@ def _shrunk(config: Any, rung: frozenset[str], factor: int, ids: Mapping[int, in
             if (new is not value and new != value) or _is_given(key, value, plain):
                 changed[key] = new
     kinds = list(dict.fromkeys(own.get("layer_types") or ()))
-    if "layers" in rung and len(kinds) > 1 and "num_hidden_layers" in own and config.model_type not in _SPECIAL:
+    if (
+        "layers" in rung
+        and len(kinds) > 1
+        and "num_hidden_layers" in own
+        and config.model_type not in _SPECIAL
+    ):
         changed |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
-    special = {name: value for name, value in _SPECIAL.get(config.model_type, {}).items() if "layers" in rung}
+    special = {
+        name: value
+        for name, value in _SPECIAL.get(config.model_type, {}).items()
+        if "layers" in rung
+    }
     return _made(type(config), {**_asked(config), **changed, **special}, config)
 
 
 def _is_given(key: str, value: Any, plain: Mapping[str, Any]) -> bool:
     """Return whether a configuration was made with a number that is not its class's default."""
     return (
-        isinstance(value, (int, float, str)) and key in plain and plain[key] != value and key != "transformers_version"
+        isinstance(value, (int, float, str))
+        and key in plain
+        and plain[key] != value
+        and key != "transformers_version"
     )
 
 
 def _asked(config: Any) -> dict[str, Any]:
     """Return what a configuration was made with beside its class's defaults."""
-    return {"is_decoder": True, "add_cross_attention": True} if getattr(config, "add_cross_attention", False) else {}
+    if getattr(config, "add_cross_attention", False):
+        return {"is_decoder": True, "add_cross_attention": True}
+    return {}
 
 
 def _made(kind: Any, changed: Mapping[str, Any], default: Any) -> Any:
     if kind.model_type in ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"):
         made = kind.from_encoder_decoder_configs(changed["encoder"], changed["decoder"])
-        made.decoder_start_token_id, made.pad_token_id = 1, 0
+        made.decoder_start_token_id = 1
+        made.pad_token_id = 0
         return made
     if kind.model_type == "vision-text-dual-encoder":
         return kind.from_vision_text_configs(changed["vision_config"], changed["text_config"])
     if kind.model_type == "rag":
-        return kind.from_question_encoder_generator_configs(changed["question_encoder"], changed["generator"])
+        return kind.from_question_encoder_generator_configs(
+            changed["question_encoder"], changed["generator"]
+        )
     accepted = inspect.signature(kind.__init__).parameters
     backwards = {new: old for old, new in getattr(kind, "attribute_map", {}).items()}
     given = {}
     for key, value in changed.items():
-        name = key if key in accepted or backwards.get(key) not in accepted else backwards[key]
-        given[name] = value.to_dict() if isinstance(value, PretrainedConfig) and not _takes_objects(kind) else value
+        if key in accepted or backwards.get(key) not in accepted:
+            name = key
+        else:
+            name = backwards[key]
+        if isinstance(value, PretrainedConfig) and not _takes_objects(kind):
+            given[name] = value.to_dict()
+        else:
+            given[name] = value
     if "backbone_config" in given and "backbone" in accepted:
         given |= {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
     return kind(**given)
@@ -319,11 +396,18 @@ def _made(kind: Any, changed: Mapping[str, Any], default: Any) -> Any:
 
 def _takes_objects(kind: Any) -> bool:
     """Return whether a configuration takes those of its parts, and not their dictionaries alone."""
-    return bool(getattr(kind, "sub_configs", None)) and Version(transformers.__version__) >= Version("5")
+    return bool(getattr(kind, "sub_configs", None)) and Version(
+        transformers.__version__
+    ) >= Version("5")
 
 
 def _new_value(
-    key: str, value: Any, rung: frozenset[str], factor: int, ids: Mapping[int, int], own: Mapping[str, Any]
+    key: str,
+    value: Any,
+    rung: frozenset[str],
+    factor: int,
+    ids: Mapping[int, int],
+    own: Mapping[str, Any],
 ) -> Any:
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, int) for each in value):
         return _new_list(key, value, rung, ids, own)
@@ -332,13 +416,20 @@ def _new_value(
     if _TOKEN.search(key):
         return ids.get(value, value)
     for group, rule in _RULES.items():
-        new = rule(key, value, own) if group in rung else None
+        if group in rung:
+            new = rule(key, value, own)
+        else:
+            new = None
         if new is not None:
             return new
-    return value if factor == 1 else _narrower(key, value, factor)
+    if factor == 1:
+        return value
+    return _narrower(key, value, factor)
 
 
-def _new_list(key: str, value: Any, rung: frozenset[str], ids: Mapping[int, int], own: Mapping[str, Any]) -> Any:
+def _new_list(
+    key: str, value: Any, rung: frozenset[str], ids: Mapping[int, int], own: Mapping[str, Any]
+) -> Any:
     if key in ("depths", "layers") and "layers" in rung:
         return type(value)(min(each, 2) for each in value)
     if _TOKEN.search(key):
@@ -352,9 +443,15 @@ def _fewer_layers(key: str, value: int, own: Mapping[str, Any]) -> int | None:
     del own
     if _LAYERS.search(key) or _EVERY.search(key):
         return min(value, 2)
-    if _OFFSET.search(key) or key in ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"):
+    if _OFFSET.search(key) or key in (
+        "first_k_dense_replace",
+        "moe_layer_start_index",
+        "num_dense_layers",
+    ):
         return min(value, 1)
-    return min(value, 16) if key in ("num_queries", "num_query_tokens", "num_detection_tokens") else None
+    if key in ("num_queries", "num_query_tokens", "num_detection_tokens"):
+        return min(value, 16)
+    return None
 
 
 def _fewer_experts(key: str, value: int, own: Mapping[str, Any]) -> int | None:
@@ -363,12 +460,16 @@ def _fewer_experts(key: str, value: int, own: Mapping[str, Any]) -> int | None:
         return min(value, 4)
     if _CHOSEN.search(key):
         return min(value, 2)
-    return 1 if key in ("n_group", "topk_group", "num_expert_group", "moe_topk_group") else None
+    if key in ("n_group", "topk_group", "num_expert_group", "moe_topk_group"):
+        return 1
+    return None
 
 
 def _fewer_words(key: str, value: int, own: Mapping[str, Any]) -> int | None:
     del own
-    return min(value, VOCABULARY) if "vocab_size" in key and "type" not in key else None
+    if "vocab_size" in key and "type" not in key:
+        return min(value, VOCABULARY)
+    return None
 
 
 def _smaller_images(key: str, value: int, own: Mapping[str, Any]) -> int | None:
@@ -380,7 +481,9 @@ def _smaller_images(key: str, value: int, own: Mapping[str, Any]) -> int | None:
 def _narrower(key: str, value: int, factor: int) -> int:
     if _KEY_HEADS.search(key):
         return max(1, value // factor)
-    if (_HEADS.search(key) and value > 1) or (_is_width(key) and value >= 64 and value % factor == 0):
+    if (_HEADS.search(key) and value > 1) or (
+        _is_width(key) and value >= 64 and value % factor == 0
+    ):
         return value // factor
     return value
 
@@ -394,7 +497,9 @@ _RULES: dict[str, Callable[[str, int, Mapping[str, Any]], int | None]] = {
 
 
 def make(cls: type, rung: frozenset[str]) -> Any:
-    """Return a small model of a class, in evaluation mode; on no device where it stays too large to run for real."""
+    """Return a small model of a class, in evaluation mode; on no device where it stays too large to
+    run for real.
+    """
     config = small_config(cls, rung)
     for part in parts_of(config):
         part.dtype = torch.float32

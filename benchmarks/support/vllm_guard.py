@@ -1,4 +1,6 @@
-"""What the guard holds on to inside a vLLM that a program starts: the calls that it wraps, the client whose place it takes."""
+"""What the guard holds on to inside a vLLM that a program starts: the calls that it wraps, the
+client whose place it takes.
+"""
 
 import ast
 import itertools
@@ -15,7 +17,9 @@ from support.vllm_printed import Looked, text_row
 from support.vllm_rows import Row, is_in, presence
 from support.vllm_texts import printed_texts
 
-_CLIENTS, _LLM, _ASYNC = "vllm.v1.engine.core_client", "vllm.v1.engine.llm_engine", "vllm.v1.engine.async_llm"
+_CLIENTS = "vllm.v1.engine.core_client"
+_LLM = "vllm.v1.engine.llm_engine"
+_ASYNC = "vllm.v1.engine.async_llm"
 _RUN = "vllm.v1.engine.output_processor"
 # Module, class, and what of it is used: a method, or a name that its own code uses.
 _USED = (
@@ -39,7 +43,10 @@ _USED = (
     ("vllm.v1.core.sched.output", "SchedulerOutput", "num_scheduled_tokens"),
 )
 # With what stands behind them: of the scheduler's output its own form (``SchedulerOutput`` above).
-_PRINTED = (("Dumping scheduler output", re.compile("scheduler output")), ("Sleep mode freed", FREED))
+_PRINTED = (
+    ("Dumping scheduler output", re.compile("scheduler output")),
+    ("Sleep mode freed", FREED),
+)
 
 
 def guard_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Iterator[Row]:
@@ -55,7 +62,9 @@ def guard_rows(package: Path, version: str, only_in: Mapping[str, str]) -> Itera
                 for alias in node.names:
                     said = f"{node.module}.{alias.name}"
                     found = defines(package, node.module or "", alias.name)
-                    yield presence("guard", said, stated=is_in(only_in.get(said), version), found=found)
+                    yield presence(
+                        "guard", said, stated=is_in(only_in.get(said), version), found=found
+                    )
     texts = printed_texts(package, {anchor for anchor, _ in _PRINTED})
     for anchor, pattern in _PRINTED:
         looked = Looked(anchor, (anchor,), only_in.get(anchor), pattern.search)
@@ -66,10 +75,20 @@ def _has(package: Path, module: str, owner: str, name: str) -> bool:
     path = (package.parent / Path(*module.split("."))).with_suffix(".py")
     if not path.is_file():
         return False
-    found = next((n for n in parsed(path).body if isinstance(n, ast.ClassDef) and n.name == owner), None)
-    inside = list(ast.walk(found)) if found is not None else []
-    body = found.body if found is not None else []
-    named = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    found = next(
+        (n for n in parsed(path).body if isinstance(n, ast.ClassDef) and n.name == owner), None
+    )
+    if found is not None:
+        inside = list(ast.walk(found))
+    else:
+        inside = []
+    if found is not None:
+        body = found.body
+    else:
+        body = []
+    named = {
+        node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
     named |= {node.attr for node in inside if isinstance(node, ast.Attribute)}
     named |= {ast.unparse(node.target) for node in inside if isinstance(node, ast.AnnAssign)}
     return name in named

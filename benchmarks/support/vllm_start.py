@@ -1,10 +1,11 @@
-"""Run by the vLLM environment's Python, with vLLM's own flags: start the engine in this process, say so, and end.
+"""Run by the vLLM environment's Python, with vLLM's own flags: start the engine in this process,
+say so, and end.
 
 python benchmarks/support/vllm_start.py --model FOLDER [vLLM's flags]
 python benchmarks/support/vllm_start.py --feasible MAX_LEN POOL_BYTES --model FOLDER [vLLM's flags]
 
-The second form asks vLLM's own planning code: the longest request that fits in POOL_BYTES, and the smallest pool that holds a
-request of MAX_LEN, each with what the flags set; one JSON line.
+The second form asks vLLM's own planning code: the longest request that fits in POOL_BYTES, and the
+smallest pool that holds a request of MAX_LEN, each with what the flags set; one JSON line.
 """
 
 import json
@@ -20,7 +21,9 @@ def engine(flags: list[str]):
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     asked = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
-    defaults = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--model", asked.model])
+    defaults = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(
+        ["--model", asked.model]
+    )
     given = {name: value for name, value in vars(asked).items() if value != getattr(defaults, name)}
     given |= {
         flag[5:].replace("-", "_"): False for flag in flags if flag.startswith("--no-")
@@ -42,12 +45,15 @@ def engine(flags: list[str]):
 
 
 def feasible(flags: list[str], length: int, pool_bytes: int) -> dict:
-    """What vLLM's own planning code makes of a pool, and of a length; settings other than those two are the flags'."""
+    """What vLLM's own planning code makes of a pool, and of a length; settings other than those two
+    are the flags'.
+    """
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
     llm = engine([*flags, "--max-model-len", "64", "--kv-cache-memory-bytes", str(1 << 30)])
     core = llm.llm_engine.engine_core.engine_core
-    config, specs = core.vllm_config, core.model_executor.get_kv_cache_specs()
+    config = core.vllm_config
+    specs = core.model_executor.get_kv_cache_specs()
 
     def fits(max_model_len: int, available_bytes: int) -> bool:
         config.model_config.max_model_len = max_model_len
@@ -57,11 +63,13 @@ def feasible(flags: list[str], length: int, pool_bytes: int) -> dict:
             return False
         return True
 
-    longest, high = 0, length
+    longest = 0
+    high = length
     while longest < high:
         middle = (longest + high + 1) // 2
         longest, high = (middle, high) if fits(middle, pool_bytes) else (longest, middle - 1)
-    low, high = 1, 1 << 42
+    low = 1
+    high = 1 << 42
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(length, middle) else (middle + 1, high)
@@ -70,11 +78,16 @@ def feasible(flags: list[str], length: int, pool_bytes: int) -> dict:
 
 def main() -> None:
     if sys.argv[1] == "--feasible":
-        print("FEASIBLE " + json.dumps(feasible(sys.argv[4:], int(sys.argv[2]), int(sys.argv[3]))), flush=True)
+        print(
+            "FEASIBLE " + json.dumps(feasible(sys.argv[4:], int(sys.argv[2]), int(sys.argv[3]))),
+            flush=True,
+        )
     else:
         cache = engine(sys.argv[1:]).llm_engine.vllm_config.cache_config
         print(
-            "STARTED " + json.dumps({"tokens": cache.kv_cache_size_tokens, "blocks": cache.num_gpu_blocks}), flush=True
+            "STARTED "
+            + json.dumps({"tokens": cache.kv_cache_size_tokens, "blocks": cache.num_gpu_blocks}),
+            flush=True,
         )
     os._exit(0)  # nothing is left to be saved, and an engine in this process takes seconds to end
 

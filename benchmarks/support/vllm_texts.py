@@ -1,4 +1,6 @@
-"""What a vLLM can print, from its sources: each text with holes where a value goes, filled so that a pattern can be tried on it."""
+"""What a vLLM can print, from its sources: each text with holes where a value goes, filled so that
+a pattern can be tried on it.
+"""
 
 import ast
 import itertools
@@ -44,7 +46,8 @@ _WRITTEN = ("'word'", "None", *(value for value in _ANY if value != "word"))
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One text of the sources: literals, and between them holes, each with the values that may stand in it.
+    """One text of the sources: literals, and between them holes, each with the values that may
+    stand in it.
 
     ``literal`` is what is always printed, with a null character in place of each hole.
     """
@@ -54,9 +57,12 @@ class Text:
     literal: str
 
     def may_hold(self, anchor: str) -> bool:
-        """Return whether an anchor may be printed: around its longest word the literals agree with it as far as the next hole."""
+        """Return whether an anchor may be printed: around its longest word the literals agree with
+        it as far as the next hole.
+        """
         word = longest_word(anchor)
-        at, inside = self.literal.find(word), anchor.index(word)
+        at = self.literal.find(word)
+        inside = anchor.index(word)
         while at >= 0:
             before = zip(reversed(self.literal[:at]), reversed(anchor[:inside]), strict=False)
             behind = zip(self.literal[at:], anchor[inside:], strict=False)
@@ -66,24 +72,33 @@ class Text:
         return False
 
     def filled(self) -> Iterator[str]:
-        """Yield the text with its holes filled: with the same value in all that are not known, then with others."""
+        """Yield the text with its holes filled: with the same value in all that are not known, then
+        with others.
+        """
         holes = [part for part in self.parts if not isinstance(part, str)]
         alike = ([one if one in hole else hole[0] for hole in holes] for one in _ANY)
-        for values in itertools.chain(alike, itertools.islice(itertools.product(*holes), _MOST_FILLED)):
+        for values in itertools.chain(
+            alike, itertools.islice(itertools.product(*holes), _MOST_FILLED)
+        ):
             left = iter(values)
             yield "".join(part if isinstance(part, str) else next(left) for part in self.parts)
 
 
 def _agree(pairs: Iterable[tuple[str, str]]) -> bool:
     """Return whether the characters are the same up to the first hole."""
-    return all(one == other for one, other in itertools.takewhile(lambda pair: pair[0] != "\0", pairs))
+    return all(
+        one == other for one, other in itertools.takewhile(lambda pair: pair[0] != "\0", pairs)
+    )
 
 
 def printed_texts(package: Path, anchors: Collection[str]) -> list[Text]:
-    """Return the texts of a package's modules in which one of these anchors may stand; docstrings are left out."""
+    """Return the texts of a package's modules in which one of these anchors may stand; docstrings
+    are left out.
+    """
     found = []
     words = [
-        (longest_word(anchor), [part.encode() for part in _PIECE.findall(anchor) or [anchor]]) for anchor in anchors
+        (longest_word(anchor), [part.encode() for part in _PIECE.findall(anchor) or [anchor]])
+        for anchor in anchors
     ]
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
@@ -96,12 +111,16 @@ def printed_texts(package: Path, anchors: Collection[str]) -> list[Text]:
 
 
 def longest_word(anchor: str) -> str:
-    """Return the longest word of an anchor: what stands in no text of the sources is printed by none."""
+    """Return the longest word of an anchor: what stands in no text of the sources is printed by
+    none.
+    """
     return max(_WORD.findall(anchor), key=len, default=anchor)
 
 
 def _text(module: str, parts: list[Any], anchors: Collection[str]) -> Text:
-    """Return a text of a module; a value that is shown as Python writes it may be a word that an anchor of this text quotes."""
+    """Return a text of a module; a value that is shown as Python writes it may be a word that an
+    anchor of this text quotes.
+    """
     literal = "".join(part if isinstance(part, str) else "\0" for part in parts)
     if _WRITTEN in parts:
         own = sorted(anchor for anchor in anchors if longest_word(anchor) in literal)
@@ -111,19 +130,28 @@ def _text(module: str, parts: list[Any], anchors: Collection[str]) -> Text:
 
 
 def traced_lines(package: Path, anchors: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield what a traceback may show of a package's functions and lines, where one of these anchors stands in it, by module."""
+    """Yield what a traceback may show of a package's functions and lines, where one of these
+    anchors stands in it, by module.
+    """
     for path in sorted(package.rglob("*.py")):
-        module, content = path.relative_to(package.parent).as_posix(), path.read_text(encoding="utf-8")
+        module = path.relative_to(package.parent).as_posix()
+        content = path.read_text(encoding="utf-8")
         shown = [f'  File "{module}", line 1, in {name}' for name in _DEFINED.findall(content)]
         lines = [*shown, *content.splitlines()]
         if any(anchor in line for anchor in anchors for line in shown):
             lines += _with_their_functions(module, content)
-        held = [anchor for anchor in anchors if anchor in content or any(anchor in line for line in shown)]
+        held = [
+            anchor
+            for anchor in anchors
+            if anchor in content or any(anchor in line for line in shown)
+        ]
         yield from ((module, line) for line in lines if any(anchor in line for anchor in held))
 
 
 def _with_their_functions(module: str, content: str) -> Iterator[str]:
-    """Yield each line of a module's functions as a traceback shows it: beneath the function's name."""
+    """Yield each line of a module's functions as a traceback shows it: beneath the
+    function's name.
+    """
     name = ""
     for line in content.splitlines():
         if defined := _DEFINED.search(line):
@@ -139,7 +167,9 @@ def _parsed(content: bytes) -> ast.Module:
 
 
 def _texts(tree: ast.AST) -> Iterator[list[Any]]:
-    """Yield the parts of each text: of records as they print themselves, of what is joined from a list, of a progress bar."""
+    """Yield the parts of each text: of records as they print themselves, of what is joined from a
+    list, of a progress bar.
+    """
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -159,8 +189,16 @@ def _texts(tree: ast.AST) -> Iterator[list[Any]]:
 
 def _is_of_a_bar(node: ast.AST) -> TypeGuard[ast.keyword | ast.Assign]:
     """Return whether what is given here stands before a progress bar."""
-    named = node.targets[0] if isinstance(node, ast.Assign) else None
-    given = node.arg if isinstance(node, ast.keyword) else named.id if isinstance(named, ast.Name) else None
+    if isinstance(node, ast.Assign):
+        named = node.targets[0]
+    else:
+        named = None
+    if isinstance(node, ast.keyword):
+        given = node.arg
+    elif isinstance(named, ast.Name):
+        given = named.id
+    else:
+        given = None
     return given is not None and given.endswith("desc")
 
 
@@ -197,12 +235,16 @@ def _parts(node: ast.AST) -> list[Any] | None:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             both = [(side, _parts(side)) for side in (left, right)]
             known = any(parts is not None for _side, parts in both)
-            return [part for side, parts in both for part in (parts or [_hole(side)])] if known else None
+            if known:
+                return [part for side, parts in both for part in (parts or [_hole(side)])]
+            return None
         case ast.BinOp(left=left, op=ast.Mod()):
             return _parts(left)
         case ast.Call(func=ast.Attribute(value=text, attr="format")):
             inside = _parts(text)
-            return None if inside is None else _split(inside, _BRACES)
+            if inside is None:
+                return None
+            return _split(inside, _BRACES)
     return None
 
 
@@ -222,11 +264,16 @@ def _split(parts: list[Any], holes: re.Pattern[str]) -> list[Any]:
 
 def _with_holes(parts: list[Any]) -> list[Any]:
     """Return a text with the holes of a logger's ``%s``, and ``%%`` as it is printed."""
-    return [part.replace("%%", "%") if isinstance(part, str) else part for part in _split(parts, _PERCENT)]
+    return [
+        part.replace("%%", "%") if isinstance(part, str) else part
+        for part in _split(parts, _PERCENT)
+    ]
 
 
 def _hole(node: ast.AST) -> tuple[str, ...]:
-    """Return what may stand in a hole: by its format, else the texts that its expression names and all kinds of values."""
+    """Return what may stand in a hole: by its format, else the texts that its expression names and
+    all kinds of values.
+    """
     if isinstance(node, ast.FormattedValue) and node.conversion == ord("r"):
         return _WRITTEN
     written = ast.unparse(node)
@@ -236,7 +283,11 @@ def _hole(node: ast.AST) -> tuple[str, ...]:
             return known
     if "gib" in written.lower():
         return ("1.25", "1.25 GiB")
-    named = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value]
+    named = [
+        n.value
+        for n in ast.walk(node)
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value
+    ]
     return tuple(dict.fromkeys([*named[:4], *_ANY, ""]))
 
 
@@ -245,4 +296,6 @@ def _of_format(form: str) -> tuple[str, ...]:
         return ("1.25",)
     if form.endswith(("d", "i")):
         return ("7",)
-    return ("7,000",) if form.endswith(",") else _ANY
+    if form.endswith(","):
+        return ("7,000",)
+    return _ANY

@@ -25,7 +25,8 @@ class WatchedServer:
     """The run: its events, its server, and its engine core."""
 
     def __init__(self, folder: Path, limit_s: float) -> None:
-        self.orders, self._events = folder / "orders", folder / "events"
+        self.orders = folder / "orders"
+        self._events = folder / "events"
         self.orders.mkdir()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -40,9 +41,27 @@ class WatchedServer:
             "--log-format",
             "json",
         ]
-        serve = ["vllm", "serve", "./tiny", "--dtype", "float16", "--enforce-eager", "--max-model-len", "4096"]
-        serve += ["--kv-cache-memory-bytes", "64000000", "--host", "127.0.0.1", "--port", str(self.port)]
-        environment = engine_environment(PLUGIN, HANGING_ORDERS=str(self.orders), XDG_STATE_HOME=str(folder / "state"))
+        serve = [
+            "vllm",
+            "serve",
+            "./tiny",
+            "--dtype",
+            "float16",
+            "--enforce-eager",
+            "--max-model-len",
+            "4096",
+        ]
+        serve += [
+            "--kv-cache-memory-bytes",
+            "64000000",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
+        environment = engine_environment(
+            PLUGIN, HANGING_ORDERS=str(self.orders), XDG_STATE_HOME=str(folder / "state")
+        )
         environment["PATH"] = f"{ROOT / '.venv-vllm' / 'bin'}{os.pathsep}{environment['PATH']}"
         with (folder / "log").open("wb") as log, self._events.open("wb") as events:
             self.process = subprocess.Popen(
@@ -81,7 +100,9 @@ class WatchedServer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit_s)
         body = {"model": "./tiny", "prompt": "the quick", "max_tokens": tokens, "ignore_eos": True}
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+            )
             return connection.getresponse().status
         except OSError:
             return None

@@ -1,4 +1,6 @@
-"""The Python sources of a released package: its wheel is downloaded, its files are unzipped, and nothing of it is installed or run."""
+"""The Python sources of a released package: its wheel is downloaded, its files are unzipped, and
+nothing of it is installed or run.
+"""
 
 import shutil
 import subprocess
@@ -23,26 +25,45 @@ _KIND = [
 
 
 def unzipped(requirement: str, package: str, cache: Path) -> tuple[str, Path]:
-    """Download a wheel and return its version with the folder of a package in it, under ``cache/VERSION``.
+    """Download a wheel and return its version with the folder of a package in it, under
+    ``cache/VERSION``.
 
     Raises:
-        subprocess.CalledProcessError: the registry has no such wheel, or is not reached; ``stderr`` says which.
+        subprocess.CalledProcessError: the registry has no such wheel, or is not reached; ``stderr``
+        says which.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", folder]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--dest",
+            folder,
+        ]
         subprocess.run([*pip, *_KIND, requirement], capture_output=True, text=True, check=True)
         wheel = next(Path(folder).glob("*.whl"))
         version = wheel.name.split("-")[1]
         target = cache / version
         shutil.rmtree(target, ignore_errors=True)
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith(f"{package}/") and name.endswith(".py")]
+            names = [
+                name
+                for name in archive.namelist()
+                if name.startswith(f"{package}/") and name.endswith(".py")
+            ]
             archive.extractall(target, names)
         (target / "complete").touch()  # what an interrupted run left is not taken for the whole
     return version, target / package
 
 
 def package_of(requirement: str, package: str, cache: Path) -> Path:
-    """Return the folder of a package of ``NAME==VERSION``, downloaded where it is not there yet. Raises as ``unzipped``."""
+    """Return the folder of a package of ``NAME==VERSION``, downloaded where it is not there yet.
+    Raises as ``unzipped``.
+    """
     known = cache / requirement.partition("==")[2]
-    return known / package if (known / "complete").exists() else unzipped(requirement, package, cache)[1]
+    if (known / "complete").exists():
+        return known / package
+    return unzipped(requirement, package, cache)[1]

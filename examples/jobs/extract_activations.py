@@ -1,4 +1,5 @@
-"""Activations on simulated GPUs, as far as their memory goes: 9 GiB on each device that it sees, for SIMULATED_RUN_S.
+"""Activations on simulated GPUs, as far as their memory goes: 9 GiB on each device that it sees,
+for SIMULATED_RUN_S.
 
 Where one has no room for them it ends as torch does. Started by examples/seed_placement.py.
 """
@@ -19,12 +20,19 @@ for number, (uuid, total) in enumerate(mine):
     used = 0
     for path in folder.glob("use.*"):
         if Path("/proc", path.suffix[1:]).exists():
-            used += sum(int(size) for name, size in map(str.split, path.read_text().splitlines()) if name == uuid)
+            used += sum(
+                int(size)
+                for name, size in map(str.split, path.read_text().splitlines())
+                if name == uuid
+            )
     if total - used < NEEDED:
         sys.exit(
-            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU {number} has a total capacity of"
-            f" {total / GIB:.2f} GiB of which {(total - used) / GIB:.2f} GiB is free. Including non-PyTorch memory, this process has"
-            " 0.00 GiB memory in use. Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by PyTorch but"
+            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU {number} "
+            "has a total capacity of"
+            f" {total / GIB:.2f} GiB of which {(total - used) / GIB:.2f} GiB is free. Including "
+            "non-PyTorch memory, this process has"
+            " 0.00 GiB memory in use. Of the allocated memory 0 bytes is allocated by PyTorch, and "
+            "0 bytes is reserved by PyTorch but"
             " unallocated."
         )
 new = folder / f"new.{os.getpid()}"

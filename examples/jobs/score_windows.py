@@ -1,4 +1,6 @@
-"""A user's job: perplexity by sliding windows, each scored by the log-probabilities of its own prompt."""
+"""A user's job: perplexity by sliding windows, each scored by the log-probabilities of its own
+prompt.
+"""
 
 import argparse
 import json
@@ -9,7 +11,10 @@ from pathlib import Path
 import psutil
 from vllm import LLM, SamplingParams
 
-WINDOWS, CONTEXT, STRIDE, VOCABULARY = 6, 2048, 512, 128256
+WINDOWS = 6
+CONTEXT = 2048
+STRIDE = 512
+VOCABULARY = 128256
 
 
 def worker_bytes(field: str) -> int:
@@ -41,8 +46,11 @@ def main() -> None:
     windows = [text[start : start + CONTEXT] for start in range(0, WINDOWS * STRIDE, STRIDE)]
     standing = worker_bytes("VmRSS")
     parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-    scored = llm.generate([{"prompt_token_ids": window} for window in windows], parameters, use_tqdm=False)
-    total, count = 0.0, 0
+    scored = llm.generate(
+        [{"prompt_token_ids": window} for window in windows], parameters, use_tqdm=False
+    )
+    total = 0.0
+    count = 0
     for number, (window, output) in enumerate(zip(windows, scored, strict=True)):
         new = range(1 if number == 0 else CONTEXT - STRIDE, CONTEXT)
         total -= sum(output.prompt_logprobs[place][window[place]].logprob for place in new)

@@ -1,4 +1,6 @@
-"""A user's job with settings of its own: python speculate.py CONFIG.yaml reads `engine:` and `speculative_decoding:`."""
+"""A user's job with settings of its own: python speculate.py CONFIG.yaml reads `engine:` and
+`speculative_decoding:`.
+"""
 
 import json
 import sys

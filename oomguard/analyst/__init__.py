@@ -1,1 +1,3 @@
-"""The second process of ``oomguard run``: read the recorded output, diagnose it, decide what to change."""
+"""The second process of ``oomguard run``: read the recorded output, diagnose it, decide what to
+change.
+"""

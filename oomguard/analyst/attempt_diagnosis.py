@@ -1,4 +1,6 @@
-"""What an attempt's output says of its end: heard where it may hold anything, and diagnosed where the attempt failed."""
+"""What an attempt's output says of its end: heard where it may hold anything, and diagnosed where
+the attempt failed.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ if TYPE_CHECKING:
 
 
 def killed_by_kernel(status: int, death: Incident | None) -> Incident:
-    """Return the kernel's kill for memory: SIGKILL says nothing by itself, the cgroup's own count does."""
-    whom, why = ("the command", f"exit status {status}") if death is None else ("its engine", death.message)
+    """Return the kernel's kill for memory: SIGKILL says nothing by itself, the cgroup's own count
+    does.
+    """
+    whom, why = (
+        ("the command", f"exit status {status}") if death is None else ("its engine", death.message)
+    )
     text = f"the kernel ended {whom} for memory: {why}, and its cgroup counts one oom_kill more"
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))
 
@@ -47,28 +53,38 @@ def killed_by_kernel(status: int, death: Incident | None) -> Incident:
 
 
 def only_compares_texts(argv: Sequence[str]) -> bool:
-    """Return whether a command, or all of a shell's text, compares or searches texts and does nothing else."""
-    table = next(iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values()))
+    """Return whether a command, or all of a shell's text, compares or searches texts and does
+    nothing else.
+    """
+    table = next(
+        iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
+    )
     programs = {inner.program for inner in inner_commands(argv)}
-    scripts = {PurePath(word).stem for word in argv if word.endswith(".py")}  # a Python file goes by its name too
+    scripts = {
+        PurePath(word).stem for word in argv if word.endswith(".py")
+    }  # a Python file goes by its name too
     compare = programs & set(table["compare_texts"]) - scripts
     return bool(compare) and programs - compare <= set(table["beside_them"])
 
 
-# Which rank a failure is of, where the line itself names no process: by srun's labels, or by torchrun's table of failures.
+# Which rank a failure is of, where the line itself names no process: by srun's labels, or by
+# torchrun's table of failures.
 #
-# torchrun's table repeats what a worker left in its error file (TORCHELASTIC_ERROR_FILE). It is evidence of what that worker said; which
-# worker it calls the root cause is the one whose end the agent saw first, which is not taken over what is known of memory.
+# torchrun's table repeats what a worker left in its error file (TORCHELASTIC_ERROR_FILE). It is
+# evidence of what that worker said; which worker it calls the root cause is the one whose end the
+# agent saw first, which is not taken over what is known of memory.
 
 _LABELS: Final = frozenset({"-l", "--label"})
-# torch/distributed/elastic/multiprocessing/errors/__init__.py: an entry of the table, and the one line of it that names the rank.
+# torch/distributed/elastic/multiprocessing/errors/__init__.py: an entry of the table, and the one
+# line of it that names the rank.
 _ENTRY: Final = re.compile(r"^\s*\[\d+\]:\s*$", re.MULTILINE)
 _RANK: Final = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: \d+\)", re.MULTILINE)
 _TABLE: Final = "Root Cause (first observed failure):"
 
 
 def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosis:
-    """Return a diagnosis whose incidents name their rank as process where it is told; by torchrun's table where nothing else names one.
+    """Return a diagnosis whose incidents name their rank as process where it is told; by torchrun's
+    table where nothing else names one.
 
     Args:
         diagnosis: of a command's output.
@@ -77,7 +93,9 @@ def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosi
     """
     names = [PurePath(word).name for word in argv]
     is_labelled = "srun" in names and bool(_LABELS & set(names))
-    found = tuple(_named(incident, tail, is_labelled=is_labelled) for incident in diagnosis.incidents)
+    found = tuple(
+        _named(incident, tail, is_labelled=is_labelled) for incident in diagnosis.incidents
+    )
     return replace(diagnosis, incidents=found)
 
 
@@ -86,27 +104,42 @@ def _named(incident: Incident, tail: str, *, is_labelled: bool) -> Incident:
     if incident.location.process is not None or not incident.evidence:
         return incident
     rank = _in_table(incident.evidence[0].text.strip(), tail)
-    return incident if rank is None else replace(incident, location=replace(incident.location, process=f"rank {rank}"))
+    if rank is None:
+        return incident
+    return replace(incident, location=replace(incident.location, process=f"rank {rank}"))
 
 
 def _in_table(text: str, tail: str) -> str | None:
-    at = tail.rfind(text) if text and _TABLE in tail else -1
-    begins = [entry.start() for entry in _ENTRY.finditer(tail, 0, at)] if at > 0 else []
-    rank = _RANK.search(tail, begins[-1], at) if begins else None
-    return None if rank is None else rank[1]
+    if text and _TABLE in tail:
+        at = tail.rfind(text)
+    else:
+        at = -1
+    if at > 0:
+        begins = [entry.start() for entry in _ENTRY.finditer(tail, 0, at)]
+    else:
+        begins = []
+    if begins:
+        rank = _RANK.search(tail, begins[-1], at)
+    else:
+        rank = None
+    if rank is None:
+        return None
+    return rank[1]
 
 
 # What reads and explains a failure is loaded when there is one: the command starts at once.
 
-# A failure last printed longer ago than this before the end did not end the run: a server that recovered an hour ago
-# and dies of something else is not run again for it.
+# A failure last printed longer ago than this before the end did not end the run: a server that
+# recovered an hour ago and dies of something else is not run again for it.
 RECENT_S: Final = 300.0
 SIGKILL_STATUS: Final = 137
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """The diagnosis of an attempt; ``refused`` is what our own change refused a request of, by setting: it is taken back."""
+    """The diagnosis of an attempt; ``refused`` is what our own change refused a request of, by
+    setting: it is taken back.
+    """
 
     diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(""))
     refused: Mapping[str, Need] = field(default_factory=dict)
@@ -137,10 +170,14 @@ class Explainer:
         return self._rules
 
     def hear(self, ended: Attempted, witness: Witness, first: Launch) -> Heard | None:
-        """Read what the command printed; None where it ended of our reader, can only quote, or ended well and no engine spoke."""
+        """Read what the command printed; None where it ended of our reader, can only quote, or
+        ended well and no engine spoke.
+        """
         recording = ended.output
         with contextlib.closing(recording):
-            if ended.of_reader or (ended.status == 0 and not recording.may_hold(self.engine.SPEAKS)):
+            if ended.of_reader or (
+                ended.status == 0 and not recording.may_hold(self.engine.SPEAKS)
+            ):
                 return None
 
             if only_compares_texts(first.argv):
@@ -171,19 +208,26 @@ class Explainer:
             ended: why we ended it; None: it ended by itself.
         """
         first, launch = launches
-        needed = self.insight.refused_length(heard.tail, self.ledger.settings) if status else {}
+        if status:
+            needed = self.insight.refused_length(heard.tail, self.ledger.settings)
+        else:
+            needed = {}
         if needed:
             return Explained(take_back(self.ledger, needed, self.rules), needed)
         # A server may end with status 0 after its engine died, and after a stop that it was sent.
         scanner = heard.scanner
-        death = scanner.death() if status == 0 else None
+        if status == 0:
+            death = scanner.death()
+        else:
+            death = None
         if status == 0 and (stopped or (death is None and ended is None)):
             return Explained()
         if ended is None and heard.ended_of is not None:
             get_logger().debug("the command ended of something else", exception=heard.ended_of)
             return Explained(Diagnosis("", notes=(f"the command ended of {heard.ended_of}",)))
         settings = given_settings(self.engine, launch, self.insight.started(launch))
-        # What an earlier patch set is in force; whose choice the setting was stays as the first launch and the log say.
+        # What an earlier patch set is in force; whose choice the setting was stays as the first
+        # launch and the log say.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if status:
             scanned = heard.or_said(scanned, self.insight.said(launch), self.rules, settings)
@@ -194,11 +238,19 @@ class Explainer:
         if ended is not None:  # what it printed while we ended it is our doing
             found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
             scanned = replace(scanned, incidents=found, notes=(ended.why, *scanned.notes))
-        signalled = status if death is None else SIGKILL_STATUS
+        if death is None:
+            signalled = status
+        else:
+            signalled = SIGKILL_STATUS
         of_kernel = ended is None or not ended.is_hang
         of_memory = of_kernel and killed_for_memory(signalled, cgroup, read_cgroup())
         if of_memory and not any(i.is_oom for i in scanned.incidents):
-            scanned = replace(scanned, incidents=(*scanned.incidents, killed_by_kernel(status, death)))
+            scanned = replace(
+                scanned, incidents=(*scanned.incidents, killed_by_kernel(status, death))
+            )
         settled = partial(as_it_ran, engine=self.engine, first=first, launch=launch)
-        scanned = replace(scanned, incidents=tuple(settled(i, changed=self.ledger.settings) for i in scanned.incidents))
+        scanned = replace(
+            scanned,
+            incidents=tuple(settled(i, changed=self.ledger.settings) for i in scanned.incidents),
+        )
         return Explained(self.ledger.diagnose(scanned, self.rules, local_models=True))

@@ -1,4 +1,6 @@
-"""What goes along with a run: told of each attempt, it shows or counts, and whatever it raises stays its own."""
+"""What goes along with a run: told of each attempt, it shows or counts, and whatever it raises
+stays its own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Companion(Protocol):
 
 @runtime_checkable
 class Forewarned(Protocol):
-    """A companion that also hears before the command starts: what it sets in our environment, the command inherits."""
+    """A companion that also hears before the command starts: what it sets in our environment, the
+    command inherits.
+    """
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
         """Hear that an attempt is about to start its command, and what is new in it."""
@@ -57,4 +61,6 @@ def _told(tell: Callable[[], None]) -> None:
     try:
         tell()
     except Exception as error:  # noqa: BLE001 - the run goes on, whatever a listener meets
-        get_logger().warning("what goes along with the run failed", reason=f"{type(error).__name__}: {error}")
+        get_logger().warning(
+            "what goes along with the run failed", reason=f"{type(error).__name__}: {error}"
+        )

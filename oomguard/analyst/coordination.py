@@ -1,4 +1,6 @@
-"""A command that is one rank of a job: what it does after a failure is decided for all ranks, or for this process alone."""
+"""A command that is one rank of a job: what it does after a failure is decided for all ranks, or
+for this process alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class OwnDeed:
     Attributes:
         seen: what the attempt did to the outside world.
         idempotent: the user permits to repeat that.
-        own_files: what this oomguard itself writes, which other ranks may take for their commands' work.
+        own_files: what this oomguard itself writes, which other ranks may take for their commands'
+            work.
         policy: what may be changed here.
         chosen: the settings that this process's user gave its command.
     """
@@ -42,7 +45,8 @@ class OwnEnd:
         patches: what would be changed for it.
         refusal: why it cannot be run again; None: it can be, as far as ``did`` permits it.
         tail: the end of its output.
-        failed_s: when its failure was printed first, on the monotonic clock; None where there is none.
+        failed_s: when its failure was printed first, on the monotonic clock; None where there is
+            none.
         did: what speaks for or against another attempt, which all ranks together judge.
     """
 
@@ -84,10 +88,16 @@ class Together(Protocol):
     """Agrees with the other ranks."""
 
     def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed | None:
-        """Return what all do after an attempt; None where this process decides alone. Wait no longer than the deadline of the ranks."""
+        """Return what all do after an attempt; None where this process decides alone. Wait no
+        longer than the deadline of the ranks.
+        """
 
-    def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
-        """Wait until all ranks can make an attempt that they agreed on; return whether to make it: no rank does where one cannot."""
+    def starts_again(
+        self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool
+    ) -> bool:
+        """Wait until all ranks can make an attempt that they agreed on; return whether to make it:
+        no rank does where one cannot.
+        """
 
 
 class Alone:
@@ -105,5 +115,9 @@ class Alone:
 
 
 def record_of(agreed: Agreed | None) -> Mapping[str, Any] | None:
-    """Return the ranks and how each ended; None where there is only one, or they could not agree."""
-    return None if agreed is None else agreed.record or None
+    """Return the ranks and how each ended; None where there is only one, or they could
+    not agree.
+    """
+    if agreed is None:
+        return None
+    return agreed.record or None

@@ -1,4 +1,6 @@
-"""Which values an attempt really ran with: what its engine was given, what was changed, and whether that took effect."""
+"""Which values an attempt really ran with: what its engine was given, what was changed, and whether
+that took effect.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
     import yaml
 
 
-# Which file of a job gives a setting: a change reaches an engine for one run, and is kept by editing what the job read.
+# Which file of a job gives a setting: a change reaches an engine for one run, and is kept by
+# editing what the job read.
 #
-# Looked at are YAML and JSON files that the command's arguments name. A key counts where it is spelled as the setting is, in any
-# section, and has the value that the engine was given.
+# Looked at are YAML and JSON files that the command's arguments name. A key counts where it is
+# spelled as the setting is, in any section, and has the value that the engine was given.
 
 _ENDS: Final = (".yaml", ".yml", ".json")
 _MOST_BYTES: Final = 1 << 20
@@ -37,7 +40,9 @@ _MOST_NODES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a file gives a value: the file as the command names it, its line, and the key with its sections."""
+    """Where a file gives a value: the file as the command names it, its line, and the key with its
+    sections.
+    """
 
     file: str
     line: int
@@ -50,17 +55,36 @@ def tell_places(argv: Sequence[str], incident: Incident) -> None:
         if patch.new is None or patch.old is None or is_out_of_question(patch):
             continue
         for place in places_of(argv, patch.setting, patch.old, incident.framework):
-            told = {"setting": patch.setting, "file": place.file, "line": place.line, "key": place.key}
-            get_logger().info("the job's own file gives it; to keep a change, edit it there", **told, then=patch.new)
+            told = {
+                "setting": patch.setting,
+                "file": place.file,
+                "line": place.line,
+                "key": place.key,
+            }
+            get_logger().info(
+                "the job's own file gives it; to keep a change, edit it there",
+                **told,
+                then=patch.new,
+            )
 
 
 def places_of(argv: Sequence[str], setting: str, value: FactValue, engine: str) -> list[Place]:
-    """Return the places where the files among a command's arguments give a setting this value, in their order."""
+    """Return the places where the files among a command's arguments give a setting this value, in
+    their order.
+    """
     own = surface(setting, engine)
-    names = {_plain(name) for name in (setting, own.kwarg, own.config_key, *own.flags, *own.aliases) if name}
+    names = {
+        _plain(name)
+        for name in (setting, own.kwarg, own.config_key, *own.flags, *own.aliases)
+        if name
+    }
     found = []
     for file in dict.fromkeys(word.rpartition("=")[2] for word in argv if word.endswith(_ENDS)):
-        given = {place.key: (place, text) for place, text in _read(file) if _plain(place.key.split(".")[-1]) in names}
+        given = {
+            place.key: (place, text)
+            for place, text in _read(file)
+            if _plain(place.key.split(".")[-1]) in names
+        }
         found += [
             place for place, text in given.values() if _job_files_is(text, own.own(value))
         ]  # of a repeated key the last one
@@ -68,7 +92,9 @@ def places_of(argv: Sequence[str], setting: str, value: FactValue, engine: str) 
 
 
 def _read(file: str) -> Iterator[tuple[Place, str]]:
-    """Yield every key of a file that has a plain value, with its text; nothing of a file that cannot be read."""
+    """Yield every key of a file that has a plain value, with its text; nothing of a file that
+    cannot be read.
+    """
     import yaml
 
     try:
@@ -79,7 +105,10 @@ def _read(file: str) -> Iterator[tuple[Place, str]]:
     left = _MOST_NODES  # names for parts let a short file stand for endless ones
     while waiting and left > 0:
         keys, node = waiting.pop(0)
-        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            pairs = node.value
+        else:
+            pairs = ()
         left -= 1 + len(pairs)
         for key, part in pairs:
             below = (*keys, str(key.value))
@@ -109,19 +138,36 @@ IN_EFFECT: Final = "in effect"
 _SMALLEST: Final = 1e-9
 
 
-def given_settings(engine: Launcher, launch: Launch, started: Sequence[StartedEngine]) -> dict[str, SettingInForce]:
-    """Return the settings that a launch gives: what its last engine was given where that was told, else its own flags."""
-    told = started[-1] if started else None
+def given_settings(
+    engine: Launcher, launch: Launch, started: Sequence[StartedEngine]
+) -> dict[str, SettingInForce]:
+    """Return the settings that a launch gives: what its last engine was given where that was told,
+    else its own flags.
+    """
+    if started:
+        told = started[-1]
+    else:
+        told = None
     if told is None or told.arguments is None or engine.is_own_command(launch.argv):
         return engine.settings_in_force(launch)
     known = {"model": told.model} | dict(told.arguments)
-    return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items() if value is not None}
+    return {
+        name: SettingInForce(name, value, True, ARGUMENTS)
+        for name, value in known.items()
+        if value is not None
+    }
 
 
 def as_it_ran(
-    incident: Incident, *, engine: Launcher, first: Launch, launch: Launch, changed: Mapping[str, FactValue]
+    incident: Incident,
+    *,
+    engine: Launcher,
+    first: Launch,
+    launch: Launch,
+    changed: Mapping[str, FactValue],
 ) -> Incident:
-    """Return the incident with the values that its engine really had: changed ones, and those that something sets over all.
+    """Return the incident with the values that its engine really had: changed ones, and those that
+    something sets over all.
 
     Args:
         incident: what failed.
@@ -130,16 +176,32 @@ def as_it_ran(
         launch: the launch that failed.
         changed: all that was changed so far; for every engine, where it is not known for which.
     """
-    patched = _with_patched(incident, first, engine.settings_in_force(first), changed) if changed else incident
+    if changed:
+        patched = _with_patched(incident, first, engine.settings_in_force(first), changed)
+    else:
+        patched = incident
     insight = insight_of(engine)
     told = failed_engine(incident, insight.started(launch))
-    found = {} if told is None else _contradicted(patched.settings, told.in_effect)
-    beaten = {name: over for name in SETTINGS if (over := insight.beaten_by(launch, name, incident.facts)) is not None}
+    if told is None:
+        found = {}
+    else:
+        found = _contradicted(patched.settings, told.in_effect)
+    beaten = {
+        name: over
+        for name in SETTINGS
+        if (over := insight.beaten_by(launch, name, incident.facts)) is not None
+    }
     found |= beaten
     facts = dict(patched.facts)
     overridden = patched.settings.get("kv_cache_memory_bytes")
-    if "kv_cache_memory_bytes" in beaten and overridden is not None and isinstance(overridden.value, int):
-        facts["overridden_kv_cache_bytes"] = Fact("overridden_kv_cache_bytes", overridden.value, overridden.source)
+    if (
+        "kv_cache_memory_bytes" in beaten
+        and overridden is not None
+        and isinstance(overridden.value, int)
+    ):
+        facts["overridden_kv_cache_bytes"] = Fact(
+            "overridden_kv_cache_bytes", overridden.value, overridden.source
+        )
     facts |= {name: Fact(name, limit, "measured") for name, limit in insight.limits(launch).items()}
     for name, over in found.items():
         fact, asked = SETTING_FACTS.get(name), f"{name}_set"
@@ -153,33 +215,50 @@ def as_it_ran(
 def _contradicted(
     settings: Mapping[str, SettingInForce], in_effect: Mapping[str, FactValue]
 ) -> dict[str, SettingInForce]:
-    """Return the numbers for which the engine goes on with another one than it was given, and limits that nobody listed."""
+    """Return the numbers for which the engine goes on with another one than it was given, and
+    limits that nobody listed.
+    """
     found = {}
     for name, value in in_effect.items():
         if isinstance(value, (bool, str)):  # one thing may have two names: awq, awq_marlin
             continue
         given = settings.get(name)
-        differs = given is not None and given.source != "patched" and given.value not in {None, value}
+        differs = (
+            given is not None and given.source != "patched" and given.value not in {None, value}
+        )
         if differs or (given is None and name in SETTINGS and SETTINGS[name].hard_limit):
             found[name] = SettingInForce(name, value, True, IN_EFFECT)
     return found
 
 
 def _with_patched(
-    incident: Incident, launch: Launch, first: Mapping[str, SettingInForce], settings: Mapping[str, FactValue]
+    incident: Incident,
+    launch: Launch,
+    first: Mapping[str, SettingInForce],
+    settings: Mapping[str, FactValue],
 ) -> Incident:
-    """Return the incident with what earlier patches set for its engine; whose choice a setting was stays as it was."""
+    """Return the incident with what earlier patches set for its engine; whose choice a setting was
+    stays as it was.
+    """
     changed = dict(settings)
     if launch.engine_changes:
-        meant = [change.settings for change in launch.engine_changes if change.reaches(failed_model(incident), None)]
+        meant = [
+            change.settings
+            for change in launch.engine_changes
+            if change.reaches(failed_model(incident), None)
+        ]
         changed = {name: value for one in meant for name, value in one.items()}
-    found, facts = dict(incident.settings), dict(incident.facts)
+    found = dict(incident.settings)
+    facts = dict(incident.facts)
     for name, value in changed.items():
-        chosen, echoed = first.get(name), found.get(name)
+        chosen = first.get(name)
+        echoed = found.get(name)
         if chosen is not None and not (chosen.source == SCRIPT and incident.settings_complete):
             by_user = chosen.set_by_user
+        elif echoed is not None and echoed.source != "command":
+            by_user = echoed.set_by_user
         else:  # a flag that only the changed command has is ours
-            by_user = echoed.set_by_user if echoed is not None and echoed.source != "command" else False
+            by_user = False
         found[name] = SettingInForce(name, value, by_user, "patched")
         fact = SETTING_FACTS.get(name, "")
         if fact in facts and not _is_of_a_line(facts[fact]) and is_of_type(fact, value):
@@ -192,7 +271,9 @@ def tell_unheeded(attempt: Attempt, incident: Incident, engine: Launcher, launch
     over = unheeded(attempt, incident, engine, launch, insight_of(engine).started(launch))
     if over is not None:
         told = {"setting": over.setting, "wanted": over.wanted, "in_force": over.shown}
-        get_logger().warning("the change did not take effect: nothing is run again", **told, because=over.why)
+        get_logger().warning(
+            "the change did not take effect: nothing is run again", **told, because=over.why
+        )
     return over is not None
 
 
@@ -207,15 +288,26 @@ class Unheeded:
 
 
 def unheeded(
-    attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch, started: Sequence[StartedEngine]
+    attempt: Attempt,
+    incident: Incident,
+    engine: Launcher,
+    launch: Launch,
+    started: Sequence[StartedEngine],
 ) -> Unheeded | None:
-    """Return the first of an attempt's changes that did not take effect, by what its failed engine told or printed; else None."""
+    """Return the first of an attempt's changes that did not take effect, by what its failed engine
+    told or printed; else None.
+    """
     told = failed_engine(incident, started)
     for patch in attempt.patches:
         if patch.new is None:
             continue
-        shown = told.in_effect.get(patch.setting) if told is not None else None
-        fact = Fact(patch.setting, shown) if shown is not None else _requested(patch.setting, incident)
+        if told is not None:
+            shown = told.in_effect.get(patch.setting)
+        else:
+            shown = None
+        fact = (
+            Fact(patch.setting, shown) if shown is not None else _requested(patch.setting, incident)
+        )
         if fact is None or _is(patch.new, fact) or not (patch.old is None or _is(patch.old, fact)):
             continue
         over = insight_of(engine).beaten_by(launch, patch.setting, incident.facts)
@@ -225,7 +317,9 @@ def unheeded(
             why = "the engine itself sets it"
         else:
             places = places_of(launch.argv, patch.setting, fact.value, incident.framework)
-            given = "".join(f"; {place.file}, line {place.line}, has it as {place.key}" for place in places[:1])
+            given = "".join(
+                f"; {place.file}, line {place.line}, has it as {place.key}" for place in places[:1]
+            )
             why = f"the program's own code sets it{given}"
         return Unheeded(patch.setting, patch.new, fact.value, why)
     return None
@@ -236,11 +330,15 @@ def _requested(name: str, incident: Incident) -> Fact | None:
     fact = incident.facts.get(_REQUESTS.get(name, SETTING_FACTS.get(name, "")))
     if name == SHARE and _is_of_a_line(incident.facts.get("desired_bytes")):
         return requested_share(incident.facts)
-    return fact if _is_of_a_line(fact) else None
+    if _is_of_a_line(fact):
+        return fact
+    return None
 
 
 def _is_of_a_line(fact: Fact | None) -> bool:
-    """Return whether a line of the log prints a fact; what the program gave is listed before it is changed for us."""
+    """Return whether a line of the log prints a fact; what the program gave is listed before it is
+    changed for us.
+    """
     return fact is not None and fact.line is not None
 
 

@@ -1,4 +1,6 @@
-"""Tell a failure of memory: the event, the diagnosis with commands to paste, the places of the settings; and whether our change arrived."""
+"""Tell a failure of memory: the event, the diagnosis with commands to paste, the places of the
+settings; and whether our change arrived.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,19 @@ from oomguard.engines.started_engine import StartedEngine, changes_with
 from oomguard.remedy.policy import is_out_of_question
 from oomguard.retry.ledger import Ledger
 
-# The commands to paste after a failure: the user's own, with each solved patch and alternative applied.
+# The commands to paste after a failure: the user's own, with each solved patch and alternative
+# applied.
 
 
 def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
-    """Return a launch with these settings as a line to read and paste, without what only this run needs."""
+    """Return a launch with these settings as a line to read and paste, without what only this run
+    needs.
+    """
     from oomguard.report.redact import mask_command
 
-    return engine.shown(replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={}), settings)
+    return engine.shown(
+        replace(launch, argv=tuple(mask_command(launch.argv, keep_homes=True)), env={}), settings
+    )
 
 
 def commands_to_paste(
@@ -51,7 +58,9 @@ def commands_to_paste(
     solved = {patch.setting: patch.new for patch in incident.plan if not is_out_of_question(patch)}
     solved |= {f"alternative:{other.setting}": other.new for other in incident.alternatives}
     groups = {
-        patch.setting: {p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None}
+        patch.setting: {
+            p.setting: p.new for p in incident.plan if p.group == patch.group and p.new is not None
+        }
         for patch in incident.plan
         if patch.group is not None
     }
@@ -61,7 +70,9 @@ def commands_to_paste(
             continue
         new = {**groups.get(key, {}), key.removeprefix("alternative:"): value}
         if all(_has(engine, name, launch) for name in new):
-            meant = replace(first, engine_changes=changes_with(first.engine_changes, incident, started, new))
+            meant = replace(
+                first, engine_changes=changes_with(first.engine_changes, incident, started, new)
+            )
             commands[key] = engine.shown(meant, {**changed, **new})
     return commands
 
@@ -83,7 +94,8 @@ def tell_failure(
     *,
     was_refused: bool,
 ) -> tuple[bool, Mapping[str, str]]:
-    """Tell what the attempt that ended last failed of; return whether its changes took effect, and the commands to paste by setting.
+    """Tell what the attempt that ended last failed of; return whether its changes took effect, and
+    the commands to paste by setting.
 
     Args:
         diagnosis: of the attempt.
@@ -95,7 +107,9 @@ def tell_failure(
         on_failure: shows the diagnosis with its commands.
         was_refused: whether a request was refused for our own change.
     """
-    log, (first, launch), (launcher, insight) = get_logger(), launches, engine
+    log = get_logger()
+    (first, launch) = launches
+    (launcher, insight) = engine
     log.warning(
         "planned again" if was_refused else "out of memory" if incident.is_oom else "failed",
         kind=incident.kind,
@@ -104,10 +118,15 @@ def tell_failure(
     )
     heeded = not ledger.settings or launcher.took_effect(launch, folder)
     if not heeded:
-        log.warning("the change did not reach the engine: no engine in the command's Python took it")
+        log.warning(
+            "the change did not reach the engine: no engine in the command's Python took it"
+        )
     elif not was_refused:
         heeded = not tell_unheeded(ledger.attempts[-1], incident, launcher, launch)
-    reached = ledger.settings if heeded else {}
+    if heeded:
+        reached = ledger.settings
+    else:
+        reached = {}
     commands = commands_to_paste(first, launcher, reached, incident, insight.started(launch))
     on_failure(diagnosis, commands)
     tell_places(first.argv, incident)

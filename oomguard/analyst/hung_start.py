@@ -1,7 +1,9 @@
-"""A start that fails and does not end: the engine has printed its failure, and its server waits for it for ever.
+"""A start that fails and does not end: the engine has printed its failure, and its server waits for
+it for ever.
 
-vLLM 0.32 can do so: its engine core ends, and the API server waits. What is printed last is the failure of the start, and then
-nothing happens any more: no line and hardly any CPU time. Then the command is ended, and remedied as if it had ended by itself.
+vLLM 0.32 can do so: its engine core ends, and the API server waits. What is printed last is the
+failure of the start, and then nothing happens any more: no line and hardly any CPU time. Then the
+command is ended, and remedied as if it had ended by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ LOOK_S: Final = 2.0
 _TAIL_BYTES: Final = 1 << 16
 # What waits takes less of a core than this.
 _IDLE_RATIO: Final = 0.1
-_OF_A_START: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
+_OF_A_START: Final = frozenset(
+    {"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"}
+)
 
 
 @dataclass(slots=True)
@@ -53,8 +57,11 @@ class HungStart:
 
     def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
         """Begin to look at an attempt."""
-        self._ended, self._over = None, threading.Event()
-        threading.Thread(target=self._watch, args=(self._over,), name="oomguard-start", daemon=True).start()
+        self._ended = None
+        self._over = threading.Event()
+        threading.Thread(
+            target=self._watch, args=(self._over,), name="oomguard-start", daemon=True
+        ).start()
 
     def ended(self, _attempt: Attempt) -> None:
         """Stop looking."""
@@ -66,18 +73,27 @@ class HungStart:
         return self._ended
 
     def _watch(self, over: threading.Event) -> None:
-        came, quiet_s, cpu_s = -1, 0.0, 0.0
+        came = -1
+        quiet_s = 0.0
+        cpu_s = 0.0
         while not over.wait(LOOK_S):
             now = self.live.came
             if now != came:
-                came, quiet_s, cpu_s = now, 0.0, _cpu_s(self.root)
+                came = now
+                quiet_s = 0.0
+                cpu_s = _cpu_s(self.root)
                 continue
             quiet_s += LOOK_S
             if not self.quiet_s <= quiet_s < self.quiet_s + LOOK_S:
                 continue
             if _cpu_s(self.root) - cpu_s > _IDLE_RATIO * quiet_s:
-                quiet_s, cpu_s = 0.0, _cpu_s(self.root)
-            elif (failed := self._failure()) is not None and not over.is_set() and not self.end.is_stopped():
+                quiet_s = 0.0
+                cpu_s = _cpu_s(self.root)
+            elif (
+                (failed := self._failure()) is not None
+                and not over.is_set()
+                and not self.end.is_stopped()
+            ):
                 self._end(failed, over)
                 return
 
@@ -88,7 +104,9 @@ class HungStart:
         self.end(over)
 
     def _failure(self) -> Incident | None:
-        """Return what a start failed of, where that is the last thing that the command has printed of an engine."""
+        """Return what a start failed of, where that is the last thing that the command has printed
+        of an engine.
+        """
         from oomguard.scan.scan import scan
 
         output = self.live.now()

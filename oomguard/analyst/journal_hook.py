@@ -1,9 +1,11 @@
 """Each attempt of a run in the journal; a journal that fails is left out and the run goes on.
 
-Nobody hears of it while all is well: a healthy run prints nothing, and many at once lock each other's journal.
+Nobody hears of it while all is well: a healthy run prints nothing, and many at once lock each
+other's journal.
 
-A thread opens it and begins the record while the command starts: loading SQLite and writing to a disk take as long as all
-that has to come before the command. A shared journal is written on this machine first, and brought to its database beside the run.
+A thread opens it and begins the record while the command starts: loading SQLite and writing to a
+disk take as long as all that has to come before the command. A shared journal is written on this
+machine first, and brought to its database beside the run.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 
 
 def last_start(heard: Heard | None, engine: WithVariables, launch: Launch) -> EngineStart | None:
-    """Return what the last engine of an attempt told of itself; None where none spoke, or where it cannot be read."""
+    """Return what the last engine of an attempt told of itself; None where none spoke, or where it
+    cannot be read.
+    """
     if heard is None:
         return None
     try:
@@ -44,18 +48,25 @@ def last_start(heard: Heard | None, engine: WithVariables, launch: Launch) -> En
     except Exception as error:  # noqa: BLE001 - as below
         get_logger().debug("what started is not known", reason=str(error))
         return None
-    return starts[-1] if starts else None
+    if starts:
+        return starts[-1]
+    return None
 
 
 def learn(scanner: Scanner, engine: WithVariables, launch: Launch, keeper: Keeper) -> None:
-    """Keep what the engine measured while it started; go on where that cannot be done, or no journal is kept."""
+    """Keep what the engine measured while it started; go on where that cannot be done, or no
+    journal is kept.
+    """
     if keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
         return
     try:
         starts = scanner.diagnosis("", given=engine.settings_in_force(launch)).starts
-        kept = engine.keep_measured(starts, f"oomguard run on {time.strftime('%Y-%m-%d')}", keeper.session)
+        kept = engine.keep_measured(
+            starts, f"oomguard run on {time.strftime('%Y-%m-%d')}", keeper.session
+        )
         get_logger().debug("what the start measured", kept=kept)
-    except Exception as error:  # noqa: BLE001 - whatever a log or a folder holds, the command's own end is not ours to change
+    except Exception as error:  # noqa: BLE001
+        # whatever a log or a folder holds, the command's own end is not ours to change
         get_logger().debug("what the start measured is not kept", reason=str(error))
 
 
@@ -67,8 +78,10 @@ class Keeper:
     """Write the attempts of one run, as far as they can be written.
 
     Args:
-        open_journal: opens where they go, and raises InputError where that cannot be; None: nothing is kept.
-        is_asked_for: whether the user named the place, so that one that keeps nothing is always told.
+        open_journal: opens where they go, and raises InputError where that cannot be; None: nothing
+            is kept.
+        is_asked_for: whether the user named the place, so that one that keeps nothing is always
+            told.
         original: the command as the user gave it; empty: as the first attempt has it.
     """
 
@@ -79,7 +92,9 @@ class Keeper:
         is_asked_for: bool = False,
         original: Sequence[str] = (),
     ) -> None:
-        self._open, self._is_asked_for, self._original = open_journal, is_asked_for, tuple(original)
+        self._open = open_journal
+        self._is_asked_for = is_asked_for
+        self._original = tuple(original)
         self._device: str | None = None
         self._journal: Journal | SharedJournal | None = None
         self._begun: Record | None = None
@@ -91,7 +106,9 @@ class Keeper:
     def path(self) -> Path | None:
         """Where attempts are kept; None where none is, or no longer."""
         self._wait()
-        return None if self._journal is None else self._journal.path
+        if self._journal is None:
+            return None
+        return self._journal.path
 
     def begin(
         self,
@@ -101,12 +118,22 @@ class Keeper:
         patches: tuple[Patch, ...],
         began_at: float | None = None,
     ) -> None:
-        """Write, beside what goes on, that an attempt has begun; ``began_at`` in Unix seconds, None (default): now."""
+        """Write, beside what goes on, that an attempt has begun; ``began_at`` in Unix seconds, None
+        (default): now.
+        """
         self._wait()
         self._begun = None
         if self._open is not None:
-            given = (number, tuple(command), dict(settings), patches, time.time() if began_at is None else began_at)
-            self._beginning = threading.Thread(target=self._begin, args=given, name="oomguard-journal")
+            given = (
+                number,
+                tuple(command),
+                dict(settings),
+                patches,
+                time.time() if began_at is None else began_at,
+            )
+            self._beginning = threading.Thread(
+                target=self._begin, args=given, name="oomguard-journal"
+            )
             try:
                 self._beginning.start()
             except RuntimeError:  # no more threads are permitted
@@ -119,7 +146,8 @@ class Keeper:
         return self._session
 
     def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
-        """Write how the attempt ended; say, once, where a failure, or anything that was asked for, cannot be kept.
+        """Write how the attempt ended; say, once, where a failure, or anything that was asked for,
+        cannot be kept.
 
         Args:
             attempt: what was changed in it, and what came of it.
@@ -131,23 +159,34 @@ class Keeper:
         if self._untold is not None:
             event, fields = self._untold
             logger = get_logger()
-            (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(event, **fields)
+            (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(
+                event, **fields
+            )
             self._untold = None
 
     def finish(self) -> None:
-        """Wait a little, when the run is over, until a shared journal has what was written; say what it has not, and what to do."""
+        """Wait a little, when the run is over, until a shared journal has what was written; say
+        what it has not, and what to do.
+        """
         self._wait()
         try:
-            left = None if self._journal is None else self._journal.finish(_DELIVERY_S)
+            if self._journal is None:
+                left = None
+            else:
+                left = self._journal.finish(_DELIVERY_S)
         except Exception as error:  # noqa: BLE001 - as below
             self._give_up(error)
             return
         if left is not None:
             fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
             if left.is_refused:
-                get_logger().warning("not in the shared journal: it waits on this machine", **fields)
+                get_logger().warning(
+                    "not in the shared journal: it waits on this machine", **fields
+                )
             else:
-                get_logger().warning("not yet in the shared journal: the next run delivers it", **fields)
+                get_logger().warning(
+                    "not yet in the shared journal: the next run delivers it", **fields
+                )
 
     def _end(
         self,
@@ -162,15 +201,31 @@ class Keeper:
 
         incident = None
         if attempt.incident is not None:
-            of_all = {} if attempt.ranks is None else {"ranks": dict(attempt.ranks)}
+            if attempt.ranks is None:
+                of_all = {}
+            else:
+                of_all = {"ranks": dict(attempt.ranks)}
             incident = kept_incident(attempt.incident) | of_all
-        status = attempt.exit_status if attempt.exit_status is not None else 125
-        error = None if attempt.error == error_of(status, attempt.incident) else mask(attempt.error)
+        if attempt.exit_status is not None:
+            status = attempt.exit_status
+        else:
+            status = 125
+        if attempt.error == error_of(status, attempt.incident):
+            error = None
+        else:
+            error = mask(attempt.error)
         try:
             ran = what_ran(attempt.incident, start, self._device)
             chosen = chosen_by_user(attempt.incident)
-            told: dict[str, Any] = {"ran": ran, "set_by_user": chosen, "seconds": attempt.seconds, "error": error}
-            journal.end(begun, exit_status=status, incident=incident, measured=attempt.measured, **told)
+            told: dict[str, Any] = {
+                "ran": ran,
+                "set_by_user": chosen,
+                "seconds": attempt.seconds,
+                "error": error,
+            }
+            journal.end(
+                begun, exit_status=status, incident=incident, measured=attempt.measured, **told
+            )
         except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
             self._give_up(error)
 
@@ -193,12 +248,22 @@ class Keeper:
             predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
             dicts = [patch_dict(patch) for patch in patches]
             words = mask_command(command)
-            record = Record(self._session, number, words, settings, dicts, predicted=predicted, started_at=began_at)
+            record = Record(
+                self._session,
+                number,
+                words,
+                settings,
+                dicts,
+                predicted=predicted,
+                started_at=began_at,
+            )
             if self._journal is not None:
-                record = replace(record, **started_as(self._original or command)) if number == 1 else record
+                if number == 1:
+                    record = replace(record, **started_as(self._original or command))
                 self._begun = self._journal.begin(record)
                 self._device = self._device or device_words()
-        except Exception as error:  # noqa: BLE001 - it is told when the terminal is the user's again
+        except Exception as error:  # noqa: BLE001
+            # it is told when the terminal is the user's again
             self._give_up(error)
 
     def _wait(self) -> None:
@@ -212,5 +277,8 @@ class Keeper:
         if self._journal is None or isinstance(error, InputError):
             self._untold = "no journal is kept", {"reason": str(error)}
         else:
-            self._untold = "the journal is left out", {"path": str(self._journal.path), "error": str(error)}
+            self._untold = (
+                "the journal is left out",
+                {"path": str(self._journal.path), "error": str(error)},
+            )
         self._journal = self._open = None

@@ -1,7 +1,8 @@
 """What the analyst knows of the run and can do about it: all of it goes through the supervisor.
 
-The supervisor ends an analyst that says nothing for half a minute while it waits for an answer. Every wait for something outside
-(a device, a pause, other ranks) looks at ``stopped_by`` again and again, and that look says that the analyst is alive.
+The supervisor ends an analyst that says nothing for half a minute while it waits for an answer.
+Every wait for something outside (a device, a pause, other ranks) looks at ``stopped_by`` again and
+again, and that look says that the analyst is alive.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Attempted:
         seconds: how long it ran.
         output: what it printed, as far as it was kept.
         is_cut: whether some of its output is lost, as a full disk did not take it.
-        of_reader: whether it ended of a pipe whose reader had gone (``| head``): no failure of its own.
+        of_reader: whether it ended of a pipe whose reader had gone (``| head``): no failure of its
+            own.
         files: the files that its processes had open for writing: device, inode, path.
         since_ns: when it began, as the kernel stamps files.
     """
@@ -80,8 +82,10 @@ class Signals:
         stopped_at_s: when another process sent one first, on the monotonic clock.
         stopped_between_runs: whether it came while no command was there to end of it.
         was_typed: whether a stop came from a key of the terminal.
-        on_stop: called with the first of these stops, by the thread that reads, so it must not wait.
-        lost_input: why a command that is run again could not read what the last one read, None where it could.
+        on_stop: called with the first of these stops, by the thread that reads, so it must not
+            wait.
+        lost_input: why a command that is run again could not read what the last one read, None
+            where it could.
         watcher: the command's processes.
     """
 
@@ -103,7 +107,8 @@ class Signals:
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Take what the supervisor says of stops."""
-        self.stopped_at_s, self.was_typed = message["stopped_at_s"], message["was_typed"]
+        self.stopped_at_s = message["stopped_at_s"]
+        self.was_typed = message["was_typed"]
         self.stopped_between_runs = message["stopped_between_runs"]
         if message["stopped_by"] is not None and self._stopped_by is None:
             self._stopped_by = signal.Signals(message["stopped_by"])
@@ -137,7 +142,8 @@ class Link:
     Attributes:
         channel: the socket.
         facts: what the supervisor said first.
-        options: what it is to know of the options before it starts the first command, where it does not read them itself.
+        options: what it is to know of the options before it starts the first command, where it does
+            not read them itself.
     """
 
     channel: socket.socket
@@ -161,12 +167,17 @@ class Link:
         self.facts = json.loads(line)
         self.signals = Signals(self, self.facts["reaper"])
         set_pid_of_run(self.facts["supervisor"])
-        threading.Thread(target=self._read, args=(stream,), name="oomguard-link", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(stream,), name="oomguard-link", daemon=True
+        ).start()
 
     @property
     def session(self) -> Path:
-        """The folder of this run: it goes at its end. One that could not be made is named all the same."""
-        return Path(self.facts["session"] or f"/tmp/oomguard-{os.getpid()}")  # noqa: S108 - it was tried already
+        """The folder of this run: it goes at its end. One that could not be made is named all the
+        same.
+        """
+        # it was tried already
+        return Path(self.facts["session"] or f"/tmp/oomguard-{os.getpid()}")  # noqa: S108
 
     @property
     def is_running(self) -> bool:
@@ -174,10 +185,17 @@ class Link:
         return not self.facts["analyst_first"] and self._is_first
 
     def environment(self) -> dict[str, str]:
-        """Return what the supervisor has added to the environment of a command that runs already."""
+        """Return what the supervisor has added to the environment of a command that
+        runs already.
+        """
         return dict(self._started()["env"])
 
-    def run(self, argv: tuple[str, ...], env: Mapping[str, str], on_started: Callable[[int, float], None]) -> Attempted:
+    def run(
+        self,
+        argv: tuple[str, ...],
+        env: Mapping[str, str],
+        on_started: Callable[[int, float], None],
+    ) -> Attempted:
         """Have a command run to its end, or wait for the end of the one that runs already.
 
         Args:
@@ -189,14 +207,21 @@ class Link:
             LaunchError: it cannot be started.
         """
         if not self.is_running:
-            self.say("start", argv=list(argv), env={**self._changed_environment(), **env}, options=self.options)
+            self.say(
+                "start",
+                argv=list(argv),
+                env={**self._changed_environment(), **env},
+                options=self.options,
+            )
         begun = self._started()
-        self._is_first, self._begun = False, None
+        self._is_first = False
+        self._begun = None
         self.signals.watcher.command_pid = begun["pid"]
         on_started(begun["pid"], begun["at"])
         ended = self._next("ended")
         self.signals.take(ended)
-        self.signals.lost_input, self.signals.watcher.exited = ended["lost_input"], ended["exited"]
+        self.signals.lost_input = ended["lost_input"]
+        self.signals.watcher.exited = ended["exited"]
         return Attempted(
             ended["status"],
             ended["seconds"],
@@ -270,7 +295,9 @@ _current: Final[list[Link]] = []
 
 def current_link() -> Link | None:
     """Return the link to the supervisor; None in a process that is no analyst."""
-    return _current[-1] if _current else None
+    if _current:
+        return _current[-1]
+    return None
 
 
 def set_link(link: Link) -> None:

@@ -22,7 +22,8 @@ _PROC: Final = Path("/proc")
 
 
 def with_open(is_wanted: Callable[[str], bool]) -> set[int]:
-    """Return the processes that have something open of which ``is_wanted`` holds, as far as they may be read.
+    """Return the processes that have something open of which ``is_wanted`` holds, as far as they
+    may be read.
 
     It is asked what a descriptor leads to: a path, or ``socket:[number]``.
     """
@@ -35,7 +36,11 @@ def in_use(paths: Iterable[str]) -> set[str]:
     found = {target for _, target in _open_files() if target in wanted}
     for pid in pids():
         try:
-            lines = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (
+                (_PROC / str(pid) / "maps")
+                .read_text(encoding="utf-8", errors="replace")
+                .splitlines()
+            )
         except OSError:
             continue
         # Five fields stand before the path, which may hold spaces.
@@ -60,7 +65,9 @@ _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket: its inode, where it is bound, and the user it belongs to where that is told."""
+    """A listening socket: its inode, where it is bound, and the user it belongs to where that is
+    told.
+    """
 
     inode: int
     bound: Address
@@ -76,18 +83,29 @@ def holders(address: Address) -> str:
     pids = with_open(sockets.__contains__)
     if pids:
         return listed(sorted(pids))
-    others = sorted({_user(listener.uid) for listener in found if listener.uid not in {None, os.geteuid()}})
-    return f"a process of {', '.join(others)}, not ours to read" if others else "a process that is not ours to read"
+    others = sorted(
+        {_user(listener.uid) for listener in found if listener.uid not in {None, os.geteuid()}}
+    )
+    if others:
+        return f"a process of {', '.join(others)}, not ours to read"
+    return "a process that is not ours to read"
 
 
 def listening_at(address: Address) -> dict[Address, set[int]]:
-    """Return where sockets are bound that listen at an address, and their processes, as far as they may be read."""
-    found = _on_path(address.path) if address.path is not None else _on_port(address)
+    """Return where sockets are bound that listen at an address, and their processes, as far as they
+    may be read.
+    """
+    if address.path is not None:
+        found = _on_path(address.path)
+    else:
+        found = _on_port(address)
     return {listener.bound: with_open(f"socket:[{listener.inode}]".__eq__) for listener in found}
 
 
 def listens_on_path(path: str) -> bool:
-    """Return whether a server is behind the file of a Unix socket, by connecting to it as its clients do."""
+    """Return whether a server is behind the file of a Unix socket, by connecting to it as its
+    clients do.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -113,7 +131,8 @@ def _on_port(address: Address) -> Iterator[Listener]:
 
 
 def _on_path(path: str) -> Iterator[Listener]:
-    spelled = {path, os.path.abspath(path)}  # noqa: PTH100 - as it may have been bound, links and all
+    # as it may have been bound, links and all
+    spelled = {path, os.path.abspath(path)}  # noqa: PTH100
     for fields in _rows("unix"):
         if len(fields) > 7 and fields[7] in spelled and int(fields[3], 16) & _ACCEPTS:
             yield Listener(int(fields[6]), Address(path=path), None)
@@ -128,16 +147,26 @@ def _rows(name: str) -> Iterator[list[str]]:
 
 
 def _decoded(place: str) -> str:
-    """Return an address as the kernel prints it, four bytes at a time in its own byte order, in its usual form."""
-    packed = b"".join(int(place[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(place), 8))
+    """Return an address as the kernel prints it, four bytes at a time in its own byte order, in its
+    usual form.
+    """
+    packed = b"".join(
+        int(place[start : start + 8], 16).to_bytes(4, sys.byteorder)
+        for start in range(0, len(place), 8)
+    )
     found = ipaddress.ip_address(packed)
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    if isinstance(found, ipaddress.IPv6Address):
+        mapped = found.ipv4_mapped
+    else:
+        mapped = None
     return str(mapped or found)
 
 
 def _resolved(address: Address) -> set[str]:
     try:
-        told = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        told = socket.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except OSError:
         return set()
     return {str(row[4][0]) for row in told}

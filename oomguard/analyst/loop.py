@@ -1,4 +1,6 @@
-"""The attempts of ``oomguard run``: run, diagnose, plan, patch, run again, until it fits or nothing is left."""
+"""The attempts of ``oomguard run``: run, diagnose, plan, patch, run again, until it fits or nothing
+is left.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class Supervision:
         idempotent: run the command again also where it had written files or served requests.
         companions: what is told of each attempt.
         placing: which devices each attempt gets.
-        begins_with: what is changed in the first attempt already, as an earlier run found it to work.
+        begins_with: what is changed in the first attempt already, as an earlier run found it to
+            work.
         restarts: run the command again as it was where it failed of something else than memory.
         ended_by_us: returns why we ended the last attempt; None where it ended by itself.
         own_files: what oomguard itself writes; the journal is added.
@@ -92,7 +95,8 @@ class Supervision:
 
     def __post_init__(self) -> None:
         engine = launcher_of(self.launch)
-        self._first, self._insight = self.launch, insight_of(engine)
+        self._first = self.launch
+        self._insight = insight_of(engine)
         self._engine = WithVariables(engine, self.launch.argv)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger = Ledger(policy)
@@ -109,8 +113,12 @@ class Supervision:
             PlacementError: it was to be placed, and no device is there for it.
             DeadlineError: the time was over before the first attempt.
         """
-        ledger, signals, self._link = self._ledger, link.signals, link
-        self._between = Between(ledger, self._engine, lambda: signals.stopped_by is not None, self._shown)
+        ledger = self._ledger
+        signals = link.signals
+        self._link = link
+        self._between = Between(
+            ledger, self._engine, lambda: signals.stopped_by is not None, self._shown
+        )
         ledger.pending = self.begins_with
         folder = link.session
         if link.is_running:
@@ -125,11 +133,17 @@ class Supervision:
             self._attempt(number, signals, folder)
         self.keeper.finish()
         if ledger.exhausted:
-            tell_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
-        return outcome_of(ledger, signals, self._carries, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us)
+            tell_exhausted(
+                len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0
+            )
+        return outcome_of(
+            ledger, signals, self._carries, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us
+        )
 
     def _place(self, number: int) -> bool:
-        """Give the attempt that begins its devices; return whether to make it: a first one that has none, or no time, is an error."""
+        """Give the attempt that begins its devices; return whether to make it: a first one that has
+        none, or no time, is an error.
+        """
         try:
             left_s = self._ledger.time_left_s()
             if number > 1 or left_s > 0:
@@ -141,81 +155,147 @@ class Supervision:
                 raise
             get_logger().warning(f"not run again: {error}", command=self._shown())
             return False
-        return number == 1 or not self._between.stopped()  # it may have waited, and been stopped there
+        return (
+            number == 1 or not self._between.stopped()
+        )  # it may have waited, and been stopped there
 
     def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
-        log, ledger = get_logger(), self._ledger
+        log = get_logger()
+        ledger = self._ledger
         tell = log.debug if number == 1 else log.info  # while all is well we show nothing
         if number > 1 or log.isEnabledFor(DEBUG):
             tell("attempt started", number=number, command=self._shown())
 
         def begin(pid: int, began_at: float) -> None:
-            self.keeper.begin(number, self.launch.argv, dict(ledger.settings), ledger.patches, began_at)
+            self.keeper.begin(
+                number, self.launch.argv, dict(ledger.settings), ledger.patches, began_at
+            )
             self.companions.began(number, self.launch, pid)
 
-        self._between.begins(self.launch, self._link.facts["began"]["at"] if self._link.is_running else None)
+        self._between.begins(
+            self.launch, self._link.facts["began"]["at"] if self._link.is_running else None
+        )
         self.companions.begins(number, ledger.patches)
-        witness, cgroup = self._witness, _control_group(self._link)
+        witness = self._witness
+        cgroup = _control_group(self._link)
         witness.begins(self.launch)
         with self.placing.watching(LiveOutput(self._link)):
             ended = self._link.run(self.launch.argv, self.launch.env, begin)
         witness.ended(ended.files, ended.since_ns)
         self._is_cut |= ended.is_cut
-        ours = self.ended_by_us() if signals.stopped_by is None else None
+        if signals.stopped_by is None:
+            ours = self.ended_by_us()
+        else:
+            ours = None
         self._is_ended_by_us = ours is not None
         heard = self._explainer.hear(ended, witness, self._first)
-        stopped, explained, launches = signals.stopped_by is not None, Explained(), (self._first, self.launch)
+        stopped = signals.stopped_by is not None
+        explained = Explained()
+        launches = (self._first, self.launch)
         if heard is not None:
-            explained = self._explainer.explain(heard, ended.status, cgroup, launches, stopped=stopped, ended=ours)
-        self._refused = "request refused" if explained.refused else ""
+            explained = self._explainer.explain(
+                heard, ended.status, cgroup, launches, stopped=stopped, ended=ours
+            )
+        if explained.refused:
+            self._refused = "request refused"
+        else:
+            self._refused = ""
         self._first = without_changes(self._first, explained.refused)
         found = self.placing.moved(explained.diagnosis)
         agreed = self._agree(number, ended.status, found, heard, folder)
-        diagnosis = found if agreed is None else agreed.diagnosis
+        if agreed is None:
+            diagnosis = found
+        else:
+            diagnosis = agreed.diagnosis
         incident = diagnosis.first_cause
         error = self._refused or (error_of(ended.status, incident) if ours is None else ours.why)
-        measured = heard.comparable(ledger.patches) if heard is not None else {}
-        failed = None if self._refused else incident
-        status, ranks = ended.status, record_of(agreed)
+        if heard is not None:
+            measured = heard.comparable(ledger.patches)
+        else:
+            measured = {}
+        if self._refused:
+            failed = None
+        else:
+            failed = incident
+        status = ended.status
+        ranks = record_of(agreed)
         attempt = ledger.end(
-            failed, error=error, exit_status=status, seconds=ended.seconds, measured=measured, ranks=ranks
+            failed,
+            error=error,
+            exit_status=status,
+            seconds=ended.seconds,
+            measured=measured,
+            ranks=ranks,
         )
         self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
         self.companions.ended(attempt)
         if signals.stopped_by is None and heard is not None:
             learn(heard.scanner, self._engine, self.launch, self.keeper)
-        tell = log.info if incident is not None or ours is not None else tell
-        tell("attempt ended", number=number, exit_status=ended.status, seconds=round(ended.seconds, 1))
+        if incident is not None or ours is not None:
+            tell = log.info
+        tell(
+            "attempt ended",
+            number=number,
+            exit_status=ended.status,
+            seconds=round(ended.seconds, 1),
+        )
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder, agreed)
         if agreed is None and self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
             leads_on = self._between.restarts(self.launch, attempt, self.placing.devices())
         else:
-            leads_on = incident is None or self._between.leads_on(self.launch, attempt, folder, self.placing.devices())
-        if not self.together.starts_again(number + 1, agreed, self._between.stopped, is_able=leads_on):
+            leads_on = incident is None or self._between.leads_on(
+                self.launch, attempt, folder, self.placing.devices()
+            )
+        if not self.together.starts_again(
+            number + 1, agreed, self._between.stopped, is_able=leads_on
+        ):
             ledger.stop()
 
-    def _agree(self, number: int, status: int, found: Diagnosis, heard: Heard | None, folder: Path) -> Agreed | None:
+    def _agree(
+        self, number: int, status: int, found: Diagnosis, heard: Heard | None, folder: Path
+    ) -> Agreed | None:
         """Return what all ranks do after an attempt; None where this process is the only one."""
         if isinstance(self.together, Alone):
             return None
         incident = found.first_cause
-        patches = () if incident is None or self._refused else self._ledger.wanted(incident, self._carries)
-        refusal = refusal_of(number, self._ledger, self._link.signals.lost_input, folder, dry_run=self.dry_run)
+        patches = (
+            ()
+            if incident is None or self._refused
+            else self._ledger.wanted(incident, self._carries)
+        )
+        refusal = refusal_of(
+            number, self._ledger, self._link.signals.lost_input, folder, dry_run=self.dry_run
+        )
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
         told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
         chosen = chosen_in(self._engine, self._first)
-        did = OwnDeed(self._witness.seen(), self.idempotent, self.own_files.paths(), self._ledger.policy, chosen)
-        own = OwnEnd(number, status, error_of(status, incident), found, patches, refusal, *told, did)
-        if (agreed := self.together.agree(own, self._between.stopped)) and agreed.diagnosis.incidents:
+        did = OwnDeed(
+            self._witness.seen(),
+            self.idempotent,
+            self.own_files.paths(),
+            self._ledger.policy,
+            chosen,
+        )
+        own = OwnEnd(
+            number, status, error_of(status, incident), found, patches, refusal, *told, did
+        )
+        if (
+            agreed := self.together.agree(own, self._between.stopped)
+        ) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis
         return agreed
 
     def _goes_on_as_it_was(self, attempt: Attempt, signals: Signals, *, of_reader: bool) -> bool:
-        """Return whether the command is to run again as it was: it failed, not of memory, and nothing is to be changed."""
-        incident, ledger = attempt.incident, self._ledger
-        is_wanted = self.restarts and not self.dry_run and not ledger.pending and signals.stopped_by is None
+        """Return whether the command is to run again as it was: it failed, not of memory, and
+        nothing is to be changed.
+        """
+        incident = attempt.incident
+        ledger = self._ledger
+        is_wanted = (
+            self.restarts and not self.dry_run and not ledger.pending and signals.stopped_by is None
+        )
         of_memory = incident is not None and incident.is_oom
         if not is_wanted or attempt.succeeded or of_memory or of_reader or self._refused:
             return False
@@ -226,18 +306,33 @@ class Supervision:
         return ledger.repeat()
 
     def _after_failure(
-        self, diagnosis: Diagnosis, incident: Incident, signals: Signals, folder: Path, agreed: Agreed | None
+        self,
+        diagnosis: Diagnosis,
+        incident: Incident,
+        signals: Signals,
+        folder: Path,
+        agreed: Agreed | None,
     ) -> None:
-        log, started = get_logger(), self._insight.started(self.launch)
+        log = get_logger()
+        started = self._insight.started(self.launch)
         self._first = with_failed_engine(self._first, incident)
         if agreed is None or agreed.tells:
-            told = diagnosis, incident, (self._first, self.launch), (self._engine, self._insight), self._ledger, folder
+            told = (
+                diagnosis,
+                incident,
+                (self._first, self.launch),
+                (self._engine, self._insight),
+                self._ledger,
+                folder,
+            )
             heeded, commands = tell_failure(*told, self.on_failure, was_refused=bool(self._refused))
         if agreed is not None:
             self._follow(agreed, incident, started)
             return
         if heeded and not self.dry_run and self._ledger.leaves_another():
-            incident = self.placing.once_free(incident, self._between.stopped, self._ledger.time_left_s())
+            incident = self.placing.once_free(
+                incident, self._between.stopped, self._ledger.time_left_s()
+            )
         wanted = self._ledger.wanted(incident, self._carries)
         if not heeded:
             self._ledger.stop()
@@ -253,7 +348,10 @@ class Supervision:
             log.warning("not run again: it needs a temporary folder", reason=missing)
         elif signals.stopped_by is None:
             chosen = self._ledger.choose(incident, self._carries)
-            paste = commands.get(chosen[0].setting) or self._shown() if chosen else ""
+            if chosen:
+                paste = commands.get(chosen[0].setting) or self._shown()
+            else:
+                paste = ""
             if chosen and not self._witness.permits_another(incident, paste):
                 self._ledger.refuse(self._witness.refusal)
             self._first = with_change(self._first, incident, started, chosen)
@@ -263,7 +361,9 @@ class Supervision:
         lost = self._link.signals.lost_input
         if lost is not None:
             hint = "give it as a file, with --input"
-            get_logger().warning("not run again: it would not have the same standard input", reason=lost, hint=hint)
+            get_logger().warning(
+                "not run again: it would not have the same standard input", reason=lost, hint=hint
+            )
         return lost is not None
 
     def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
@@ -273,16 +373,23 @@ class Supervision:
         self._first = with_change(self._first, incident, started, agreed.patches)
 
     def _carries(self, name: str) -> bool:
-        return self._engine.carries(name) and (name in BY_VARIABLE or self._insight.carries(self._first, name))
+        return self._engine.carries(name) and (
+            name in BY_VARIABLE or self._insight.carries(self._first, name)
+        )
 
     def _shown(self) -> str:
-        """Return the attempt, the next one where it is chosen, as a line to read and paste, without what only this run needs."""
-        chosen = {patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None}
+        """Return the attempt, the next one where it is chosen, as a line to read and paste, without
+        what only this run needs.
+        """
+        chosen = {
+            patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None
+        }
         return to_paste(self._first, self._engine, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:
         """Carry the settings changed so far into the command of the attempt that begins."""
-        ledger, log = self._ledger, get_logger()
+        ledger = self._ledger
+        log = get_logger()
         if ledger.settings:
             self.launch = self._engine.apply(self._first, ledger.settings, folder)
         elif cannot_make(folder) is None:
@@ -294,10 +401,18 @@ class Supervision:
         if ledger.attempts:  # of the first attempt it is told which run it takes them from
             log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
-            log.warning("this run goes on with reduced settings", **{p.setting: p.new for p in ledger.patches})
+            log.warning(
+                "this run goes on with reduced settings",
+                **{p.setting: p.new for p in ledger.patches},
+            )
 
 
 def _control_group(link: Link) -> Cgroup | None:
-    """Return the counts of our control group, those of before the first attempt where it was started before they could be read."""
-    found, kills = read_cgroup(), link.facts["began"]["kills"]
-    return found if found is None or kills is None or not link.is_running else replace(found, oom_kills=kills)
+    """Return the counts of our control group, those of before the first attempt where it was
+    started before they could be read.
+    """
+    found = read_cgroup()
+    kills = link.facts["began"]["kills"]
+    if found is None or kills is None or not link.is_running:
+        return found
+    return replace(found, oom_kills=kills)

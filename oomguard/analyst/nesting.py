@@ -16,18 +16,25 @@ from oomguard.supervisor.reaper_process import REAPER_NAME
 
 
 def outer_run() -> int | None:
-    """Return the process of the run around this one; None without one, or where the variable names a run that we are not below."""
+    """Return the process of the run around this one; None without one, or where the variable names
+    a run that we are not below.
+    """
     named = os.environ.get(OUTER, "")
-    pid, below = os.getpid(), 0
+    pid = os.getpid()
+    below = 0
     while pid > 1:
         pid, below = tree.parent(pid) or 0, pid
         if str(pid) == named:  # what is below a run is below its reaper
-            return pid if tree.name_of(below) == REAPER_NAME else None
+            if tree.name_of(below) == REAPER_NAME:
+                return pid
+            return None
     return None
 
 
 def tell_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None:
-    """Log that no relaunch is left, for the time or for the count, or that another run makes them."""
+    """Log that no relaunch is left, for the time or for the count, or that another run
+    makes them.
+    """
     if policy.max_relaunches == 0 and outer_run() is not None:
         get_logger().info("inside another run: that one changes and runs again")
         return
@@ -35,12 +42,16 @@ def tell_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None
         told: dict[str, Any] = {"attempts": attempts, "deadline_s": policy.deadline_s}
         get_logger().warning("no relaunch is left: the deadline has passed", **told)
     else:
-        get_logger().warning("no relaunch is left", attempts=attempts, max_relaunches=policy.max_relaunches)
+        get_logger().warning(
+            "no relaunch is left", attempts=attempts, max_relaunches=policy.max_relaunches
+        )
 
 
 def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return the command that a run inside a run starts in the end; any other command as it is."""
-    return innermost(argv[argv.index("--") + 1 :]) if _is_run(argv) else argv
+    if _is_run(argv):
+        return innermost(argv[argv.index("--") + 1 :])
+    return argv
 
 
 def options_of_inner_runs(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -53,12 +64,16 @@ def options_of_inner_runs(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _is_run(argv: tuple[str, ...]) -> bool:
     names = tuple(PurePath(word).name for word in argv[:4])
-    by_python = len(names) == 4 and names[0].startswith("python") and names[1:] == ("-m", "oomguard", "run")
+    by_python = (
+        len(names) == 4 and names[0].startswith("python") and names[1:] == ("-m", "oomguard", "run")
+    )
     return "--" in argv[:-1] and (names[:2] == ("oomguard", "run") or by_python)
 
 
 def unwrapped(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the commands that run in the end, each as one that nothing is around: no run, wrapper or shell."""
+    """Yield the commands that run in the end, each as one that nothing is around: no run, wrapper
+    or shell.
+    """
     for inner in inner_commands(innermost(argv)):
         module = inner.program.removeprefix("module:")
         begins = (inner.program,) if module == inner.program else ("python", "-m", module)

@@ -11,8 +11,8 @@ from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.process_state import status_in_words
 from oomguard.retry.ledger import Ledger
 
-# The run's own status where the command ends with 0 though its engine died, or its output did not arrive, as tee has it; and where
-# we ended it, whatever our signal made of its own.
+# The run's own status where the command ends with 0 though its engine died, or its output did not
+# arrive, as tee has it; and where we ended it, whatever our signal made of its own.
 FAILED_STATUS: Final = 1
 
 
@@ -27,7 +27,8 @@ class Outcome:
         is_ended_by_us: we ended the last attempt, which could not go on by itself.
         is_stopped: the user stopped the run.
         left: what another attempt would change, where the policy left none.
-        is_change_left: whether a permitted change is left that no attempt was made with, for whatever reason.
+        is_change_left: whether a permitted change is left that no attempt was made with, for
+            whatever reason.
     """
 
     status: int
@@ -57,18 +58,29 @@ def outcome_of(
         is_ended_by_us: we ended the last attempt, which could not go on by itself.
     """
     last = ledger.attempts[-1]
-    status = last.exit_status if last.exit_status is not None else 125
+    if last.exit_status is not None:
+        status = last.exit_status
+    else:
+        status = 125
     if is_ended_by_us or (status == 0 and (is_cut or not last.succeeded)):
         status = FAILED_STATUS
     if signals.stopped_between_runs and signals.stopped_by is not None:
         status = 128 + signals.stopped_by
     is_stopped = signals.stopped_by is not None
-    how = ledger.diagnosis, is_ended_by_us, is_stopped, ledger.left, _is_change_left(ledger, carries)
+    how = (
+        ledger.diagnosis,
+        is_ended_by_us,
+        is_stopped,
+        ledger.left,
+        _is_change_left(ledger, carries),
+    )
     return Outcome(status, tuple(ledger.attempts), *how)
 
 
 def _is_change_left(ledger: Ledger, carries: Callable[[str], bool]) -> bool:
-    """Return whether a permitted change is left after the last attempt; several ranks have agreed on that."""
+    """Return whether a permitted change is left after the last attempt; several ranks have agreed
+    on that.
+    """
     incident = ledger.attempts[-1].incident
     if incident is None or ledger.is_change_left is not None:
         return incident is not None and bool(ledger.is_change_left)
@@ -77,5 +89,10 @@ def _is_change_left(ledger: Ledger, carries: Callable[[str], bool]) -> bool:
 
 def error_of(status: int, incident: Incident | None) -> str:
     """Return how an attempt failed, empty where it did not."""
-    dead = "" if incident is None else "the engine died, exit status 0"
-    return status_in_words(status) if status else dead
+    if incident is None:
+        dead = ""
+    else:
+        dead = "the engine died, exit status 0"
+    if status:
+        return status_in_words(status)
+    return dead

@@ -1,4 +1,6 @@
-"""What a command's output says when it has ended: its failures and figures, and what ended it where that was no failure of memory."""
+"""What a command's output says when it has ended: its failures and figures, and what ended it where
+that was no failure of memory.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ from oomguard.scan.skim import Gap, Place, skim
 from oomguard.scan.source import Line
 from oomguard.supervisor.output_buffer import Missing, RecordedOutput
 
-# What a program in Python said last: the exception that ended it, followed back to what it says it comes from.
+# What a program in Python said last: the exception that ended it, followed back to what it says it
+# comes from.
 #
-# An exception that was handled may be printed too, and one raised while another is handled shows both. Only the last
-# traceback ended the program, with those that it names as its direct cause.
+# An exception that was handled may be printed too, and one raised while another is handled shows
+# both. Only the last traceback ended the program, with those that it names as its direct cause.
 
 TAIL_BYTES: Final = 1 << 18
 _HEAD: Final = f"{TRACEBACK}:"
@@ -53,7 +56,9 @@ class LastWords:
 
     @property
     def is_of_a_test(self) -> bool:
-        """Whether it only compares texts, as unittest does: ``AssertionError: 'one' != 'other'``."""
+        """Whether it only compares texts, as unittest does: ``AssertionError: 'one' !=
+        'other'``.
+        """
         return self.exception.startswith(("AssertionError: '", 'AssertionError: "'))
 
 
@@ -77,7 +82,9 @@ def last_words(tail: bytes) -> LastWords | None:
 
 
 class _Peeled:
-    """The lines of an output without prefixes; each is peeled when it is looked at, most are not."""
+    """The lines of an output without prefixes; each is peeled when it is looked at,
+    most are not.
+    """
 
     def __init__(self, output: bytes) -> None:
         self._lines = output.decode("utf-8", "replace").splitlines()
@@ -97,7 +104,9 @@ class _Peeled:
 
 
 def _ends(text: str) -> bool:
-    """Return whether a line behind a traceback's head is no frame of it: not indented, not empty."""
+    """Return whether a line behind a traceback's head is no frame of it: not indented,
+    not empty.
+    """
     return bool(text.strip()) and not text.startswith((" ", "\t"))
 
 
@@ -115,11 +124,14 @@ def _above(texts: _Peeled, at: int) -> str:
 
 @functools.cache
 def _not_the_end() -> tuple[str, ...]:
-    table = next(iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values()))
+    table = next(
+        iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
+    )
     return tuple(table["not_the_end"])
 
 
-# Diagnose what a recording has kept: the same lines, numbers and offsets as in a file of the same bytes.
+# Diagnose what a recording has kept: the same lines, numbers and offsets as in a file of the same
+# bytes.
 
 LIMIT_S: Final = 20.0
 END_BYTES: Final = 1 << 20
@@ -127,23 +139,36 @@ END_BYTES: Final = 1 << 20
 
 @dataclass(slots=True)
 class _Stretch:
-    """What one stream printed without anything missing; pieces as offset in the file, length, and place in all output."""
+    """What one stream printed without anything missing; pieces as offset in the file, length, and
+    place in all output.
+    """
 
     start: Place
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 def replayed(
-    recording: RecordedOutput, rules: RuleSet, make_finder: Callable[[], Finder], *, unrecognized: bool = False
+    recording: RecordedOutput,
+    rules: RuleSet,
+    make_finder: Callable[[], Finder],
+    *,
+    unrecognized: bool = False,
 ) -> Scanner:
-    """Feed a scanner with what is kept, in the order in which it came; ``unrecognized`` as in ``Scanner``.
+    """Feed a scanner with what is kept, in the order in which it came; ``unrecognized`` as in
+    ``Scanner``.
 
-    An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read, and a warning says so.
+    An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read,
+    and a warning says so.
     """
     now_s = 0.0
     scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
-    streams = [_lines(number, stretches, recording, make_finder) for number, stretches in _stretches(recording).items()]
-    began_s, end, left_out = time.monotonic(), recording.came - END_BYTES, 0
+    streams = [
+        _lines(number, stretches, recording, make_finder)
+        for number, stretches in _stretches(recording).items()
+    ]
+    began_s = time.monotonic()
+    end = recording.came - END_BYTES
+    left_out = 0
     for came, number, _, item in heapq.merge(*streams, key=lambda row: row[:3]):
         if came < end and time.monotonic() - began_s > LIMIT_S:
             if not left_out:
@@ -154,7 +179,9 @@ def replayed(
         scanner.push(item, str(number))
     if left_out:
         get_logger().warning(
-            "a part of the output is not diagnosed", lines=left_out, reason=f"reading took over {LIMIT_S:.0f} s"
+            "a part of the output is not diagnosed",
+            lines=left_out,
+            reason=f"reading took over {LIMIT_S:.0f} s",
         )
     return scanner
 
@@ -177,7 +204,9 @@ def _stretches(recording: RecordedOutput) -> dict[int, list[_Stretch]]:
     return found
 
 
-def _behind(own: list[_Stretch], gap: Missing | None, number: int, recording: RecordedOutput) -> Place:
+def _behind(
+    own: list[_Stretch], gap: Missing | None, number: int, recording: RecordedOutput
+) -> Place:
     """Return where a stretch begins: behind the one before it and what is missing between."""
     place = Place()
     if own:
@@ -193,12 +222,18 @@ def _behind(own: list[_Stretch], gap: Missing | None, number: int, recording: Re
 
 
 def _lines(
-    number: int, stretches: list[_Stretch], recording: RecordedOutput, make_finder: Callable[[], Finder]
+    number: int,
+    stretches: list[_Stretch],
+    recording: RecordedOutput,
+    make_finder: Callable[[], Finder],
 ) -> Iterator[tuple[int, int, int, Line | Gap]]:
-    """Yield a stream's lines, each with its place in all output, the stream and a count that keeps the order."""
+    """Yield a stream's lines, each with its place in all output, the stream and a count that keeps
+    the order.
+    """
     count = came = 0
     for index, stretch in enumerate(stretches):
-        starts, at = [], stretch.start.byte
+        starts = []
+        at = stretch.start.byte
         for _, length, _ in stretch.pieces:
             starts.append(at)
             at += length
@@ -207,7 +242,9 @@ def _lines(
         if index:
             yield came, number, count, Gap()
             count += 1
-        for item in skim(source, make_finder, Place(stretch.start.line, first, stretch.start.inside)):
+        for item in skim(
+            source, make_finder, Place(stretch.start.line, first, stretch.start.inside)
+        ):
             if not isinstance(item, Gap):
                 end = item.byte + len(item.text)
                 piece = max(0, bisect_right(starts, end) - 1)
@@ -220,8 +257,10 @@ class _Pieces:
     """A stretch as a stream of bytes."""
 
     def __init__(self, recording: RecordedOutput, pieces: list[tuple[int, int, int]]) -> None:
-        self._recording, self._pieces = recording, pieces
-        self._index, self._done = 0, 0
+        self._recording = recording
+        self._pieces = pieces
+        self._index = 0
+        self._done = 0
 
     def readinto(self, view: memoryview) -> int:
         filled = 0
@@ -234,7 +273,8 @@ class _Pieces:
             filled += count
             self._done += count
             if self._done == length:
-                self._index, self._done = self._index + 1, 0
+                self._index = self._index + 1
+                self._done = 0
         return filled
 
     def read(self, size: int) -> bytes:
@@ -247,7 +287,8 @@ _ALWAYS: Final = {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no memory failure and passes none on.
+    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no
+    memory failure and passes none on.
 
     ``tail`` is the end of both streams, where the command failed.
     """
@@ -257,18 +298,30 @@ class Heard:
     tail: str = ""
 
     def or_said(
-        self, scanned: Diagnosis, said: tuple[Line, ...], rules: RuleSet, given: Mapping[str, SettingInForce]
+        self,
+        scanned: Diagnosis,
+        said: tuple[Line, ...],
+        rules: RuleSet,
+        given: Mapping[str, SettingInForce],
     ) -> Diagnosis:
-        """Return what was found, or where that is nothing, what the engine noted itself: its output went into a file.
+        """Return what was found, or where that is nothing, what the engine noted itself: its output
+        went into a file.
 
         Where its last words stand in the output it was heard, and nothing is taken from them.
         """
-        last = said[-1].text.rpartition("] ")[2].strip() if said else ""
+        if said:
+            last = said[-1].text.rpartition("] ")[2].strip()
+        else:
+            last = ""
         is_unheard = bool(last) and last not in self.tail and not scanned.incidents
-        return scan(said, rules, "", given=given, unrecognized=True) if is_unheard else scanned
+        if is_unheard:
+            return scan(said, rules, "", given=given, unrecognized=True)
+        return scanned
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
-        """Return the printed figures that a prediction can be held against, and those of the KV cache."""
+        """Return the printed figures that a prediction can be held against, and those of the KV
+        cache.
+        """
         wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
         return {name: value for name, value in self.scanner.measured.items() if name in wanted}
 
@@ -283,7 +336,9 @@ def hear(recording: RecordedOutput, status: int, rules: RuleSet) -> Heard:
 
     if not status:
         return Heard(replayed(recording, rules, make_finder))
-    tail = b"\n".join(recording.tail(stream, TAIL_BYTES) for stream in (1, 2)).decode("utf-8", "replace")
+    tail = b"\n".join(recording.tail(stream, TAIL_BYTES) for stream in (1, 2)).decode(
+        "utf-8", "replace"
+    )
     scanner = replayed(recording, rules, make_finder, unrecognized=True)
     return Heard(scanner, _other_end(recording, rules), tail)
 
@@ -295,4 +350,6 @@ def _other_end(recording: RecordedOutput, rules: RuleSet) -> str | None:
     if words.is_of_a_test:
         return words.exception
     lines = (Line(number, 0, text) for number, text in enumerate(words.lines, 1))
-    return None if scan(lines, rules, unrecognized=True).incidents else words.exception
+    if scan(lines, rules, unrecognized=True).incidents:
+        return None
+    return words.exception

@@ -1,4 +1,6 @@
-"""Look for words in what a command prints while it runs, beside the copying: a thread reads the copy, and waits in between."""
+"""Look for words in what a command prints while it runs, beside the copying: a thread reads the
+copy, and waits in between.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ class LiveWords:
         then: called once, in the thread.
     """
 
-    def __init__(self, recording: LiveOutput, words: bytes, times: int, then: Callable[[], None]) -> None:
-        self._recording, self._words, self._left, self._then = recording, words, times, then
+    def __init__(
+        self, recording: LiveOutput, words: bytes, times: int, then: Callable[[], None]
+    ) -> None:
+        self._recording = recording
+        self._words = words
+        self._left = times
+        self._then = then
         self._stopped = threading.Event()
         self._came = 0
         self._place = (0, 0)

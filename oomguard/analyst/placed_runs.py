@@ -1,4 +1,6 @@
-"""Where the attempts of a run run: as the user's variables say, unless ``--gpus`` has them placed."""
+"""Where the attempts of a run run: as the user's variables say, unless ``--gpus`` has
+them placed.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,18 @@ class Placing(Protocol):
         """
 
     def watching(self, recording: LiveOutput) -> AbstractContextManager[object]:
-        """Return what is entered while the attempt runs: its output tells when others may start on its devices."""
+        """Return what is entered while the attempt runs: its output tells when others may start on
+        its devices.
+        """
 
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis of a failure with another device as its first remedy, where a neighbour is the cause and one has room."""
+        """Return the diagnosis of a failure with another device as its first remedy, where a
+        neighbour is the cause and one has room.
+        """
 
     def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
-        """Wait as ``placed`` may until such a failure's neighbours leave room, where that was asked for.
+        """Wait as ``placed`` may until such a failure's neighbours leave room, where that was asked
+        for.
 
         Return it with the device in its plan then.
         """
@@ -58,6 +65,8 @@ class AsGiven:
         """Return None."""
         return
 
-    def once_free(self, incident: Incident, _stopped: Callable[[], bool], _left_s: float) -> Incident:
+    def once_free(
+        self, incident: Incident, _stopped: Callable[[], bool], _left_s: float
+    ) -> Incident:
         """Return the incident as it is."""
         return incident

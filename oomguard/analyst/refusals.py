@@ -1,6 +1,8 @@
-"""Why a command cannot be run again, or not as all would change it: asked by a rank before all ranks decide.
+"""Why a command cannot be run again, or not as all would change it: asked by a rank before all
+ranks decide.
 
-What it did to the outside world is no part of this: who wrote a file, the command or an oomguard, all ranks together know.
+What it did to the outside world is no part of this: who wrote a file, the command or an oomguard,
+all ranks together know.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ NO_TIME: Final = "its --deadline has passed"
 OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 
 
-def refusal_of(number: int, ledger: Ledger, lost_input: str | None, folder: Path, *, dry_run: bool) -> str | None:
+def refusal_of(
+    number: int, ledger: Ledger, lost_input: str | None, folder: Path, *, dry_run: bool
+) -> str | None:
     """Return why a command cannot be run again after an attempt; None where it may be.
 
     Args:
@@ -44,4 +48,6 @@ def refusal_of(number: int, ledger: Ledger, lost_input: str | None, folder: Path
 
 def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
     """Return the settings that the user gave a launch, by its words before any change of ours."""
-    return tuple(name for name, found in engine.settings_in_force(first).items() if found.set_by_user)
+    return tuple(
+        name for name, found in engine.settings_in_force(first).items() if found.set_by_user
+    )

@@ -28,11 +28,13 @@ from oomguard.probe.nvml import Device
 from oomguard.retry import memory_wait
 from oomguard.retry.ledger import Ledger
 
-# Shared memory that a failed attempt left in /dev/shm: it is the host's memory until somebody removes it.
+# Shared memory that a failed attempt left in /dev/shm: it is the host's memory until somebody
+# removes it.
 #
-# It is named and not removed. Nothing says who made a file there: Python's names (psm_) are drawn by chance, a neighbour's run
-# makes the same ones in the same minutes, and a segment that nobody has open just now may be one that is being handed over by
-# its name. What Python made is removed by its own resource tracker, also where its program was killed: little is ever left.
+# It is named and not removed. Nothing says who made a file there: Python's names (psm_) are drawn
+# by chance, a neighbour's run makes the same ones in the same minutes, and a segment that nobody
+# has open just now may be one that is being handed over by its name. What Python made is removed by
+# its own resource tracker, also where its program was killed: little is ever left.
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - it is what is looked at
 _BLOCK_BYTES: Final = 512  # of st_blocks, stat(2)
@@ -48,15 +50,31 @@ class Segment(NamedTuple):
     made_at: float
 
 
-def known(patterns: Iterable[str], folder: Path, before: float | None = None) -> frozenset[tuple[str, int]]:
-    """Return this user's files that are named so and were made before then, by name and inode; None: up to now."""
-    found = (segment for segment in _segments(patterns, folder) if before is None or segment.made_at < before)
+def known(
+    patterns: Iterable[str], folder: Path, before: float | None = None
+) -> frozenset[tuple[str, int]]:
+    """Return this user's files that are named so and were made before then, by name and inode;
+    None: up to now.
+    """
+    found = (
+        segment
+        for segment in _segments(patterns, folder)
+        if before is None or segment.made_at < before
+    )
     return frozenset((segment.name, segment.inode) for segment in found)
 
 
-def left_since(before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path) -> tuple[Segment, ...]:
-    """Return the segments that were not known before and that no process has open or mapped, the largest first."""
-    new = [segment for segment in _segments(patterns, folder) if (segment.name, segment.inode) not in before]
+def left_since(
+    before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path
+) -> tuple[Segment, ...]:
+    """Return the segments that were not known before and that no process has open or mapped, the
+    largest first.
+    """
+    new = [
+        segment
+        for segment in _segments(patterns, folder)
+        if (segment.name, segment.inode) not in before
+    ]
     if not new:
         return ()
     from oomguard.analyst.listeners import in_use
@@ -69,7 +87,10 @@ def left_since(before: frozenset[tuple[str, int]], patterns: Iterable[str], fold
 def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
     wanted = tuple(patterns)
     try:
-        entries = list(os.scandir(folder)) if wanted else []
+        if wanted:
+            entries = list(os.scandir(folder))
+        else:
+            entries = []
     except OSError:
         return
     for entry in entries:
@@ -80,22 +101,29 @@ def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
         except OSError:
             continue
         if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
-            yield Segment(entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES, status.st_ctime)
+            yield Segment(
+                entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES, status.st_ctime
+            )
 
 
 def told(left: tuple[Segment, ...], folder: Path) -> dict[str, str]:
     """Return the text about them: what they take, and the command that removes them."""
     shown = left[:_SHOWN]
-    more = f", {len(left) - len(shown)} more" if len(left) > len(shown) else ""
+    if len(left) > len(shown):
+        more = f", {len(left) - len(shown)} more"
+    else:
+        more = ""
     return {
-        "segments": ", ".join(f"{segment.name} ({format_gib(segment.bytes)})" for segment in shown) + more,
+        "segments": ", ".join(f"{segment.name} ({format_gib(segment.bytes)})" for segment in shown)
+        + more,
         "remove": shlex.join(["rm", *(str(folder / segment.name) for segment in shown)]),
     }
 
 
 # How long a relaunch waits, and how many of them an hour may have.
 
-# An attempt that failed sooner than this did not serve: as kubelet, which forgets a container's restarts after ten minutes.
+# An attempt that failed sooner than this did not serve: as kubelet, which forgets a container's
+# restarts after ten minutes.
 QUICK_S: Final = 600.0
 LONGEST_PAUSE_S: Final = 60.0
 HOUR_S: Final = 3600.0
@@ -111,10 +139,12 @@ def quick_failures(attempts: Sequence[Attempt]) -> int:
 
 
 def pause_s(quick: int) -> float:
-    """Return the pause after so many quick failures in a row: none after the first, then 1 s, doubled up to 60 s.
+    """Return the pause after so many quick failures in a row: none after the first, then 1 s,
+    doubled up to 60 s.
 
-    The first relaunch changes what the failure was for, and a pause changes nothing about that. Where it fails again,
-    something else may be at work that takes its time. A random part of up to a second keeps several runs apart.
+    The first relaunch changes what the failure was for, and a pause changes nothing about that.
+    Where it fails again, something else may be at work that takes its time. A random part of up to
+    a second keeps several runs apart.
     """
     if quick < 2:
         return 0.0
@@ -151,7 +181,9 @@ class HourBudget:
         return sum(now_s < began_s + HOUR_S for began_s in self._begun_s)
 
     def allowed_in_s(self) -> float | None:
-        """Return in how many seconds the next one may begin, 0 for now; None where none ever may."""
+        """Return in how many seconds the next one may begin, 0 for now; None where none
+        ever may.
+        """
         if self.most == 0:
             return None
         if len(self._begun_s) < self.most:
@@ -167,7 +199,8 @@ class HourBudget:
 
 # So many starts are a loop: two changes were tried, and the failure is the same.
 LOOP_STARTS: Final = 3
-# A figure that is smaller by no more than this is the same: what an engine holds varies a little from start to start.
+# A figure that is smaller by no more than this is the same: what an engine holds varies a little
+# from start to start.
 SAME_RATIO: Final = 0.01
 # What was needed, and what was there for it, as failures print it.
 _NEEDED_AND_THERE: Final = (
@@ -212,23 +245,38 @@ class CrashLoop:
             began_s: when it began.
             took_effect: whether what it changed reached the engine.
         """
-        if attempt.incident is None:  # a request refused by our own change: no failure of memory, and it is taken back
+        if (
+            attempt.incident is None
+        ):  # a request refused by our own change: no failure of memory, and it is taken back
             return
         failure = Failure(attempt.incident, attempt.patches, began_s, began_s + attempt.seconds)
         goes_on = bool(self._alike) and took_effect and failure.cause == self._alike[-1].cause
-        kept = self._alike if goes_on and failure.seconds < QUICK_S else []
-        self._alike = [*kept, failure] if failure.seconds < QUICK_S else []
+        if goes_on and failure.seconds < QUICK_S:
+            kept = self._alike
+        else:
+            kept = []
+        if failure.seconds < QUICK_S:
+            self._alike = [*kept, failure]
+        else:
+            self._alike = []
 
     @property
     def said(self) -> str | None:
         """Describe the loop, with its times; None without a loop."""
         if len(self._alike) < LOOP_STARTS:
             return None
-        first, last = self._alike[0], self._alike[-1]
+        first = self._alike[0]
+        last = self._alike[-1]
         kind, rule, phase = last.cause
         where = ", ".join(word for word in (rule, phase) if word and word != "unknown")
-        of = f"{kind} ({where})" if where else kind
-        return f"{len(self._alike)} starts in {_shown_s(last.ended_s - first.began_s)}, each failed of {of}"
+        if where:
+            of = f"{kind} ({where})"
+        else:
+            of = kind
+        return (
+            f"{len(self._alike)} starts in {_shown_s(last.ended_s - first.began_s)}, each failed "
+            f"of {of}"
+        )
 
     @property
     def times(self) -> str:
@@ -238,8 +286,9 @@ class CrashLoop:
     def is_another_step(self, patches: Sequence[Patch]) -> bool:
         """Return whether these patches only go on with changes that did not help, in a loop.
 
-        A change did not help where the failure after it prints the same need and the same shortage; where it prints
-        neither, nothing is concluded. A value that was solved to a predicted figure may be tried in any case.
+        A change did not help where the failure after it prints the same need and the same shortage;
+        where it prints neither, nothing is concluded. A value that was solved to a predicted figure
+        may be tried in any case.
         """
         if self.said is None or any(patch.predicts for patch in patches):
             return False
@@ -251,22 +300,35 @@ class CrashLoop:
 
 
 def need_shrank(before: Incident, after: Incident) -> bool | None:
-    """Return whether less was needed, or less was missing, in the later of two failures; None where neither tells."""
+    """Return whether less was needed, or less was missing, in the later of two failures; None where
+    neither tells.
+    """
     answers = []
     for needed, there in _NEEDED_AND_THERE:
-        was, now = _figures(before, needed, there), _figures(after, needed, there)
-        answers += [now[name][0] < value - tolerance for name, (value, tolerance) in was.items() if name in now]
-    return any(answers) if answers else None
+        was = _figures(before, needed, there)
+        now = _figures(after, needed, there)
+        answers += [
+            now[name][0] < value - tolerance
+            for name, (value, tolerance) in was.items()
+            if name in now
+        ]
+    if answers:
+        return any(answers)
+    return None
 
 
 def _figures(incident: Incident, needed: str, there: str) -> dict[str, tuple[float, float]]:
     """Return what is smaller where a change helped, each with what it may vary by.
 
-    They are the need, and what is missing; of a KV cache that nothing is left for only what is missing is printed.
+    They are the need, and what is missing; of a KV cache that nothing is left for only what is
+    missing is printed.
     """
-    need, room = incident.number(needed), incident.number(there)
+    need = incident.number(needed)
+    room = incident.number(there)
     if need is None:
-        if room is None or there == "device_free_bytes":  # what is free says nothing without what was asked for
+        if (
+            room is None or there == "device_free_bytes"
+        ):  # what is free says nothing without what was asked for
             return {}
         return {"left": (-room, max(SAME_RATIO * abs(room), incident.slack(there)))}
     tolerance = max(SAME_RATIO * need, incident.slack(needed))
@@ -277,17 +339,22 @@ def _figures(incident: Incident, needed: str, there: str) -> dict[str, tuple[flo
 
 
 def _shown_s(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s"
 
 
-# Wait until a server's address is free: a start that finds it taken fails after it has loaded the model, or before.
+# Wait until a server's address is free: a start that finds it taken fails after it has loaded the
+# model, or before.
 
 # A process that is ending has let go of its port by then; a service that runs keeps it.
 LIMIT_S: Final = 10.0
 _PORT_WAIT_POLL_S: Final = 0.1
 
 
-def wait_until_free(address: Address, stopped: Callable[[], bool], *, limit_s: float = LIMIT_S) -> str | None:
+def wait_until_free(
+    address: Address, stopped: Callable[[], bool], *, limit_s: float = LIMIT_S
+) -> str | None:
     """Wait until the address can be bound.
 
     Args:
@@ -308,13 +375,17 @@ def wait_until_free(address: Address, stopped: Callable[[], bool], *, limit_s: f
 def is_taken(address: Address) -> bool:
     """Return whether binding the address fails because it is in use.
 
-    It is bound for a moment as uvicorn does, with SO_REUSEADDR: connections in TIME_WAIT are in nobody's way. vLLM with several
-    API servers also sets SO_REUSEPORT, with which it would share the port, and so its requests, with a server that was left
+    It is bound for a moment as uvicorn does, with SO_REUSEADDR: connections in TIME_WAIT are in
+    nobody's way. vLLM with several API servers also sets SO_REUSEPORT, with which it would share
+    the port, and so its requests, with a server that was left
     there: that one counts as a holder. Any other error is the engine's to tell.
     """
     if address.path is not None:
         return os.path.lexists(address.path)
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    if ":" in address.host:
+        family = socket.AF_INET6
+    else:
+        family = socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -327,13 +398,19 @@ def is_taken(address: Address) -> bool:
 
 
 def remove_left_socket(path: str) -> bool:
-    """Remove the file of a Unix socket that nobody listens on; return whether it was one and is gone.
+    """Remove the file of a Unix socket that nobody listens on; return whether it was one and is
+    gone.
 
-    The kernel leaves it where the server does not remove it, as vLLM, and then no server can bind the path again.
+    The kernel leaves it where the server does not remove it, as vLLM, and then no server can bind
+    the path again.
     """
     try:
         found = Path(path).lstat()
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid() or listens_on_path(path):
+        if (
+            not stat.S_ISSOCK(found.st_mode)
+            or found.st_uid != os.geteuid()
+            or listens_on_path(path)
+        ):
             return False
         Path(path).unlink()
     except OSError:
@@ -350,7 +427,9 @@ def _whose(address: Address) -> str:
         is_socket = False
     if not is_socket:
         return "a file that is no socket"
-    return holders(address) if listens_on_path(address.path) else "nobody: the file of a socket that was left behind"
+    if listens_on_path(address.path):
+        return holders(address)
+    return "nobody: the file of a socket that was left behind"
 
 
 # What only a failure needs is loaded when there is one: the command starts at once.
@@ -379,8 +458,11 @@ class Between:
         next_command: Callable[[], str],
         shared_memory: Path = FOLDER,
     ) -> None:
-        self._ledger, self._engine = ledger, engine
-        self.stopped, self._next_command, self._shared_memory = stopped, next_command, shared_memory
+        self._ledger = ledger
+        self._engine = engine
+        self.stopped = stopped
+        self._next_command = next_command
+        self._shared_memory = shared_memory
         self._budget = HourBudget(ledger.policy.max_per_hour)
         self._loop: CrashLoop | None = None
         # The machine as the attempt under way found it.
@@ -394,17 +476,25 @@ class Between:
 
         Args:
             launch: the command of the attempt.
-            began_at: when one that runs already began, in Unix seconds; None (default): it has not begun.
+            began_at: when one that runs already began, in Unix seconds; None (default): it has not
+                begun.
         """
         address = address_of(innermost(launch.argv), self._engine.NAME)
-        path = None if address is None else address.path
+        if address is None:
+            path = None
+        else:
+            path = address.path
         self._had_socket = path is not None and _is_older(path, began_at)
         names = shared_memory_names(self._engine.NAME)
         self._segments = known(names, self._shared_memory, began_at)
-        self._devices, self._began_s = memory_wait.devices_by_index(), time.monotonic()
+        self._devices = memory_wait.devices_by_index()
+        self._began_s = time.monotonic()
 
-    def leads_on(self, launch: Launch, attempt: Attempt, folder: Path, devices: Collection[int] | None = None) -> bool:
-        """Wait for what the next attempt needs; return whether to make it (never after a stop), and tell why not.
+    def leads_on(
+        self, launch: Launch, attempt: Attempt, folder: Path, devices: Collection[int] | None = None
+    ) -> bool:
+        """Wait for what the next attempt needs; return whether to make it (never after a stop), and
+        tell why not.
 
         Args:
             launch: the command of the attempt that failed.
@@ -412,7 +502,8 @@ class Between:
             folder: of this run, where the engine tells which change it took.
             devices: the GPUs of the next attempt by index; None: it may use any.
         """
-        ended_s, pending = time.monotonic(), self._ledger.pending
+        ended_s = time.monotonic()
+        pending = self._ledger.pending
         is_same = self._is_crash_loop(
             attempt, took_effect=not attempt.patches or self._engine.took_effect(launch, folder)
         )
@@ -420,13 +511,18 @@ class Between:
             return False
         return self._waits(launch, ended_s, pause_s(quick_failures(self._ledger.attempts)), devices)
 
-    def restarts(self, launch: Launch, attempt: Attempt, devices: Collection[int] | None = None) -> bool:
-        """Return whether to make the next attempt with the command as it was, as ``leads_on`` does, with a pause before each.
+    def restarts(
+        self, launch: Launch, attempt: Attempt, devices: Collection[int] | None = None
+    ) -> bool:
+        """Return whether to make the next attempt with the command as it was, as ``leads_on`` does,
+        with a pause before each.
 
         ``STARTS_ALIKE`` in a row that ended alike, each sooner than ``QUICK_S``, end the run.
         """
         ended_s = time.monotonic()
-        alike = [one for one in self._ledger.attempts[-STARTS_ALIKE:] if _is_quick_and_like(one, attempt)]
+        alike = [
+            one for one in self._ledger.attempts[-STARTS_ALIKE:] if _is_quick_and_like(one, attempt)
+        ]
         if len(alike) == STARTS_ALIKE:
             ran_for = ", ".join(f"{one.seconds:.1f} s" for one in alike)
             what = f"{STARTS_ALIKE} starts in a row, each ended of the same: {attempt.error}"
@@ -434,20 +530,28 @@ class Between:
             self._refuse("another start would end alike")
             self._ledger.refuse(f"crash loop: {what}")
             return False
-        return self._waits(launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)), devices)
+        return self._waits(
+            launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)), devices
+        )
 
-    def _waits(self, launch: Launch, ended_s: float, planned_s: float, devices: Collection[int] | None) -> bool:
+    def _waits(
+        self, launch: Launch, ended_s: float, planned_s: float, devices: Collection[int] | None
+    ) -> bool:
         """Wait for what the next attempt needs; return whether to make it."""
         if self._is_hour_spent():
             return False
         if planned_s > 0 and planned_s >= self._ledger.time_left_s():
-            self._refuse("the deadline comes before the end of the pause", pause_s=round(planned_s, 1))
+            self._refuse(
+                "the deadline comes before the end of the pause", pause_s=round(planned_s, 1)
+            )
             return False
         self._wait_for_memory(devices)
         left_s = ended_s + planned_s - time.monotonic()
         if left_s > 0:
             failures = quick_failures(self._ledger.attempts)
-            get_logger().info("waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures)
+            get_logger().info(
+                "waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures
+            )
             rest(left_s, self.stopped)
         if not self._is_address_free(launch) or self.stopped():
             return False
@@ -459,7 +563,8 @@ class Between:
 
         loop = self._loop = self._loop or CrashLoop()
         loop.add(attempt, self._began_s, took_effect=took_effect)
-        said, pending = loop.said, self._ledger.pending
+        said = loop.said
+        pending = self._ledger.pending
         if said is None:
             return False
         is_last = bool(pending) and loop.is_another_step(pending)
@@ -474,12 +579,18 @@ class Between:
         wait_s = self._budget.allowed_in_s()
         if wait_s == 0.0:
             return False
-        limits = {"relaunches_in_the_last_hour": self._budget.used(), "max_per_hour": self._budget.most}
-        self._refuse("too many relaunches within an hour", **limits, next_allowed_at=_clock_time(wait_s))
+        limits = {
+            "relaunches_in_the_last_hour": self._budget.used(),
+            "max_per_hour": self._budget.most,
+        }
+        self._refuse(
+            "too many relaunches within an hour", **limits, next_allowed_at=_clock_time(wait_s)
+        )
         return True
 
     def _wait_for_memory(self, devices: Collection[int] | None) -> None:
-        log, limit_s = get_logger(), min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
+        log = get_logger()
+        limit_s = min(memory_wait.LIMIT_S, max(0.0, self._ledger.time_left_s()))
         before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
         held = memory_wait.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
@@ -497,11 +608,14 @@ class Between:
 
         if address.path is not None and not self._had_socket and remove_left_socket(address.path):
             get_logger().info("removed the socket that the failed attempt left", path=address.path)
-        limit_s, began_s = min(LIMIT_S, max(0.0, self._ledger.time_left_s())), time.monotonic()
+        limit_s = min(LIMIT_S, max(0.0, self._ledger.time_left_s()))
+        began_s = time.monotonic()
         holder = wait_until_free(address, self.stopped, limit_s=limit_s)
         if holder is not None:
             waited_s = round(time.monotonic() - began_s)
-            self._refuse("its address is taken", address=str(address), held_by=holder, waited_s=waited_s)
+            self._refuse(
+                "its address is taken", address=str(address), held_by=holder, waited_s=waited_s
+            )
         return holder is None
 
     def _refuse(self, why: str, **told: Any) -> None:

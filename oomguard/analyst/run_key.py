@@ -1,4 +1,6 @@
-"""What an attempt runs, by which a later run knows it again: the command, its files, the engine, the model, the device."""
+"""What an attempt runs, by which a later run knows it again: the command, its files, the engine,
+the model, the device.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,20 @@ _MOST_FILES: Final = 16
 def started_as(argv: Sequence[str]) -> dict[str, Any]:
     """Return how a run was started, as the journal keeps it.
 
-    That is the command masked, and whether of secrets alone, the folder, the files' digest, the user's name and the host's.
+    That is the command masked, and whether of secrets alone, the folder, the files' digest, the
+    user's name and the host's.
     """
     folder = None
     with homes_kept(), suppress(OSError):  # the working directory may be gone
         folder = mask(str(Path.cwd()))
     original = mask_command(argv, keep_homes=True)
     is_exact = hides_secrets_alone(argv, original)
-    told = {"original": original, "folder": folder, "files": digest_of_files(argv), "hides_secrets_alone": is_exact}
+    told = {
+        "original": original,
+        "folder": folder,
+        "files": digest_of_files(argv),
+        "hides_secrets_alone": is_exact,
+    }
     return told | {"who": user_name(), "host": host_name()}
 
 
@@ -46,7 +54,9 @@ def host_name() -> str | None:
 
 
 def user_name() -> str | None:
-    """Return the user's name; None where this machine has none for its number, as in many containers."""
+    """Return the user's name; None where this machine has none for its number, as in many
+    containers.
+    """
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -54,8 +64,11 @@ def user_name() -> str | None:
 
 
 def digest_of_files(argv: Sequence[str]) -> str | None:
-    """Return a digest of the programs and configuration files that a command names; None where it names none."""
-    digest, found = hashlib.sha256(), 0
+    """Return a digest of the programs and configuration files that a command names; None where it
+    names none.
+    """
+    digest = hashlib.sha256()
+    found = 0
     for name in dict.fromkeys(word.rpartition("=")[2] for word in argv if word.endswith(_ENDS)):
         try:
             content = read_regular(name, _MOST_BYTES)
@@ -65,11 +78,15 @@ def digest_of_files(argv: Sequence[str]) -> str | None:
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
         if found == _MOST_FILES:
             break
-    return digest.hexdigest()[:32] if found else None
+    if found:
+        return digest.hexdigest()[:32]
+    return None
 
 
 def names_a_place_here(argv: Sequence[str]) -> bool:
-    """Return whether a word of a command is a path of the working directory: elsewhere it is another file, or model."""
+    """Return whether a word of a command is a path of the working directory: elsewhere it is
+    another file, or model.
+    """
     tails = (word.rpartition("=")[2] for word in argv)
     return any(tail and not tail.startswith("/") and os.path.lexists(tail) for tail in tails)
 
@@ -77,10 +94,13 @@ def names_a_place_here(argv: Sequence[str]) -> bool:
 def device_words() -> str | None:
     """Return name and size of this machine's GPUs, each kind once; None where NVML does not tell.
 
-    Where there are several kinds, or parts of one, those that the environment shows are named with it.
+    Where there are several kinds, or parts of one, those that the environment shows are named with
+    it.
     """
     kinds = {
-        device.name if device.total_bytes is None else f"{device.name}, {format_gib(device.total_bytes)}"
+        device.name
+        if device.total_bytes is None
+        else f"{device.name}, {format_gib(device.total_bytes)}"
         for device in devices() or ()
         if device.name
     }
@@ -88,7 +108,9 @@ def device_words() -> str | None:
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     words = " + ".join(sorted(kinds))
-    return f"{words} ({visible})" if visible and (len(kinds) > 1 or "MIG" in visible) else words
+    if visible and (len(kinds) > 1 or "MIG" in visible):
+        return f"{words} ({visible})"
+    return words
 
 
 def what_ran(incident: Incident | None, start: EngineStart | None, device: str | None) -> Ran:
@@ -104,14 +126,23 @@ def what_ran(incident: Incident | None, start: EngineStart | None, device: str |
     for told in both:
         if told is None:
             continue
-        engine = told.framework if told.framework != "unknown" else engine
+        if told.framework != "unknown":
+            engine = told.framework
         version = told.framework_version or version
         named = value_in_force("model", told.settings, told.facts)
-        model = str(named[0]) if named is not None else model
+        if named is not None:
+            model = str(named[0])
     return Ran(engine, version, None if model is None else mask(model), device)
 
 
 def chosen_by_user(incident: Incident | None) -> dict[str, bool | None]:
     """Return whether the user had set what the plan of a failure changes, by setting."""
-    plan = incident.plan if incident is not None else ()
-    return {patch.setting: set_by_user(patch.setting, incident) for patch in plan if incident and patch.new is not None}
+    if incident is not None:
+        plan = incident.plan
+    else:
+        plan = ()
+    return {
+        patch.setting: set_by_user(patch.setting, incident)
+        for patch in plan
+        if incident and patch.new is not None
+    }

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from oomguard.analyst.link import Signals
 
-# End a command that cannot go on by itself: it is asked first, then killed with all that it started.
+# End a command that cannot go on by itself: it is asked first, then killed with all that it
+# started.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""Beginning with what is known to work: the changes under which the same command ran last, on the same engine and device."""
+"""Beginning with what is known to work: the changes under which the same command ran last, on the
+same engine and device.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.analyst.environment_settings import ALLOCATOR, DEVICE, WithVariables
-from oomguard.analyst.run_key import device_words, host_name, names_a_place_here, started_as, user_name
+from oomguard.analyst.run_key import (
+    device_words,
+    host_name,
+    names_a_place_here,
+    started_as,
+    user_name,
+)
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Incident, Patch, SettingInForce
 from oomguard.core.log import get_logger
@@ -32,7 +40,8 @@ Reading = Callable[[], AbstractContextManager["Database | None"]]
 
 
 def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Patch, ...]:
-    """Return the changes to begin with, and say in one line what is taken from which run, or why nothing is.
+    """Return the changes to begin with, and say in one line what is taken from which run, or why
+    nothing is.
 
     Args:
         launch: the command as the user gave it.
@@ -42,18 +51,36 @@ def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Pat
     log = get_logger()
     try:
         with reading() as database:
-            found = None if database is None else _Reuse(launch, policy).chosen(database)
-    except Exception as error:  # noqa: BLE001 - whatever a journal or an engine's folder holds: the command runs
+            if database is None:
+                found = None
+            else:
+                found = _Reuse(launch, policy).chosen(database)
+    except Exception as error:  # noqa: BLE001
+        # whatever a journal or an engine's folder holds: the command runs
         log.warning("nothing is reused: the journal cannot be used", reason=str(error))
         return ()
     if found is None or isinstance(found, str):
-        log.info("nothing is reused: the command runs as given", reason=found or "there is no journal yet")
+        log.info(
+            "nothing is reused: the command runs as given",
+            reason=found or "there is no journal yet",
+        )
         return ()
     known, run, patches = found
     told = {patch.setting: arrow(patch) for patch in patches}
     held = f"{known.held} of {known.held + known.failed} times"
-    event = "reusing what is known to work" if patches else "nothing is reused: the command as given is known to work"
-    log.info(event, **told, of_run=run.number, began=_moment(run.began_at), held=held, **_by(run), **_unsure(known))
+    if patches:
+        event = "reusing what is known to work"
+    else:
+        event = "nothing is reused: the command as given is known to work"
+    log.info(
+        event,
+        **told,
+        of_run=run.number,
+        began=_moment(run.began_at),
+        held=held,
+        **_by(run),
+        **_unsure(known),
+    )
     return patches
 
 
@@ -70,10 +97,15 @@ class _Reuse:
         engine = WithVariables(launcher_of(self.launch), self.launch.argv)
         insight = insight_of(launcher_of(self.launch))
         policy = with_needed(self.policy, insight.asked_length(self.launch))
-        version, device = insight.version(self.launch), device_words()
-        reasons, as_kept = [], started_as(self.launch.argv)
+        version = insight.version(self.launch)
+        device = device_words()
+        reasons = []
+        as_kept = started_as(self.launch.argv)
         if not as_kept["hides_secrets_alone"]:
-            return "the journal masks more of this command than its secrets, and other commands would look like it"
+            return (
+                "the journal masks more of this command than its secrets, and other commands would "
+                "look like it"
+            )
         tried = [known for known in tried_before(database) if self._is_same(known, engine, as_kept)]
         for known in (_of_all(known, tried) for known in tried if known.held):
             differs = _differs(known, version, device)
@@ -89,18 +121,22 @@ class _Reuse:
                 if differs is None:
                     return known, run, patches
             reasons.append(f"run {run.number}: {differs}")
-        return reasons[0] if reasons else "no run of this command is known to have worked"
+        if reasons:
+            return reasons[0]
+        return "no run of this command is known to have worked"
 
     def _is_same(self, known: Known, engine: WithVariables, as_kept: Mapping[str, Any]) -> bool:
         """Return whether what is known is of this command, or of the same start in other words.
 
-        Of this command: the same words, but for settings that were changed, and the same files here. Of the same start: what decides
-        its memory is the same, and the engine's version is recorded; a path of the working directory is the same in that folder alone.
+        Of this command: the same words, but for settings that were changed, and the same files
+        here. Of the same start: what decides its memory is the same, and the engine's version is
+        recorded; a path of the working directory is the same in that folder alone.
         """
         is_here = names_a_place_here(self.launch.argv)
         if is_here and known.folder != as_kept["folder"]:
             return False
-        asked, before = Launch(tuple(as_kept["original"])), Launch(known.original)
+        asked = Launch(tuple(as_kept["original"]))
+        before = Launch(known.original)
         # Most are told apart at once.
         may_be = len({*asked.argv} ^ {*known.original}) <= _WORDS * len(known.settings)
         if may_be and engine.shown(asked, known.settings) == engine.shown(before, known.settings):
@@ -130,32 +166,46 @@ class _Reuse:
             was = run.patches.get(name)
             patch = was or Patch(name, None, value, effect_of(name, None, value), reason)
             predicts = {fact: run.measured[fact] for fact in patch.predicts if fact in run.measured}
-            fresh = replace(patch, new=value, reason=reason, predicts=predicts, blocked_by=None, group=None)
+            fresh = replace(
+                patch, new=value, reason=reason, predicts=predicts, blocked_by=None, group=None
+            )
             patches.append(replace(fresh, predicted_freed_bytes=None))
         return tuple(patches)
 
-    def _blocked(self, patch: Patch, known: Known, run: KnownRun, engine: WithVariables, policy: Policy) -> str | None:
+    def _blocked(
+        self, patch: Patch, known: Known, run: KnownRun, engine: WithVariables, policy: Policy
+    ) -> str | None:
         """Return why a change is not permitted now, None where it is."""
-        name, now = patch.setting, _explicit(engine, self.launch)
+        name = patch.setting
+        now = _explicit(engine, self.launch)
         if name in now and now[name] != _explicit(engine, Launch(known.original)).get(name):
             return f"{name} is {now[name]} in the command, {patch.new} was known to work"
         insight = insight_of(launcher_of(self.launch))
-        if not engine.carries(name) or (name != ALLOCATOR and not insight.carries(self.launch, name)):
+        if not engine.carries(name) or (
+            name != ALLOCATOR and not insight.carries(self.launch, name)
+        ):
             return f"{name} cannot be carried into this command"
         is_own = engine.is_own_command(self.launch.argv)
         by_user = run.set_by_user.get(name, True if name in now else False if is_own else None)
         settings = {name: SettingInForce(name, patch.old, by_user, "journal")}
         why = policy.blocks(patch, Incident("other", "", settings=settings))
-        return None if why is None else f"{name} {arrow(patch)} is not permitted ({why})"
+        if why is None:
+            return None
+        return f"{name} {arrow(patch)} is not permitted ({why})"
 
 
 def _of_all(known: Known, tried: Sequence[Known]) -> Known:
-    """Return what is known with how often it held and failed in other words, or elsewhere, on the same version and device."""
+    """Return what is known with how often it held and failed in other words, or elsewhere, on the
+    same version and device.
+    """
     ran_on = known.settings, known.engine, known.engine_version, known.device
-    alike = [one for one in tried if (one.settings, one.engine, one.engine_version, one.device) == ran_on]
+    alike = [
+        one for one in tried if (one.settings, one.engine, one.engine_version, one.device) == ran_on
+    ]
     last_held = max(one.last_held for one in alike)
     last_failed = max(one.last_failed or 0 for one in alike)
-    held, failed = sum(one.held for one in alike), sum(one.failed for one in alike)
+    held = sum(one.held for one in alike)
+    failed = sum(one.failed for one in alike)
     has_failed_since = known.has_failed_since or last_failed > last_held
     return replace(known, held=held, failed=failed, has_failed_since=has_failed_since)
 
@@ -165,10 +215,19 @@ def _explicit(engine: WithVariables, launch: Launch) -> Mapping[str, FactValue |
 
 
 def _differs(known: Known, version: str | None, device: str | None) -> str | None:
-    """Return how what is known differs from what is here; a version that neither tells is no difference."""
+    """Return how what is known differs from what is here; a version that neither tells is no
+    difference.
+    """
     if known.device != device:
-        return f"it ran on {known.device or 'a machine without GPUs'}, here is {device or 'none that NVML tells'}"
-    if known.engine_version is not None and version is not None and _public(known.engine_version) != _public(version):
+        return (
+            f"it ran on {known.device or 'a machine without GPUs'}, here is "
+            f"{device or 'none that NVML tells'}"
+        )
+    if (
+        known.engine_version is not None
+        and version is not None
+        and _public(known.engine_version) != _public(version)
+    ):
         return f"it ran on {known.engine} {known.engine_version}, here is {version}"
     return None
 
@@ -181,7 +240,9 @@ def _by(run: KnownRun) -> dict[str, str]:
 
 
 def _unsure(known: Known) -> dict[str, str]:
-    return {"engine_version": "not recorded"} if known.settings and known.engine_version is None else {}
+    if known.settings and known.engine_version is None:
+        return {"engine_version": "not recorded"}
+    return {}
 
 
 def _public(version: str) -> str:

@@ -20,16 +20,38 @@ _COMMANDS: Final = {
         "oomguard.cli.run",
         "Run a command; when it dies of memory, say why, change the least that fits, run it again.",
     ),
-    "diagnose": ("oomguard.cli.diagnose", "Say why memory ran out, from saved logs or standard input."),
-    "diff": ("oomguard.cli.diff", "Say what changed between a start that worked and one that did not."),
-    "plan": ("oomguard.cli.plan", "Say where the bytes of each GPU will go, before anything is started."),
-    "gpus": ("oomguard.cli.gpus", "Show each GPU: who holds what, who has a lease, what is hidden from here."),
-    "report": ("oomguard.cli.report", "Write what a start measured as a record without names, to contribute."),
-    "history": ("oomguard.cli.history", "List past runs: what failed, what was changed, predicted beside measured."),
+    "diagnose": (
+        "oomguard.cli.diagnose",
+        "Say why memory ran out, from saved logs or standard input.",
+    ),
+    "diff": (
+        "oomguard.cli.diff",
+        "Say what changed between a start that worked and one that did not.",
+    ),
+    "plan": (
+        "oomguard.cli.plan",
+        "Say where the bytes of each GPU will go, before anything is started.",
+    ),
+    "gpus": (
+        "oomguard.cli.gpus",
+        "Show each GPU: who holds what, who has a lease, what is hidden from here.",
+    ),
+    "report": (
+        "oomguard.cli.report",
+        "Write what a start measured as a record without names, to contribute.",
+    ),
+    "history": (
+        "oomguard.cli.history",
+        "List past runs: what failed, what was changed, predicted beside measured.",
+    ),
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
-    "doctor": ("oomguard.cli.doctor", "Look at this machine: versions, devices, plugin, variables, limits."),
+    "doctor": (
+        "oomguard.cli.doctor",
+        "Look at this machine: versions, devices, plugin, variables, limits.",
+    ),
 }
-# Commands that tell themselves what was read of the files of options: they know -q, -v and where messages go.
+# Commands that tell themselves what was read of the files of options: they know -q, -v and where
+# messages go.
 _TELLING: Final = frozenset({"run", "diagnose"})
 
 
@@ -58,14 +80,19 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="oomguard", message="%(prog)s %(version)s")
 @click.pass_context
 def _group(ctx: click.Context) -> None:
-    """When LLM inference runs out of memory: say why with numbers, change the least that fits, run again.
+    """When LLM inference runs out of memory: say why with numbers, change the least that fits, run
+    again.
 
-    Every option can also be given as OOMGUARD_<OPTION>, or in your own file, ~/.config/oomguard/config.toml.
-    [tool.oomguard] of the working directory's pyproject.toml only restricts.
+    Every option can also be given as OOMGUARD_<OPTION>, or in your own file,
+    ~/.config/oomguard/config.toml. [tool.oomguard] of the working directory's pyproject.toml only
+    restricts.
     """
     ctx.obj = read_configuration()
     ctx.default_map = dict.fromkeys(_COMMANDS, ctx.obj.options)
@@ -74,8 +101,13 @@ def _group(ctx: click.Context) -> None:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run the command line and exit; a user's mistake is one message and status 2, never a traceback."""
-    words = sys.argv[1:] if argv is None else argv
+    """Run the command line and exit; a user's mistake is one message and status 2, never a
+    traceback.
+    """
+    if argv is None:
+        words = sys.argv[1:]
+    else:
+        words = argv
     status = _status_of(words)
     if (lost := pass_on(1)) is not None and not status:
         status = _told(lost)
@@ -87,7 +119,8 @@ def _status_of(words: list[str]) -> Any:
     """Run the command line; return its exit status."""
     try:
         return run_group(words)
-    except Exception as error:  # noqa: BLE001 - a failure of oomguard's own has a status that no command has
+    except Exception as error:  # noqa: BLE001
+        # a failure of oomguard's own has a status that no command has
         show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
         if "-v" in words or "--verbose" in words:
             with contextlib.suppress(OSError):
@@ -123,11 +156,15 @@ def _told(lost: OutputLostError) -> int:
 
 def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
-    from oomguard.report.presentable import drawn  # what it quotes may be a command's secret, or a stranger's path
+    from oomguard.report.presentable import (
+        drawn,
+    )  # what it quotes may be a command's secret, or a stranger's path
     from oomguard.report.redact import homes_kept
 
     hint = getattr(error, "hint", None)
-    with contextlib.suppress(OSError, AttributeError):  # nobody reads it: the exit status still tells
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # nobody reads it: the exit status still tells
         click.echo(drawn(f"oomguard: {error}"), err=True)
         if hint:
             with homes_kept():  # it may be a command to paste

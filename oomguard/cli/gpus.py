@@ -1,4 +1,6 @@
-"""``oomguard gpus``: each device of this machine, who holds what of it, who has a lease, and what is hidden from here."""
+"""``oomguard gpus``: each device of this machine, who holds what of it, who has a lease, and what
+is hidden from here.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,20 @@ _FORMS: Final = ("terminal", "json")
 
 
 @click.command("gpus")
-@option("--format", "form", default="terminal", show_default=True, metavar="[terminal|json]", help="Output form.")
+@option(
+    "--format",
+    "form",
+    default="terminal",
+    show_default=True,
+    metavar="[terminal|json]",
+    help="Output form.",
+)
 @lease_folder_option
 @color_option
 @click.pass_context
 def command(ctx: click.Context, form: str, lease_folder: str | None, color: str) -> int:
-    """Show each GPU: its size, who holds what of it, its instances (MIG), its lease, and what is hidden from here.
+    """Show each GPU: its size, who holds what of it, its instances (MIG), its lease, and what is
+    hidden from here.
 
     Exit status: 0, also where NVML does not answer: the reason is shown.
     """
@@ -31,7 +41,8 @@ def command(ctx: click.Context, form: str, lease_folder: str | None, color: str)
 
     form = form_of(ctx, form, _FORMS)
     found = look(
-        LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False), dict(os.environ)
+        LeaseFolder(None if lease_folder is None else Path(lease_folder).absolute(), makes=False),
+        dict(os.environ),
     )
     if form == "json":
         click.echo(json_line(gpus_record(found)))

@@ -1,4 +1,6 @@
-"""``oomguard history``: what ran, what failed, what was changed for it; the command as it was; forgetting what was learned."""
+"""``oomguard history``: what ran, what failed, what was changed for it; the command as it was;
+forgetting what was learned.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
 _HINT = "oomguard history --forget 12, --forget --all, or --forget --model MODEL"
 
 
-def forget_learned(path: Location | None, number: int | None, model: str | None, *, everything: bool, yes: bool) -> int:
+def forget_learned(
+    path: Location | None, number: int | None, model: str | None, *, everything: bool, yes: bool
+) -> int:
     """Drop what run ``number``, runs of ``model`` or all learned; return the exit status.
 
-    What happened stays written. Dropped is what later runs would take from it: settings for ``--reuse``, and calibrations of plans.
+    What happened stays written. Dropped is what later runs would take from it: settings for
+    ``--reuse``, and calibrations of plans.
 
     Raises:
         UsageError: it is not said of which runs, or nobody can be asked.
@@ -40,7 +45,10 @@ def forget_learned(path: Location | None, number: int | None, model: str | None,
     from oomguard.report.presentable import drawn
 
     runs = _chosen(path, number, model)
-    sessions = None if everything else tuple(run.session for run in runs)
+    if everything:
+        sessions = None
+    else:
+        sessions = tuple(run.session for run in runs)
     lines = [words for run in runs if (words := learned_words(run)) is not None]
     for engine in launchers():
         lines += engine.measured(sessions, model)
@@ -64,14 +72,19 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
     from oomguard.report.presentable import drawn
 
     with open_journal(path) as database:
-        runs = [] if database is None else past_runs(database, Asked(number=number))
+        if database is None:
+            runs = []
+        else:
+            runs = past_runs(database, Asked(number=number))
     if number is not None and not runs:
         raise UsageError(f"there is no run {number}", hint="oomguard history lists the runs")
     if model is not None:
         known = sorted({run.model for run in runs if run.model})
         runs = [run for run in runs if run.model == model]
         if not runs and known:
-            click.echo(drawn(f"no run of {model} is recorded; of these: {', '.join(known)}"), err=True)
+            click.echo(
+                drawn(f"no run of {model} is recorded; of these: {', '.join(known)}"), err=True
+            )
     return [run for run in runs if not run.is_forgotten]
 
 
@@ -89,16 +102,27 @@ def _forget(path: Location | None, numbers: list[int]) -> None:
 
 
 def _of(number: int | None, model: str | None) -> str:
-    return f"run {number}" if number is not None else f"runs of {model}" if model is not None else "any run"
+    if number is not None:
+        return f"run {number}"
+    if model is not None:
+        return f"runs of {model}"
+    return "any run"
 
 
-# ``oomguard history`` of a journal that several share: what is known to work, delivering what waits here, removing what is old.
+# ``oomguard history`` of a journal that several share: what is known to work, delivering what waits
+# here, removing what is old.
 
 
 def show_fleet(
-    place: Location | None, model: str | None, since: float | None, limit: int, form: str, color: str
+    place: Location | None,
+    model: str | None,
+    since: float | None,
+    limit: int,
+    form: str,
+    color: str,
 ) -> int:
-    """Print under which settings each model ran, for all who write the journal; return the exit status.
+    """Print under which settings each model ran, for all who write the journal; return the exit
+    status.
 
     Raises:
         InputError: the journal cannot be read.
@@ -108,7 +132,10 @@ def show_fleet(
     from oomguard.report.history import known_settings_json, print_known_settings
 
     with open_journal(place) as database:
-        found = [] if database is None else known_settings(database, model=model, since=since)
+        if database is None:
+            found = []
+        else:
+            found = known_settings(database, model=model, since=since)
     shown = list(islice(found, limit or None))
     if form == "json":
         for entry in shown:
@@ -116,12 +143,15 @@ def show_fleet(
     elif shown:
         print_known_settings(console(color), shown)
     else:
-        which = (
-            "no attempt of an engine" if model is None and since is None else "no attempt that these options ask for"
-        )
+        if model is None and since is None:
+            which = "no attempt of an engine"
+        else:
+            which = "no attempt that these options ask for"
         click.echo(f"nothing is known to work: {which} is recorded in {place or default_path()}")
     if len(shown) < len(found):
-        click.echo(f"oomguard: the last {len(shown)} of {len(found)}; --limit 0 shows all", err=True)
+        click.echo(
+            f"oomguard: the last {len(shown)} of {len(found)}; --limit 0 shows all", err=True
+        )
     return 0
 
 
@@ -143,14 +173,21 @@ def deliver_waiting(place: Location | None) -> int:
         require_tables(place)
         delivered = deliver_left_behind(place)
     except (JournalError, OSError) as error:
-        hint = getattr(error, "hint", None) or "what waits here stays; try again when the database is there"
+        hint = (
+            getattr(error, "hint", None)
+            or "what waits here stays; try again when the database is there"
+        )
         raise InputError(f"{place}: {error}", hint=hint) from None
-    click.echo(f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}")
+    click.echo(
+        f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}"
+    )
     if delivered.writing:
         click.echo(f"left to runs that go on: {delivered.writing}")
     for path, why in (delivered.left or {}).items():
         click.echo(f"oomguard: left where it is: {path}: {why}", err=True)
-    return 2 if delivered.left else 0
+    if delivered.left:
+        return 2
+    return 0
 
 
 def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
@@ -168,12 +205,18 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
         return 0
     found = old_runs(where, keep_s)
     if not found.old:
-        which = "all" if not found.not_ended else f"all but {found.not_ended} that may still go on"
+        if not found.not_ended:
+            which = "all"
+        else:
+            which = f"all but {found.not_ended} that may still go on"
         click.echo(f"nothing to remove: {which} of {_count(found.runs, 'run')} ended since")
         return 0
     click.echo(f"{found.old} of {_count(found.runs, 'run')} in {where} ended before")
     if found.not_ended:
-        click.echo(f"kept beside those that ended since: {_count(found.not_ended, 'run')} that may still go on")
+        click.echo(
+            f"kept beside those that ended since: {_count(found.not_ended, 'run')} that may still "
+            "go on"
+        )
     if not yes and not _shared_history_is_agreed(found.old):
         click.echo("nothing is removed")
         return 0
@@ -184,7 +227,9 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
 def _shared_history_is_agreed(count: int) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError("nobody can be asked whether to remove that", hint="--yes asks nothing")
-    return click.confirm(f"Remove {'this run' if count == 1 else f'these {count}'}? It cannot be taken back")
+    return click.confirm(
+        f"Remove {'this run' if count == 1 else f'these {count}'}? It cannot be taken back"
+    )
 
 
 def _count(number: int, what: str) -> str:
@@ -193,9 +238,12 @@ def _count(number: int, what: str) -> str:
 
 FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
-# What is asked for, the first that is given: by which options, and those that it heeds beside --journal and --color.
+# What is asked for, the first that is given: by which options, and those that it heeds beside
+# --journal and --color.
 _ALWAYS: Final = frozenset({"journal", "color"})
-_FILTERS: Final = frozenset({"words", "since", "failed"})  # forgetting more than these name cannot be taken back
+_FILTERS: Final = frozenset(
+    {"words", "since", "failed"}
+)  # forgetting more than these name cannot be taken back
 _MODES: Final = {
     "--deliver": (("deliver",), _ALWAYS | {"deliver"}),
     "--keep": (("keep",), _ALWAYS | {"keep", "yes"}),
@@ -209,8 +257,15 @@ _MODES: Final = {
 @click.command("history")
 @click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
 @journal_option("Which journal")
-@option("--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case.")
-@option("--since", type=Moment(), metavar="AGE|DATE", help="Only runs that began since then: 90m, 12h, 7d, 2026-11-20.")
+@option(
+    "--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case."
+)
+@option(
+    "--since",
+    type=Moment(),
+    metavar="AGE|DATE",
+    help="Only runs that began since then: 90m, 12h, 7d, 2026-11-20.",
+)
 @option("--failed", is_flag=True, help="Only runs that failed in the end.")
 @option(
     "--limit",
@@ -219,22 +274,45 @@ _MODES: Final = {
     show_default=True,
     help="So many runs at most; 0: all.",
 )
-@option("--format", "form", default="table", show_default=True, metavar="[table|json]", help="Output form.")
+@option(
+    "--format",
+    "form",
+    default="table",
+    show_default=True,
+    metavar="[table|json]",
+    help="Output form.",
+)
 @click.option("--html", "page", hidden=True)
-@click.option("--original", is_flag=True, help="Print the command of run N as it was before any patch, to paste.")
 @click.option(
-    "--forget", is_flag=True, help="Drop what was learned from run N, from all (--all), or of a model (--model)."
+    "--original",
+    is_flag=True,
+    help="Print the command of run N as it was before any patch, to paste.",
+)
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Drop what was learned from run N, from all (--all), or of a model (--model).",
 )
 @click.option("--all", "everything", is_flag=True, help="With --forget: from all runs.")
 @click.option(
-    "--model", metavar="MODEL", help="With --forget: from runs of this model. With --fleet: only models so named."
+    "--model",
+    metavar="MODEL",
+    help="With --forget: from runs of this model. With --fleet: only models so named.",
 )
 @click.option("--yes", is_flag=True, help="With --forget and --keep: ask nothing.")
 @click.option(
-    "--fleet", is_flag=True, help="Under which settings each model ran, how often that held, and who measured it where."
+    "--fleet",
+    is_flag=True,
+    help="Under which settings each model ran, how often that held, and who measured it where.",
 )
-@click.option("--keep", type=Age(), metavar="AGE", help="Remove runs that ended longer ago: 90d, 26w.")
-@click.option("--deliver", is_flag=True, help="Bring what runs of this machine left behind into the shared journal.")
+@click.option(
+    "--keep", type=Age(), metavar="AGE", help="Remove runs that ended longer ago: 90d, 26w."
+)
+@click.option(
+    "--deliver",
+    is_flag=True,
+    help="Bring what runs of this machine left behind into the shared journal.",
+)
 @color_option
 @click.pass_context
 def command(
@@ -259,21 +337,27 @@ def command(
 ) -> int:
     """List the runs that the journal holds, the newest first; with N show one in full.
 
-    Each with its command before any patch, what failed and why, what was changed, what was predicted beside what was measured.
+    Each with its command before any patch, what failed and why, what was changed, what was
+    predicted beside what was measured.
 
     Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
     """
     if page is not None:
         raise UsageError(
-            "--html was removed: history writes a table or JSON", hint="oomguard history --format json --limit 0"
+            "--html was removed: history writes a table or JSON",
+            hint="oomguard history --format json --limit 0",
         )
     _refuse_together(ctx)
     if forget or keep is not None or deliver:
-        return _change(journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver)
+        return _change(
+            journal, number, model, everything=everything, yes=yes, keep_s=keep, deliver=deliver
+        )
     if fleet:
         return show_fleet(journal, model, since, limit, form_of(ctx, form, FORMS), color)
     if everything or model is not None or yes:
-        raise UsageError("--all, --model and --yes go with --forget", hint="oomguard history --forget --all")
+        raise UsageError(
+            "--all, --model and --yes go with --forget", hint="oomguard history --forget --all"
+        )
     if original:
         return _print_original(journal, number)
     if number is not None:
@@ -321,10 +405,16 @@ def _refuse_together(ctx: click.Context) -> None:
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
-    """Return whether an option was written on the command line; what the environment says may be for another mode, but for a filter."""
+    """Return whether an option was written on the command line; what the environment says may be
+    for another mode, but for a filter.
+    """
     source = ctx.get_parameter_source(name)
     is_written = source is click.core.ParameterSource.COMMANDLINE
-    is_filter = name in _FILTERS and source is not click.core.ParameterSource.DEFAULT and ctx.params["forget"]
+    is_filter = (
+        name in _FILTERS
+        and source is not click.core.ParameterSource.DEFAULT
+        and ctx.params["forget"]
+    )
     return (is_written or is_filter) and ctx.params.get(name) not in (False, None)
 
 
@@ -344,7 +434,10 @@ def _list(path: Location | None, asked: Asked, limit: int, form: str, color: str
     else:
         print_runs(console(color), shown)
     if next(runs, None) is not None:
-        last = "the last run" if limit == 1 else f"the last {limit} runs"
+        if limit == 1:
+            last = "the last run"
+        else:
+            last = f"the last {limit} runs"
         click.echo(f"oomguard: {last}; --limit 0 shows all", err=True)
     return 0
 
@@ -366,7 +459,10 @@ def _print_original(path: Location | None, number: int | None) -> int:
     from oomguard.report.history import to_paste
 
     if number is None:
-        raise UsageError("--original is of one run", hint="oomguard history --original 12; oomguard history lists them")
+        raise UsageError(
+            "--original is of one run",
+            hint="oomguard history --original 12; oomguard history lists them",
+        )
     line, notes = to_paste(_run(path, number))
     click.echo(line)
     for note in notes:  # what is on standard output is the command alone
@@ -386,7 +482,9 @@ def _runs(path: Location | None, asked: Asked, limit: int | None) -> list[PastRu
     from oomguard.journal.read import open_journal, past_runs
 
     with open_journal(path) as database:
-        return [] if database is None else past_runs(database, asked, limit=limit)
+        if database is None:
+            return []
+        return past_runs(database, asked, limit=limit)
 
 
 def _run(path: Location | None, number: int) -> PastRun:
@@ -396,7 +494,10 @@ def _run(path: Location | None, number: int) -> PastRun:
     if found:
         return found[0]
     last = _runs(path, Asked(), 1)
-    there = f"the last one is {last[0].number}" if last else "no run is recorded"
+    if last:
+        there = f"the last one is {last[0].number}"
+    else:
+        there = "no run is recorded"
     raise UsageError(f"there is no run {number}: {there}", hint="oomguard history lists the runs")
 
 

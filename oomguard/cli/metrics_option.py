@@ -1,4 +1,6 @@
-"""``run --metrics``, and the spans that OpenTelemetry's variables ask for: what goes along with the run, and ends with it."""
+"""``run --metrics``, and the spans that OpenTelemetry's variables ask for: what goes along with the
+run, and ends with it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def metrics_option(function: F) -> F:
     return option(
         "--metrics",
         metavar="[HOST:]PORT|FILE",
-        help="Serve Prometheus metrics of this run on a port of this machine, 0 for any, or keep them in FILE, whose name ends in .prom.",
+        help=(
+            "Serve Prometheus metrics of this run on a port of this machine, 0 for any, or keep "
+            "them in FILE, whose name ends in .prom."
+        ),
     )(function)
 
 
@@ -57,7 +62,8 @@ def run_told(
 
     from oomguard.analyst.attempt_hooks import Companions
 
-    argv, along = supervision.launch.argv, list(supervision.companions.of_run)
+    argv = supervision.launch.argv
+    along = list(supervision.companions.of_run)
     if metrics is not None and not (is_inner and _is_inherited(ctx)):
         along.append(_counting(metrics, supervision, stopped))
     tracing = _tracing()
@@ -67,7 +73,8 @@ def run_told(
     from oomguard.telemetry.spans import RunSpans
 
     spans = RunSpans(tracing.provider, argv, stopped)
-    supervision.companions, status = Companions((*along, spans)), None
+    supervision.companions = Companions((*along, spans))
+    status = None
     try:
         outcome = supervision.run(link)
         status = outcome.status
@@ -75,22 +82,29 @@ def run_told(
         try:
             spans.end(status)
             tracing.deliver()
-        except Exception as error:  # noqa: BLE001 - the command has ended, and its status is told whatever becomes of the spans
+        except Exception as error:  # noqa: BLE001
+            # the command has ended, and its status is told whatever becomes of the spans
             get_logger().warning("spans are lost", reason=f"{type(error).__name__}: {error}")
     return outcome
 
 
 def _tracing() -> Tracing | None:
-    """Return what sends spans; None where the environment does not ask for it, which loads nothing."""
+    """Return what sends spans; None where the environment does not ask for it, which
+    loads nothing.
+    """
     if not any(name.startswith("OTEL_") for name in os.environ):
         return None
     from oomguard.telemetry import spans
 
-    return spans.Tracing.begin() if spans.is_asked() else None
+    if spans.is_asked():
+        return spans.Tracing.begin()
+    return None
 
 
 def _is_inherited(ctx: click.Context) -> bool:
-    """Return whether no flag of this run asks for metrics: a variable or a file speaks to the run around it too."""
+    """Return whether no flag of this run asks for metrics: a variable or a file speaks to the run
+    around it too.
+    """
     return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
 
 
@@ -99,7 +113,8 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
     from oomguard.telemetry.metrics import Exporter, Tally, require_library
     from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, sampled
 
-    target, tally = parse_target(text), Tally()
+    target = parse_target(text)
+    tally = Tally()
     require_library()
     counting = RunMetrics(tally, stopped)
     if isinstance(target, Path):
@@ -107,7 +122,9 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
         supervision.own_files.add(file.files)
     else:
         _leave_the_commands_port(target, supervision.launch.argv)
-        counting.outlet = _serving(target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid)))
+        counting.outlet = _serving(
+            target, Exporter(tally, {"run", "scrape"}, lambda: sampled(counting.pid))
+        )
     return counting
 
 
@@ -127,19 +144,39 @@ def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
 
 
 def _serving(address: Address, exporter: Exporter) -> Outlet | None:
-    """Return what serves the metrics; None, with a warning, where it cannot listen there: the command runs all the same."""
+    """Return what serves the metrics; None, with a warning, where it cannot listen there: the
+    command runs all the same.
+    """
     from oomguard.telemetry.http_server import Endpoint
 
     log = get_logger()
     try:
         endpoint = Endpoint(address, exporter)
     except OSError as error:
-        taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"} if error.errno == errno.EADDRINUSE else {}
-        # The system's words, without the address that Python adds to them; a name that is not found has a number below 0.
-        number = error.errno if error.errno in errno.errorcode else None
-        why = os.strerror(number) if number is not None else error.strerror or str(error)
-        log.warning("no metrics are served: the run goes on without", address=str(address), reason=why, **taken)
+        if error.errno == errno.EADDRINUSE:
+            taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"}
+        else:
+            taken = {}
+        # The system's words, without the address that Python adds to them; a name that is not found
+        # has a number below 0.
+        if error.errno in errno.errorcode:
+            number = error.errno
+        else:
+            number = None
+        if number is not None:
+            why = os.strerror(number)
+        else:
+            why = error.strerror or str(error)
+        log.warning(
+            "no metrics are served: the run goes on without",
+            address=str(address),
+            reason=why,
+            **taken,
+        )
         return None
-    tell = log.info if address.port == 0 else log.debug
+    if address.port == 0:
+        tell = log.info
+    else:
+        tell = log.debug
     tell("metrics are served", url=endpoint.url)
     return endpoint

@@ -47,7 +47,13 @@ def policy_options(function: F) -> F:
         function,
         (
             option("--allow", type=EFFECTS, help=allow),
-            option("--pin", "pinned", multiple=True, metavar="SETTING", help="Never touch this setting. Repeatable."),
+            option(
+                "--pin",
+                "pinned",
+                multiple=True,
+                metavar="SETTING",
+                help="Never touch this setting. Repeatable.",
+            ),
             option("--min", "floors", multiple=True, metavar="SETTING=VALUE", help=floors),
             rules_option,
         ),
@@ -63,7 +69,9 @@ def rules_option(function: F) -> F:
 def color_option(function: F) -> F:
     """Add --color."""
     kinds = click.Choice(["auto", "always", "never"])
-    return option("--color", type=kinds, default="auto", help="Colour. NO_COLOR is respected.")(function)
+    return option("--color", type=kinds, default="auto", help="Colour. NO_COLOR is respected.")(
+        function
+    )
 
 
 def output_options(function: F) -> F:
@@ -78,20 +86,28 @@ def output_options(function: F) -> F:
     )
 
 
-def read_policy(allow: str | None, pinned: Iterable[str], floors: Iterable[str], **limits: Any) -> Policy:
+def read_policy(
+    allow: str | None, pinned: Iterable[str], floors: Iterable[str], **limits: Any
+) -> Policy:
     """Read the policy from its options; raises SettingError for an unknown setting."""
     return make_policy(allow, pinned, dict(parse_assignment(text) for text in floors), **limits)
 
 
 def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
-    """Load the shipped rules and those in the folders given; raises RuleError. ``check`` also compiles every pattern."""
+    """Load the shipped rules and those in the folders given; raises RuleError. ``check`` also
+    compiles every pattern.
+    """
     from oomguard.rules.rule_files import load_rules
 
     return load_rules([Path(folder) for folder in folders], check=check)
 
 
-def tell_configuration(ctx: click.Context, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
-    """Say what was read of the files of options, and what was left out and why; a command called by itself read none."""
+def tell_configuration(
+    ctx: click.Context, warn: Callable[[str], None], detail: Callable[[str], None]
+) -> None:
+    """Say what was read of the files of options, and what was left out and why; a command called by
+    itself read none.
+    """
     from oomguard.cli.config import Configuration
 
     if isinstance(read := ctx.find_root().obj, Configuration):
@@ -99,16 +115,19 @@ def tell_configuration(ctx: click.Context, warn: Callable[[str], None], detail: 
 
 
 def form_of(ctx: click.Context, form: str, forms: Sequence[str]) -> str:
-    """Return the output form asked for, the first of ``forms`` where a variable or table asks for one that is not among them.
+    """Return the output form asked for, the first of ``forms`` where a variable or table asks for
+    one that is not among them.
 
-    One variable or table sets the form of all commands, and not all have the same. Raises BadParameter for the command
-    line's own.
+    One variable or table sets the form of all commands, and not all have the same. Raises
+    BadParameter for the command line's own.
     """
     if form in forms:
         return form
     if ctx.get_parameter_source("form") is click.core.ParameterSource.COMMANDLINE:
         example = f"{ctx.command_path} --format json"
-        raise click.BadParameter(f"{form!r} is not one of {', '.join(forms)}; use {example}", param_hint="--format")
+        raise click.BadParameter(
+            f"{form!r} is not one of {', '.join(forms)}; use {example}", param_hint="--format"
+        )
     return forms[0]
 
 
@@ -118,11 +137,14 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - it is called where the error is caught: the program's end has a status for it
+            # it is called where the error is caught: the program's end has a status for it
+            raise  # noqa: PLE0704
 
     return _Console(
         file=file,
-        force_terminal={"always": True, "never": False}.get(color),  # bold and its like are escapes too
+        force_terminal={"always": True, "never": False}.get(
+            color
+        ),  # bold and its like are escapes too
         highlight=False,
     )
 
@@ -133,12 +155,20 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
 class JournalPlace(click.Path):  # type: ignore[type-arg, unused-ignore]
     """A path, or the URL of a database that a journal can be kept in."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:  # type: ignore[override]
+    def convert(  # type: ignore[override]
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Location:
         """Return it as a place."""
-        return parse_location(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return parse_location(value)
+        place: Location = value
+        return place
 
 
 def journal_option(what: str) -> Callable[[F], F]:
     """Add --journal; ``what`` begins its help."""
-    told = f"{what}: a file, or a database that a team shares, postgresql://USER@HOST/DATABASE. [default: the user's state folder]"
+    told = (
+        f"{what}: a file, or a database that a team shares, postgresql://USER@HOST/DATABASE. "
+        "[default: the user's state folder]"
+    )
     return option("--journal", type=JournalPlace(), metavar="PATH|URL", help=told)

@@ -1,4 +1,6 @@
-"""The options of ``oomguard run`` that place a command: which devices, how long to wait for them, and until when they are leased."""
+"""The options of ``oomguard run`` that place a command: which devices, how long to wait for them,
+and until when they are leased.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class PlacementOptions:
         from oomguard.cluster.placement.run_on_devices import OnDevices
         from oomguard.report.redact import mask_command
 
-        folder = LeaseFolder(None if self.lease_folder is None else Path(self.lease_folder).absolute())
+        folder = LeaseFolder(
+            None if self.lease_folder is None else Path(self.lease_folder).absolute()
+        )
         command, own = (tuple(mask_command(words, keep_homes=True)) for words in (argv, self.own))
         asked = read_gpus(self.gpus)
         invocation = Invocation(asked.shown, shlex.join(command), own)
@@ -64,7 +68,9 @@ class PlacementOptions:
 
 def _folder_named(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise UsageError("--lease-folder '' names no folder", hint="leave it out for /tmp/oomguard-leases")
+        raise UsageError(
+            "--lease-folder '' names no folder", hint="leave it out for /tmp/oomguard-leases"
+        )
     return value
 
 
@@ -75,7 +81,10 @@ def lease_folder_option(function: F) -> F:
         type=click.Path(file_okay=False),
         callback=_folder_named,
         metavar="DIR",
-        help="Where leases of devices lie; the same for all who share them. [default: /tmp/oomguard-leases]",
+        help=(
+            "Where leases of devices lie; the same for all who share them. [default: "
+            "/tmp/oomguard-leases]"
+        ),
     )(function)
 
 
@@ -95,7 +104,9 @@ def placement_options(function: F) -> F:
         if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
             wait = None  # a file of options is for runs with --gpus and for those without
         return function(
-            *args, placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()), **kwargs
+            *args,
+            placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()),
+            **kwargs,
         )
 
     return decorated(
@@ -104,20 +115,27 @@ def placement_options(function: F) -> F:
             option(
                 "--gpus",
                 metavar="auto|N|LIST",
-                help="Choose the devices before the start: as many as the command needs, N of them, or these (0,1 or 1, or UUIDs).",
+                help=(
+                    "Choose the devices before the start: as many as the command needs, N of them, "
+                    "or these (0,1 or 1, or UUIDs)."
+                ),
             ),
             option(
                 "--wait",
                 type=Duration(),
                 metavar="TIME",
-                help="With --gpus: wait so long for a device that others have, first come first served. [default: do not wait]",
+                help=(
+                    "With --gpus: wait so long for a device that others have, first come first "
+                    "served. [default: do not wait]"
+                ),
             ),
             option(
                 "--lease",
                 type=click.Choice(["start", "job"]),
                 default="start",
                 show_default=True,
-                help="With --gpus: keep other starts off the devices until the engine has taken its memory, or until the job ends. A "
+                help="With --gpus: keep other starts off the devices until the engine has taken "
+                "its memory, or until the job ends. A "
                 "command whose memory is not known keeps them until it ends.",
             ),
             lease_folder_option,

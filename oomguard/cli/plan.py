@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from oomguard.planning.start import AskedStart
 
 
-# The many options of ``oomguard plan``: the engine's own settings, and those of a call of ``generate``.
+# The many options of ``oomguard plan``: the engine's own settings, and those of a call of
+# ``generate``.
 
 POSITIVE: Final = click.IntRange(1)
 
@@ -28,8 +29,15 @@ def engine_options(function: F) -> F:
     return decorated(
         function,
         (
-            _setting("tensor_parallel_size", type=POSITIVE, default=1, help="GPUs that share each layer."),
-            _setting("pipeline_parallel_size", type=POSITIVE, default=1, help="Groups of GPUs that share the layers."),
+            _setting(
+                "tensor_parallel_size", type=POSITIVE, default=1, help="GPUs that share each layer."
+            ),
+            _setting(
+                "pipeline_parallel_size",
+                type=POSITIVE,
+                default=1,
+                help="Groups of GPUs that share the layers.",
+            ),
             _setting(
                 "data_parallel_size",
                 type=POSITIVE,
@@ -42,10 +50,20 @@ def engine_options(function: F) -> F:
                 default=1,
                 help="Ranks of those that share a request's cache by its tokens.",
             ),
-            _setting("enable_expert_parallel", is_flag=True, help="Whole experts on each GPU, not parts of all."),
+            _setting(
+                "enable_expert_parallel",
+                is_flag=True,
+                help="Whole experts on each GPU, not parts of all.",
+            ),
             _setting("disable_custom_all_reduce", is_flag=True, help="NCCL alone between ranks."),
-            _setting("max_model_len", type=POSITIVE, help="Longest request. [default: the model's own]"),
-            _setting("max_num_seqs", type=POSITIVE, help="Requests in one step. [default: vllm serve's for the GPU]"),
+            _setting(
+                "max_model_len", type=POSITIVE, help="Longest request. [default: the model's own]"
+            ),
+            _setting(
+                "max_num_seqs",
+                type=POSITIVE,
+                help="Requests in one step. [default: vllm serve's for the GPU]",
+            ),
             _setting(
                 "max_num_batched_tokens",
                 type=POSITIVE,
@@ -61,22 +79,38 @@ def engine_options(function: F) -> F:
                 metavar="SIZE",
                 help="Size of the KV cache on each GPU; the utilization then decides nothing.",
             ),
-            _setting("kv_cache_dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, …"),
-            _setting("dtype", default="auto", metavar="DTYPE", help="auto, bfloat16, float16, float32."),
+            _setting(
+                "kv_cache_dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, …"
+            ),
+            _setting(
+                "dtype", default="auto", metavar="DTYPE", help="auto, bfloat16, float16, float32."
+            ),
             _setting(
                 "quantization",
                 metavar="METHOD",
                 help="While loading: fp8, bitsandbytes. A quantised checkpoint says so itself.",
             ),
-            _setting("block_size", type=POSITIVE, help="Tokens in a block of the KV cache. [default: the platform's]"),
+            _setting(
+                "block_size",
+                type=POSITIVE,
+                help="Tokens in a block of the KV cache. [default: the platform's]",
+            ),
             _setting("enforce_eager", is_flag=True, help="No CUDA graphs."),
             _setting(
                 "cudagraph_capture_sizes",
                 metavar="SIZES",
                 help="Sizes of the CUDA graphs. [default: the version's for max_num_seqs]",
             ),
-            _setting("max_cudagraph_capture_size", type=POSITIVE, help="The largest of them. [default: the version's]"),
-            _setting("enable_prefix_caching", default=None, help="Keep prefixes. [default: the version's]"),
+            _setting(
+                "max_cudagraph_capture_size",
+                type=POSITIVE,
+                help="The largest of them. [default: the version's]",
+            ),
+            _setting(
+                "enable_prefix_caching",
+                default=None,
+                help="Keep prefixes. [default: the version's]",
+            ),
             _setting(
                 "cpu_offload_bytes",
                 parameter="cpu_offload_gb",
@@ -96,8 +130,18 @@ def engine_options(function: F) -> F:
                 help='Drafts: {"model": "DRAFT", "num_speculative_tokens": 5}, as vLLM takes it.',
             ),
             _setting("enable_lora", is_flag=True, help="Slots for LoRA adapters."),
-            _setting("max_loras", type=POSITIVE, default=1, help="LoRA adapters in one step. [default: 1]"),
-            _setting("max_lora_rank", type=POSITIVE, default=16, help="Largest rank of an adapter. [default: 16]"),
+            _setting(
+                "max_loras",
+                type=POSITIVE,
+                default=1,
+                help="LoRA adapters in one step. [default: 1]",
+            ),
+            _setting(
+                "max_lora_rank",
+                type=POSITIVE,
+                default=16,
+                help="Largest rank of an adapter. [default: 16]",
+            ),
             _setting(
                 "limit_mm_per_prompt",
                 metavar="JSON",
@@ -108,8 +152,14 @@ def engine_options(function: F) -> F:
                 metavar="JSON",
                 help='What the processor of images gets: {"max_pixels": 1003520}.',
             ),
-            _setting("skip_mm_profiling", is_flag=True, help="No room kept for the encoder's own peak."),
-            option("--prompt-logprobs", is_flag=True, help="Requests ask for log-probabilities of their prompts."),
+            _setting(
+                "skip_mm_profiling", is_flag=True, help="No room kept for the encoder's own peak."
+            ),
+            option(
+                "--prompt-logprobs",
+                is_flag=True,
+                help="Requests ask for log-probabilities of their prompts.",
+            ),
         ),
     )
 
@@ -119,7 +169,12 @@ def call_options(function: F) -> F:
     return decorated(
         function,
         (
-            option("--batch-size", type=POSITIVE, default=1, help="transformers: rows of the call. [default: 1]"),
+            option(
+                "--batch-size",
+                type=POSITIVE,
+                default=1,
+                help="transformers: rows of the call. [default: 1]",
+            ),
             option(
                 "--prompt-tokens",
                 type=POSITIVE,
@@ -132,7 +187,12 @@ def call_options(function: F) -> F:
                 default=256,
                 help="transformers: tokens that it may generate. [default: 256]",
             ),
-            option("--num-beams", type=POSITIVE, default=1, help="transformers: beams of a row. [default: 1]"),
+            option(
+                "--num-beams",
+                type=POSITIVE,
+                default=1,
+                help="transformers: beams of a row. [default: 1]",
+            ),
             option(
                 "--attn-implementation",
                 default="sdpa",
@@ -147,14 +207,19 @@ def call_options(function: F) -> F:
             option(
                 "--trace",
                 is_flag=True,
-                help="transformers: run the model's own code under fake tensors; seconds, exact, no GPU.",
+                help=(
+                    "transformers: run the model's own code under fake tensors; seconds, exact, no "
+                    "GPU."
+                ),
             ),
         ),
     )
 
 
 def _setting(name: str, *, parameter: str | None = None, **kwargs: Any) -> Callable[[F], F]:
-    """Return the option of one setting, spelled as vLLM spells it; yes/no with a default of None also takes its off form."""
+    """Return the option of one setting, spelled as vLLM spells it; yes/no with a default of None
+    also takes its off form.
+    """
     own = surfaces("vllm")[name]
     long, *short = own.flags
     if kwargs.get("default", ...) is None and "metavar" not in kwargs and "type" not in kwargs:
@@ -162,14 +227,17 @@ def _setting(name: str, *, parameter: str | None = None, **kwargs: Any) -> Calla
     return option(long, *short, parameter or name, **kwargs)
 
 
-# A whole ``vllm serve`` command given to ``plan``: its settings become options, and flags that are not counted are told of.
+# A whole ``vllm serve`` command given to ``plan``: its settings become options, and flags that are
+# not counted are told of.
 
 OTHER_FLAGS: Final = "oomguard.other_flags"
 KEPT_WORDS: Final = "oomguard.kept_words"
 
 
 class PlanCommand(click.Command):
-    """A command that takes vLLM's flags as vLLM does; those that are no option go to ``ctx.meta``, and which of them are not counted."""
+    """A command that takes vLLM's flags as vLLM does; those that are no option go to ``ctx.meta``,
+    and which of them are not counted.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments with vLLM's settings as options, without its other flags.
@@ -200,17 +268,29 @@ _FORMS: Final = ("terminal", "json")
 @click.command("plan", cls=PlanCommand)
 @click.argument("model", metavar="MODEL")
 @option("--gpu-memory", metavar="SIZE", help="Total memory of one GPU, for example 24GiB.")
-@option("--gpu", type=click.IntRange(0), metavar="INDEX", help="The GPU of this machine with this index.")
+@option(
+    "--gpu",
+    type=click.IntRange(0),
+    metavar="INDEX",
+    help="The GPU of this machine with this index.",
+)
 @option("--gpu-name", metavar="NAME", help="A GPU by its name, for example H100 or 'RTX 4090'.")
 @option(
-    "--driver-version", metavar="VERSION", help="The NVIDIA driver's, for example 535.129. [default: this machine's]"
+    "--driver-version",
+    metavar="VERSION",
+    help="The NVIDIA driver's, for example 535.129. [default: this machine's]",
 )
 @option(
     "--memory-kind",
     type=click.Choice(KINDS),
     help="Whose memory it is. [default: by GPU and host]",
 )
-@option("--gpu-replicas", type=POSITIVE, default=1, help="Engines that a time-sliced GPU is shared by. [default: 1]")
+@option(
+    "--gpu-replicas",
+    type=POSITIVE,
+    default=1,
+    help="Engines that a time-sliced GPU is shared by. [default: 1]",
+)
 @option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
@@ -225,7 +305,9 @@ _FORMS: Final = ("terminal", "json")
     help="What runs the model.",
 )
 @option(
-    "--engine-version", metavar="VERSION", help="vLLM's version. [default: the installed one, else the newest known]"
+    "--engine-version",
+    metavar="VERSION",
+    help="vLLM's version. [default: the installed one, else the newest known]",
 )
 @engine_options
 @call_options
@@ -233,7 +315,10 @@ _FORMS: Final = ("terminal", "json")
     "--calibrate",
     metavar="LOG",
     multiple=True,
-    help="A start-up log of this model: what it measured replaces the priors, now and later. Repeatable.",
+    help=(
+        "A start-up log of this model: what it measured replaces the priors, now and later. "
+        "Repeatable."
+    ),
 )
 @option(
     "--ask-engine",
@@ -243,11 +328,25 @@ _FORMS: Final = ("terminal", "json")
 @option(
     "--compile-cache",
     metavar="DIR",
-    help="vLLM's cache folder, to tell whether the next start compiles. [default: this machine's, for a GPU of it]",
+    help=(
+        "vLLM's cache folder, to tell whether the next start compiles. [default: this machine's, "
+        "for a GPU of it]"
+    ),
 )
-@option("--no-calibration", is_flag=True, help="Plan with the priors, whatever starts have been measured.")
+@option(
+    "--no-calibration",
+    is_flag=True,
+    help="Plan with the priors, whatever starts have been measured.",
+)
 @option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
-@option("--format", "form", default="terminal", show_default=True, metavar="[terminal|json]", help="Output form.")
+@option(
+    "--format",
+    "form",
+    default="terminal",
+    show_default=True,
+    metavar="[terminal|json]",
+    help="Output form.",
+)
 @option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
 @color_option
 @click.pass_context
@@ -275,13 +374,16 @@ def command(
     color: str,
     **settings: Any,
 ) -> int:
-    """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers generates with it.
+    """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers
+    generates with it.
 
-    MODEL is a folder, a config.json, a GGUF file beside one, or a name on the hub. Nothing is loaded or started: weights are read
-    from the headers of safetensors files, else counted from the configuration. A whole vllm serve command can stand in place of
-    MODEL; of its flags those that take memory and are not counted are named.
+    MODEL is a folder, a config.json, a GGUF file beside one, or a name on the hub. Nothing is
+    loaded or started: weights are read from the headers of safetensors files, else counted from the
+    configuration. A whole vllm serve command can stand in place of MODEL; of its flags those that
+    take memory and are not counted are named.
 
-    Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does not fit.
+    Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does
+    not fit.
     """
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
     from oomguard.planning.start import ask_for_start
@@ -289,7 +391,11 @@ def command(
     form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
         raise UsageError("--ask-engine answers one plan of vLLM", hint="leave --sweep out")
-    gpu_options: dict[str, Any] = {"gpu_memory": _total_bytes(gpu_memory), "gpu": gpu, "gpu_name": gpu_name}
+    gpu_options: dict[str, Any] = {
+        "gpu_memory": _total_bytes(gpu_memory),
+        "gpu": gpu,
+        "gpu_name": gpu_name,
+    }
     if engine == "transformers":
         own = {name: value for name, value in settings.items() if name in CALL_SETTINGS}
         fits = _plan_call(model, sweep, form, color, **gpu_options, trace=trace, **own)
@@ -310,7 +416,10 @@ def command(
         kept_words=ctx.meta.get(KEPT_WORDS, ()),
         **{name: value for name, value in settings.items() if name in START_SETTINGS},
     )
-    fits = _sweep_start(asked, sweep, form, color) if sweep else _plan_start(asked, form, color, by_engine=ask_engine)
+    if sweep:
+        fits = _sweep_start(asked, sweep, form, color)
+    else:
+        fits = _plan_start(asked, form, color, by_engine=ask_engine)
     return int(exit_code and not fits)
 
 
@@ -319,7 +428,9 @@ def _total_bytes(size: str | None) -> int | None:
         return None
     total = parse_size(size).bytes
     if total <= 0:
-        raise SettingError(f"--gpu-memory is {size}", hint="give the total memory of one GPU, for example 24GiB")
+        raise SettingError(
+            f"--gpu-memory is {size}", hint="give the total memory of one GPU, for example 24GiB"
+        )
     return total
 
 
@@ -335,7 +446,10 @@ def _plan_start(asked: AskedStart, form: str, color: str, *, by_engine: bool) ->
     from oomguard.report.json import json_line
     from oomguard.report.plan import plan_record, print_start_plan
 
-    plan = plan_by_engine(asked) if by_engine else plan_start(asked)
+    if by_engine:
+        plan = plan_by_engine(asked)
+    else:
+        plan = plan_start(asked)
     if form == "json":
         click.echo(json_line(plan_record(plan)))
     else:
@@ -359,7 +473,9 @@ def _sweep_start(asked: AskedStart, sweep: str, form: str, color: str) -> bool:
 
 
 def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> bool:
-    """Print the budget of a call of transformers' generate, or one row for each value; return whether all of them fit."""
+    """Print the budget of a call of transformers' generate, or one row for each value; return
+    whether all of them fit.
+    """
     from oomguard.planning.plan import ask_for_call, sweep_call
     from oomguard.report.json import json_line
     from oomguard.report.plan import call_record, print_call_budget, print_call_sweep

@@ -1,4 +1,6 @@
-"""The options of ``oomguard run`` for a command that is one rank of a job: which it is, and where the ranks meet."""
+"""The options of ``oomguard run`` for a command that is one rank of a job: which it is, and where
+the ranks meet.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,19 @@ class RanksOptions:
     rendezvous: str | None
     timeout_s: float
 
-    def beside(self, launch: Launch, signals: Signals, grace_s: float, *, is_inside: bool) -> BesideRanks:
-        """Return what goes along with a run whose command may be one rank of a job; inside another run that one agrees.
+    def beside(
+        self, launch: Launch, signals: Signals, grace_s: float, *, is_inside: bool
+    ) -> BesideRanks:
+        """Return what goes along with a run whose command may be one rank of a job; inside another
+        run that one agrees.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another, or another process is this rank already.
+            UsageError: an option cannot be understood, or misses another, or another process is
+                this rank already.
         """
-        return BesideRanks(None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ))
+        return BesideRanks(
+            None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
+        )
 
     def _of_a_job(
         self, launch: Launch, signals: Signals, grace_s: float, environ: Mapping[str, str]
@@ -52,24 +60,33 @@ class RanksOptions:
         """Return this process as one rank of a job; None where it is none.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another, or another process is this rank already.
+            UsageError: an option cannot be understood, or misses another, or another process is
+                this rank already.
         """
         if self.rendezvous == _OFF:
             return None
         from oomguard.cluster.ranks.launcher import Launched, launched
 
         if self.rendezvous == "":
-            raise UsageError("--rendezvous '': it names no place", hint="--rendezvous DIR, a folder that all ranks see")
+            raise UsageError(
+                "--rendezvous '': it names no place",
+                hint="--rendezvous DIR, a folder that all ranks see",
+            )
         own = self._asked() or launched(environ)
         if own is None:
             from oomguard.engines.devices import ranks_in_command
 
             found = ranks_in_command(launch)
-            own = None if found is None else Launched(**found)
+            if found is None:
+                own = None
+            else:
+                own = Launched(**found)
         if own is None and self.rendezvous is not None:
             own = launched(environ, is_one_job=True)
             if own is None:
-                why = "--rendezvous is for one of several ranks, and nothing tells which one this is"
+                why = (
+                    "--rendezvous is for one of several ranks, and nothing tells which one this is"
+                )
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
@@ -88,8 +105,14 @@ class RanksOptions:
         except UsageError as error:
             if self.rendezvous is not None:
                 raise
-            get_logger().error("the ranks cannot meet: none starts again by itself", reason=str(error), hint=error.hint)
-            place = replace(place, problem=str(error))  # a launcher's variables may tell two jobs from each other badly
+            get_logger().error(
+                "the ranks cannot meet: none starts again by itself",
+                reason=str(error),
+                hint=error.hint,
+            )
+            place = replace(
+                place, problem=str(error)
+            )  # a launcher's variables may tell two jobs from each other badly
         return RankOfAJob(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
@@ -97,10 +120,13 @@ class RanksOptions:
             return None
         if self.rank is None or self.world_size is None or self.rendezvous is None:
             raise UsageError(
-                "--rank, --world-size and --rendezvous belong together", hint="--rank 0 --world-size 4 --rendezvous DIR"
+                "--rank, --world-size and --rendezvous belong together",
+                hint="--rank 0 --world-size 4 --rendezvous DIR",
             )
         if self.rank >= self.world_size:
-            raise UsageError(f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0")
+            raise UsageError(
+                f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0"
+            )
         from oomguard.cluster.ranks.launcher import Launched
 
         return Launched(self.rank, self.world_size, "--rank")
@@ -122,45 +148,68 @@ class BesideRanks:
 
     @property
     def tells(self) -> bool:
-        """Whether this process tells of the run, and keeps its journal and report: of several ranks one does."""
+        """Whether this process tells of the run, and keeps its journal and report: of several ranks
+        one does.
+        """
         return self._job is None or self._job.tells
 
     @property
     def speaks(self) -> bool | None:
         """Whether this process speaks for all ranks; None: it is none of several."""
-        return None if self._job is None else self._job.tells
+        if self._job is None:
+            return None
+        return self._job.tells
 
     def may_reuse(self) -> bool:
-        """Return whether the first attempt may begin with what a journal knows: ranks of one job may read different ones."""
+        """Return whether the first attempt may begin with what a journal knows: ranks of one job
+        may read different ones.
+        """
         if self._job is not None:
-            get_logger().warning("--reuse is left out: this is one of several ranks, and all begin alike")
+            get_logger().warning(
+                "--reuse is left out: this is one of several ranks, and all begin alike"
+            )
         return self._job is None
 
     @property
     def companions(self) -> tuple[Companion, ...]:
         """What hears of each attempt."""
-        return () if self._job is None else (self._job,)
+        if self._job is None:
+            return ()
+        return (self._job,)
 
     @property
     def together(self) -> Together:
         """What decides after an attempt."""
         from oomguard.analyst.coordination import Alone
 
-        return Alone() if self._job is None else self._job
+        if self._job is None:
+            return Alone()
+        return self._job
 
     def ended_by_us(self) -> EndedByUs | None:
         """Return why the last attempt was ended for another rank; None where it was not."""
-        return None if self._job is None else self._job.ended_by_us()
+        if self._job is None:
+            return None
+        return self._job.ended_by_us()
 
 
 def ranks_options(function: F) -> F:
-    """Add --rank, --world-size, --rendezvous and --rank-timeout; the command gets them as ``ranks``."""
+    """Add --rank, --world-size, --rendezvous and --rank-timeout; the command gets them as
+    ``ranks``.
+    """
 
     @functools.wraps(function)
     def with_ranks(
-        *args: Any, rank: int | None, world_size: int | None, rendezvous: str | None, rank_timeout: float, **kwargs: Any
+        *args: Any,
+        rank: int | None,
+        world_size: int | None,
+        rendezvous: str | None,
+        rank_timeout: float,
+        **kwargs: Any,
     ) -> Any:
-        return function(*args, ranks=RanksOptions(rank, world_size, rendezvous, rank_timeout), **kwargs)
+        return function(
+            *args, ranks=RanksOptions(rank, world_size, rendezvous, rank_timeout), **kwargs
+        )
 
     return decorated(
         cast("F", with_ranks),
@@ -169,21 +218,28 @@ def ranks_options(function: F) -> F:
                 "--rank",
                 type=click.IntRange(min=0),
                 metavar="I",
-                help="Which rank of its job the command is, from 0: needed where no launcher tells. [default: as torchrun, srun, mpirun, "
+                help="Which rank of its job the command is, from 0: needed where no launcher "
+                "tells. [default: as torchrun, srun, mpirun, "
                 "RANK and WORLD_SIZE, or vLLM's own options tell]",
             ),
             option(
                 "--world-size",
                 type=click.IntRange(min=1),
                 metavar="N",
-                help="How many ranks the job has, each under an oomguard run of its own: needed with --rank, else told as that is.",
+                help=(
+                    "How many ranks the job has, each under an oomguard run of its own: needed "
+                    "with --rank, else told as that is."
+                ),
             ),
             option(
                 "--rendezvous",
                 metavar="WHERE",
-                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT of rank 0, ray (the cluster that runs "
-                "here), or none to have each rank alone. Needed with --rank, and for tasks of srun or mpirun without MASTER_ADDR, "
-                "which may be no ranks of one job. [default: the store at MASTER_ADDR:MASTER_PORT, on one host a folder of its "
+                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
+                "of rank 0, ray (the cluster that runs "
+                "here), or none to have each rank alone. Needed with --rank, and for tasks of srun "
+                "or mpirun without MASTER_ADDR, "
+                "which may be no ranks of one job. [default: the store at MASTER_ADDR:MASTER_PORT, "
+                "on one host a folder of its "
                 "temporary files]",
             ),
             option(
@@ -192,7 +248,10 @@ def ranks_options(function: F) -> F:
                 default=DEFAULT_RANK_TIMEOUT_S,
                 show_default=True,
                 metavar="TIME",
-                help="After the first failure, so long for all ranks to say how they ended; none starts again without the others.",
+                help=(
+                    "After the first failure, so long for all ranks to say how they ended; none "
+                    "starts again without the others."
+                ),
             ),
         ),
     )

@@ -1,4 +1,6 @@
-"""All inputs of a command, read by whoever pays: this process, several here, or a cluster; their outcomes in the order of the inputs."""
+"""All inputs of a command, read by whoever pays: this process, several here, or a cluster; their
+outcomes in the order of the inputs.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, is_url
 from oomguard.scan.source import shown
 
-# Inputs in parallel over processes: results in the order of the inputs, a dead worker costs its own input only.
+# Inputs in parallel over processes: results in the order of the inputs, a dead worker costs its own
+# input only.
 
 # Finished results that wait for an earlier input are kept: this many at most.
 AHEAD: Final = 256
 TELL_S: Final = 0.1
-# A worker takes as long to start as this many bytes of plain text take to read, and packed bytes are more work.
+# A worker takes as long to start as this many bytes of plain text take to read, and packed bytes
+# are more work.
 START_BYTES: Final = 64 << 20
 _WORK_PER_BYTE: Final = {".zst": 8, ".gz": 24, ".xz": 48, ".bz2": 96}
 
@@ -43,16 +47,21 @@ def usable_cpus() -> int:
 
 
 def automatic_jobs(sizes: Mapping[str, int]) -> int:
-    """How many processes pay for inputs of these sizes in bytes: as many as there are CPUs, or only this one."""
+    """How many processes pay for inputs of these sizes in bytes: as many as there are CPUs, or only
+    this one.
+    """
     work = sum(size * _WORK_PER_BYTE.get(Path(path).suffix, 1) for path, size in sizes.items())
     return max(1, min(usable_cpus(), len(sizes), work // START_BYTES))
 
 
 def is_portable(path: str) -> bool:
-    """Whether another process reads the same bytes there: a regular file, an object elsewhere, no name for a descriptor of our own."""
+    """Whether another process reads the same bytes there: a regular file, an object elsewhere, no
+    name for a descriptor of our own.
+    """
     if is_url(path):
         return True
-    return Path(path).is_file() and not os.path.abspath(path).startswith(("/dev/", "/proc/"))  # noqa: PTH100 - no links
+    # no links
+    return Path(path).is_file() and not os.path.abspath(path).startswith(("/dev/", "/proc/"))  # noqa: PTH100
 
 
 def in_parallel(
@@ -64,7 +73,8 @@ def in_parallel(
 ) -> Generator[RenderedInput]:
     """The outcome of every path, in their order, each as soon as those before it are there.
 
-    ``own`` reads what only this process can read (standard input). Closing the iterator ends the workers at once.
+    ``own`` reads what only this process can read (standard input). Closing the iterator ends the
+    workers at once.
     """
     portable = [is_portable(path) for path in paths]
     to_do = deque(i for i in range(len(paths)) if portable[i])
@@ -95,7 +105,9 @@ class _Pool:
     """Up to ``jobs`` workers, started when there is something for them to do."""
 
     def __init__(self, work: Work, jobs: int, on_read: Callable[[int], None] | None) -> None:
-        self._work, self._jobs, self._on_read = work, jobs, on_read
+        self._work = work
+        self._jobs = jobs
+        self._on_read = on_read
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
 
@@ -103,14 +115,18 @@ class _Pool:
         """Hand an input to a worker; False where all are busy."""
         while self._idle or len(self._busy) < self._jobs:
             idle = bool(self._idle)
-            worker = self._idle.pop() if idle else self._start()
+            if idle:
+                worker = self._idle.pop()
+            else:
+                worker = self._start()
             try:
                 worker.pipe.send(path)
             except OSError:
                 if idle:  # it died while it had nothing to do: another one takes the input
                     self._bury(worker)
                     continue
-            worker.index, worker.path = index, path
+            worker.index = index
+            worker.path = path
             self._busy.append(worker)
             return True
         return False
@@ -123,7 +139,10 @@ class _Pool:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
                 self._busy.remove(worker)
-                yield worker.index, RenderedInput(error=f"{shown(worker.path)}: {self._bury(worker)}")
+                yield (
+                    worker.index,
+                    RenderedInput(error=f"{shown(worker.path)}: {self._bury(worker)}"),
+                )
                 continue
             if isinstance(answer, RenderedInput):
                 self._busy.remove(worker)
@@ -141,21 +160,30 @@ class _Pool:
             self._bury(worker)
 
     def _start(self) -> _Worker:
-        # No multiprocessing.Process: it starts Pythons that look for modules in the working directory first.
+        # No multiprocessing.Process: it starts Pythons that look for modules in the working
+        # directory first.
         ours, theirs = Pipe()
         command = [*safe_python.command("oomguard.cli.read_inputs"), str(theirs.fileno())]
         # Born deaf to Ctrl-C, which reaches the whole group: this process ends them.
         main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        if main:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        else:
+            before = None
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=safe_python.environment()
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=safe_python.environment(),
             )
         finally:
             if main:
                 signal.signal(signal.SIGINT, before)
             theirs.close()
-        with contextlib.suppress(OSError):  # it has ended already, which is told with its first input
+        with contextlib.suppress(
+            OSError
+        ):  # it has ended already, which is told with its first input
             ours.send((self._work, self._on_read is not None))
         return _Worker(process, ours)
 
@@ -164,26 +192,33 @@ class _Pool:
         """Reap a worker that has ended; how it ended."""
         status = worker.process.wait()
         worker.pipe.close()
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
+        else:
+            how = f"ended with status {status}"
         return f"the process that read it {how}"
 
 
 def main() -> None:
-    """A worker: diagnose what comes through the pipe, whose descriptor is the argument, until it closes."""
+    """A worker: diagnose what comes through the pipe, whose descriptor is the argument, until it
+    closes.
+    """
     pipe = Connection(int(sys.argv[1]))
     try:
         work, tell = pipe.recv()
     except EOFError:
         return
     renderer = InputRenderer(work)
-    untold_bytes, told_s = 0, time.monotonic()
+    untold_bytes = 0
+    told_s = time.monotonic()
 
     def on_read(size_bytes: int) -> None:
         nonlocal untold_bytes, told_s
         untold_bytes += size_bytes
         if time.monotonic() - told_s >= TELL_S:
             pipe.send(untold_bytes)
-            untold_bytes, told_s = 0, time.monotonic()
+            untold_bytes = 0
+            told_s = time.monotonic()
 
     while True:
         try:
@@ -200,25 +235,39 @@ def main() -> None:
 # The bar on a terminal while inputs are read: by bytes, on standard error, gone when it is done.
 
 BIG_BYTES: Final = 64 << 20
-# Taking the bar off the screen and drawing it again costs a millisecond: not for each of thousands of lines.
+# Taking the bar off the screen and drawing it again costs a millisecond: not for each of thousands
+# of lines.
 PRINT_S: Final = 0.1
 
 
 class ReadingProgress:
-    """A bar over ``total_bytes`` of ``files`` inputs, shown on a terminal when reading takes a while.
+    """A bar over ``total_bytes`` of ``files`` inputs, shown on a terminal when reading takes a
+    while.
 
     ``write`` prints a text; where the bar is on the same screen, it makes way.
     """
 
     def __init__(self, files: int, total_bytes: int, write: Callable[[str], None]) -> None:
-        self.shown = sys.stderr is not None and sys.stderr.isatty() and (files > 1 or total_bytes > BIG_BYTES)
-        self._files, self._done, self._write = files, 0, write
+        self.shown = (
+            sys.stderr is not None
+            and sys.stderr.isatty()
+            and (files > 1 or total_bytes > BIG_BYTES)
+        )
+        self._files = files
+        self._done = 0
+        self._write = write
         self._same_screen = self.shown and sys.stdout is not None and sys.stdout.isatty()
         self._kept: list[str] = []
         self._printed_s = time.monotonic()
         if self.shown:
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
 
             self._progress = Progress(
                 TextColumn("{task.description}"),
@@ -271,12 +320,16 @@ class ReadingProgress:
         self._printed_s = time.monotonic()
 
     def _words(self) -> str:
-        return f"{self._done} of {self._files} inputs" if self._files > 1 else "reading"
+        if self._files > 1:
+            return f"{self._done} of {self._files} inputs"
+        return "reading"
 
 
-# Inputs over a Ray cluster: the same results as here, in the same order; what a node cannot read as it lies here is read here.
+# Inputs over a Ray cluster: the same results as here, in the same order; what a node cannot read as
+# it lies here is read here.
 
-# A batch is so many bytes of logs, or fewer: each CPU gets several of them, so that the last ones end together.
+# A batch is so many bytes of logs, or fewer: each CPU gets several of them, so that the last ones
+# end together.
 BATCH_BYTES: Final = 24 << 20
 BATCH_INPUTS: Final = 128
 _BATCHES_PER_CPU: Final = 8
@@ -284,7 +337,9 @@ _BATCHES_PER_CPU: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What all batches share: the work, the folder that relative paths begin in, and the version that reads them."""
+    """What all batches share: the work, the folder that relative paths begin in, and the version
+    that reads them.
+    """
 
     work: Work
     folder: str
@@ -325,24 +380,36 @@ def on_cluster(
         except ImportError as error:
             raise UsageError(
                 f"the cluster's workers have no oomguard: {error}",
-                hint=f"install oomguard {__version__} on every node, from the same wheel file or clone",
+                hint=(
+                    f"install oomguard {__version__} on every node, from the same wheel file or "
+                    "clone"
+                ),
             ) from None
 
 
 def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | None]:
-    """Diagnose the inputs of a batch, on a worker; None for one that does not lie on this node as it does where it was listed.
+    """Diagnose the inputs of a batch, on a worker; None for one that does not lie on this node as
+    it does where it was listed.
 
     Raises UsageError where this is another version of oomguard.
     """
     if common.version != __version__:
         raise UsageError(
             f"the cluster's workers have oomguard {__version__}, this process has {common.version}",
-            hint=f"install oomguard {common.version} on every node, from the same wheel file or clone",
+            hint=(
+                f"install oomguard {common.version} on every node, from the same wheel file or "
+                "clone"
+            ),
         )
-    with contextlib.suppress(OSError):  # where there is no such folder no relative path is found either
+    with contextlib.suppress(
+        OSError
+    ):  # where there is no such folder no relative path is found either
         os.chdir(common.folder)
     renderer = _renderer(common.work)
-    return [renderer.diagnose(one.path, is_named=one.is_named) if _is_the_same(one) else None for one in batch]
+    return [
+        renderer.diagnose(one.path, is_named=one.is_named) if _is_the_same(one) else None
+        for one in batch
+    ]
 
 
 @functools.lru_cache(maxsize=1)
@@ -374,7 +441,11 @@ def _batches(inputs: Sequence[Input], at_once: int) -> list[list[Input]]:
     batches: list[list[Input]] = []
     size_bytes = 0
     for one in inputs:
-        if not batches or len(batches[-1]) >= most or size_bytes + (one.size_bytes or 0) > most_bytes:
+        if (
+            not batches
+            or len(batches[-1]) >= most
+            or size_bytes + (one.size_bytes or 0) > most_bytes
+        ):
             batches.append([])
             size_bytes = 0
         batches[-1].append(one)
@@ -395,18 +466,28 @@ def _singly(
             for one, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, str):
                     yield RenderedInput(error=f"{shown(one.path)}: {outcome}")
-                elif outcome is None or (outcome.error and not outcome.text and not outcome.findings):
+                elif outcome is None or (
+                    outcome.error and not outcome.text and not outcome.findings
+                ):
                     yield own(
                         one.path
-                    )  # whatever stood in the way there: here it is read, or told, as without a cluster
+                        # whatever stood in the way there: here it is read, or told, as without a
+                        # cluster
+                    )
                 else:
                     yield outcome
 
 
 def read_all(
-    inputs: Sequence[Input], work: Work, jobs: int, on: str, write: Callable[[str], None], errors: list[InputError]
+    inputs: Sequence[Input],
+    work: Work,
+    jobs: int,
+    on: str,
+    write: Callable[[str], None],
+    errors: list[InputError],
 ) -> bool:
-    """Diagnose every input and write what comes out, in their order; return whether an out-of-memory was found.
+    """Diagnose every input and write what comes out, in their order; return whether an
+    out-of-memory was found.
 
     Args:
         inputs: the inputs.
@@ -416,7 +497,8 @@ def read_all(
         write: receives each text.
         errors: an error for each input that cannot be read is added.
     """
-    page, found = OnePage(), False
+    page = OnePage()
+    found = False
     with reading(inputs, work, jobs, on, write) as (outcomes, finish):
         for outcome in outcomes:
             finish(page.add(outcome.text) if work.form == "html" and outcome.text else outcome.text)
@@ -431,11 +513,17 @@ def read_all(
 def reading(
     inputs: Sequence[Input], work: Work, jobs: int, on: str, write: Callable[[str], None]
 ) -> Iterator[tuple[Iterator[RenderedInput], Callable[[str], None]]]:
-    """Yield the outcomes of all inputs, and what takes the text of each once it is done; the arguments are those of ``read_all``."""
-    renderer, names = InputRenderer(work), [one.path for one in inputs]
+    """Yield the outcomes of all inputs, and what takes the text of each once it is done; the
+    arguments are those of ``read_all``.
+    """
+    renderer = InputRenderer(work)
+    names = [one.path for one in inputs]
     sizes = {one.path: one.size_bytes for one in inputs if one.size_bytes is not None}
     with ReadingProgress(len(inputs), sum(sizes.get(name, 0) for name in names), write) as progress:
-        on_read = progress.read if progress.shown else None
+        if progress.shown:
+            on_read = progress.read
+        else:
+            on_read = None
 
         def own(path: str) -> RenderedInput:
             return renderer.diagnose(path, on_read)
@@ -445,7 +533,10 @@ def reading(
             outcomes = on_cluster(work, inputs, jobs, own, on_read)
         elif len(inputs) > 1:
             jobs = min(jobs or automatic_jobs(sizes), len(inputs))
-            outcomes = in_parallel(work, names, jobs, own, on_read) if jobs > 1 else (own(name) for name in names)
+            if jobs > 1:
+                outcomes = in_parallel(work, names, jobs, own, on_read)
+            else:
+                outcomes = (own(name) for name in names)
         else:
             outcomes = (own(name) for name in names)
         with contextlib.closing(outcomes):

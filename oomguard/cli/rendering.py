@@ -1,4 +1,6 @@
-"""Turn one input into its finished text: the same work in this process and in a worker, so that both print the same."""
+"""Turn one input into its finished text: the same work in this process and in a worker, so that
+both print the same.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ class Screen:
     @classmethod
     def of(cls, console: Console) -> Screen:
         """Return the screen that a console writes to."""
-        return cls(console.width, console.is_terminal, console.color_system, console.no_color, console.encoding)
+        return cls(
+            console.width,
+            console.is_terminal,
+            console.color_system,
+            console.no_color,
+            console.encoding,
+        )
 
     def console(self, file: io.StringIO) -> Console:
         """Return a console that looks the same and writes to ``file``."""
@@ -70,8 +78,8 @@ class _Text(io.StringIO):
 class Work:
     """What the command line asks for, as plain values that can be sent to any process.
 
-    ``in_folders`` are the inputs that the user did not name: they were met in a folder. ``summary`` asks for the incidents of each
-    input as plain values, not for its text.
+    ``in_folders`` are the inputs that the user did not name: they were met in a folder. ``summary``
+    asks for the incidents of each input as plain values, not for its text.
     """
 
     form: str
@@ -92,7 +100,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class RenderedInput:
-    """One input, rendered: its text or what a summary takes of it, whether it holds an out-of-memory, what went wrong while reading it."""
+    """One input, rendered: its text or what a summary takes of it, whether it holds an
+    out-of-memory, what went wrong while reading it.
+    """
 
     text: str = ""
     found: bool = False
@@ -114,7 +124,8 @@ class InputRenderer:
         self.work = work
         from oomguard.diagnosis.diagnose import given_device, given_settings
 
-        self.policy, self.rules = read_policy(work.allow, work.pinned, work.floors), read_rules(work.rules)
+        self.policy = read_policy(work.allow, work.pinned, work.floors)
+        self.rules = read_rules(work.rules)
         self.facts = given_device(work.gpu_memory)
         self.settings = given_settings(dict(parse_assignment(text) for text in work.given))
         if work.model is not None:
@@ -123,12 +134,17 @@ class InputRenderer:
             find_model(work.model)  # raised now, not once for every log
 
     def diagnose(
-        self, path: str, on_read: Callable[[int], None] | None = None, *, is_named: bool | None = None
+        self,
+        path: str,
+        on_read: Callable[[int], None] | None = None,
+        *,
+        is_named: bool | None = None,
     ) -> RenderedInput:
-        """Diagnose one input and render it; an input that cannot be read is told in the result, not raised.
+        """Diagnose one input and render it; an input that cannot be read is told in the result, not
+        raised.
 
-        ``on_read`` is called with the number of bytes that each read took. ``is_named`` says that the user named it; None: as the
-        work tells.
+        ``on_read`` is called with the number of bytes that each read took. ``is_named`` says that
+        the user named it; None: as the work tells.
         """
         from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose_stream
 
@@ -151,21 +167,36 @@ class InputRenderer:
                     error="" if damage is None else f"{shown(path)}: {damage}",
                     findings=_findings(diagnosis),
                 )
-            is_told = self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
-            text = self.render(diagnosis) if is_told else ""
+            is_told = (
+                self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
+            )
+            if is_told:
+                text = self.render(diagnosis)
+            else:
+                text = ""
         except InputError as error:
             return RenderedInput(error=str(error), hint=error.hint)
         except OSError as error:
             return RenderedInput(error=f"{shown(path)}: {error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 - one input that fails must not keep the others from being read
+        except Exception as error:  # noqa: BLE001
+            # one input that fails must not keep the others from being read
             import traceback
 
-            trace = traceback.format_exc() if self.work.verbose else "--verbose prints where"
-            return RenderedInput(error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace)
-        return RenderedInput(text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}")
+            if self.work.verbose:
+                trace = traceback.format_exc()
+            else:
+                trace = "--verbose prints where"
+            return RenderedInput(
+                error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace
+            )
+        return RenderedInput(
+            text, diagnosis.verdict == "oom", "" if damage is None else f"{shown(path)}: {damage}"
+        )
 
     def render(self, diagnosis: Diagnosis) -> str:
-        """Return the diagnosis in the form asked for; nothing for a clean input under --quiet, except in JSON."""
+        """Return the diagnosis in the form asked for; nothing for a clean input under --quiet,
+        except in JSON.
+        """
         if self.work.quiet and self.work.form != "json" and not diagnosis.incidents:
             return ""
         with unmasked_if(not self.work.masked):
@@ -184,7 +215,9 @@ class InputRenderer:
             from oomguard.report.html import to_html
 
             return to_html(diagnosis)
-        screen = self.work.screen or Screen(80, terminal=False, colors=None, no_color=True, encoding="utf-8")
+        screen = self.work.screen or Screen(
+            80, terminal=False, colors=None, no_color=True, encoding="utf-8"
+        )
         return text_of(screen, lambda console: self._print(console, diagnosis))
 
     def _print(self, console: Console, diagnosis: Diagnosis) -> None:
@@ -227,7 +260,9 @@ def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
 
 
 def unmasked_if(asked: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which secrets, prompts and home folders are shown, where that is asked for."""
+    """Return a context in which secrets, prompts and home folders are shown, where that is asked
+    for.
+    """
     if not asked:
         return contextlib.nullcontext()
     from oomguard.report.redact import unmasked
@@ -236,23 +271,34 @@ def unmasked_if(asked: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def details(incident: Incident) -> Iterator[str]:
-    """Yield the settings in force and the facts of an incident, each with its source, one a line."""
+    """Yield the settings in force and the facts of an incident, each with its source,
+    one a line.
+    """
     from oomguard.report.redact import mask
 
     if incident.settings:
-        yield "settings in force:" if incident.settings_complete else "settings in force, as far as they are known:"
+        yield (
+            "settings in force:"
+            if incident.settings_complete
+            else "settings in force, as far as they are known:"
+        )
     for name, setting in sorted(incident.settings.items()):
         whose = {True: ", set by the user", False: ", a default", None: ""}[setting.set_by_user]
         yield f"  {mask(f'{name} = {setting.value}')} ({setting.source}{whose})"
     if incident.facts:
         yield "facts:"
     for name, fact in sorted(incident.facts.items()):
-        line = "" if fact.line is None else f", line {fact.line}"
+        if fact.line is None:
+            line = ""
+        else:
+            line = f", line {fact.line}"
         yield f"  {mask(f'{name} = {fact.value}')} ({fact.source}{line})"
 
 
 class OnePage:
-    """Joins whole HTML pages into one, page by page: the first one's head, style and script, the content of all."""
+    """Joins whole HTML pages into one, page by page: the first one's head, style and script, the
+    content of all.
+    """
 
     def __init__(self) -> None:
         self._end = ""

@@ -1,4 +1,6 @@
-"""``oomguard rules``: look at the rules in force, check a file, run the rules' own tests, write their pages."""
+"""``oomguard rules``: look at the rules in force, check a file, run the rules' own tests, write
+their pages.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _MAX_PAGE_BYTES: Final = 1 << 20
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """List, show, check and test rule files."""
-    # click looks for the options of `rules list` under "list"; in [tool.oomguard] they are options like any other.
+    # click looks for the options of `rules list` under "list"; in [tool.oomguard] they are options
+    # like any other.
     ctx.default_map = dict.fromkeys(command.commands, ctx.default_map or {})
 
 
@@ -53,21 +56,36 @@ def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
 @rules_option
 @color_option
 def show(name: str, rules: tuple[str, ...], color: str) -> int:
-    """Show one rule or signature in full: cause, conditions, explanation, fixes with their cost, tests.
+    """Show one rule or signature in full: cause, conditions, explanation, fixes with their cost,
+    tests.
 
-    CODE is a rule's code (OG201) or a cause (all its rules), SIGNATURE a name such as vllm/kv_cache_none_left or a kind.
+    CODE is a rule's code (OG201) or a cause (all its rules), SIGNATURE a name such as
+    vllm/kv_cache_none_left or a kind.
     """
     rule_set = _read(rules)
-    pages = [_rule_page(rule, rule_set) for rule in rule_set.rules if name.lower() in {rule.code.lower(), rule.cause}]
-    pages = pages or [_signature_page(s) for s in rule_set.signatures if name in {s.name, Path(s.path).stem, s.kind}]
+    pages = [
+        _rule_page(rule, rule_set)
+        for rule in rule_set.rules
+        if name.lower() in {rule.code.lower(), rule.cause}
+    ]
+    pages = pages or [
+        _signature_page(s)
+        for s in rule_set.signatures
+        if name in {s.name, Path(s.path).stem, s.kind}
+    ]
     if not pages:
         from oomguard.rules.expressions import suggestion
 
         known = [rule.code for rule in rule_set.rules] + [rule.cause for rule in rule_set.rules]
-        known += [s.name for s in rule_set.signatures] + [Path(s.path).stem for s in rule_set.signatures]
-        hint = suggestion(name.upper(), tuple(known)) or suggestion(name, tuple(dict.fromkeys(known)))
+        known += [s.name for s in rule_set.signatures] + [
+            Path(s.path).stem for s in rule_set.signatures
+        ]
+        hint = suggestion(name.upper(), tuple(known)) or suggestion(
+            name, tuple(dict.fromkeys(known))
+        )
         raise UsageError(
-            f"no rule and no signature is named {name!r}", hint=hint or "oomguard rules list --signatures names all"
+            f"no rule and no signature is named {name!r}",
+            hint=hint or "oomguard rules list --signatures names all",
         )
     text = "\n".join(pages)
     out = console(color)
@@ -84,26 +102,38 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
 
 @command.command("pages")
 @click.argument("folder", metavar="DIR", type=click.Path())
-@option("--check", is_flag=True, help="Write nothing; exit with 1 when a page differs from what would be written.")
+@option(
+    "--check",
+    is_flag=True,
+    help="Write nothing; exit with 1 when a page differs from what would be written.",
+)
 @rules_option
 def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
-    """Write one Markdown page for each rule, and an index, into DIR; pages of rules that are gone are removed.
+    """Write one Markdown page for each rule, and an index, into DIR; pages of rules that are gone
+    are removed.
 
-    The same rules always give the same pages. A file that was not made by this command is never replaced or removed.
+    The same rules always give the same pages. A file that was not made by this command is never
+    replaced or removed.
     """
     wanted = rule_pages(_read(rules))
     root = Path(folder)
     try:
         there = _made(root)
-        differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+        differing = sorted(
+            name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)
+        )
         if check:
             for name in differing:
                 click.echo(f"{root / name} is not up to date")
-            return 1 if differing else 0
+            if differing:
+                return 1
+            return 0
         kept = [root / name for name in differing if name not in there and (root / name).exists()]
         if kept:
             hint = "give a folder of the pages' own"
-            raise InputError(f"{kept[0]} was not made by this command and is not replaced", hint=hint)
+            raise InputError(
+                f"{kept[0]} was not made by this command and is not replaced", hint=hint
+            )
         root.mkdir(parents=True, exist_ok=True)
         for name in differing:
             if name in wanted:
@@ -111,23 +141,32 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
             else:
                 (root / name).unlink()
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: {getattr(error, 'strerror', None) or error}", hint="DIR is a folder") from None
+        raise InputError(
+            f"{folder}: {getattr(error, 'strerror', None) or error}", hint="DIR is a folder"
+        ) from None
     click.echo(f"{len(wanted)} pages in {folder}, {len(differing)} changed")
     return 0
 
 
 def _read(folders: tuple[str, ...]) -> RuleSet:
-    """Load the rules and check the values in their tests too, which a run does not need; raises RuleError with file and key."""
+    """Load the rules and check the values in their tests too, which a run does not need; raises
+    RuleError with file and key.
+    """
     from oomguard.core.facts import REGISTRY, is_of_type
 
     found = read_rules(folders, check=True)
     for rule in found.rules:
         for i, test in enumerate(rule.tests):
             for name, value in test["facts"].items():
-                # A name that is no fact is told by the test's own run, with all else that is wrong there.
+                # A name that is no fact is told by the test's own run, with all else that is wrong
+                # there.
                 if name in REGISTRY and not is_of_type(name, value):
                     kind = REGISTRY[name].type
-                    raise RuleError(f"expected {kind}, found {value!r}", path=rule.path, key=f"test[{i}].facts.{name}")
+                    raise RuleError(
+                        f"expected {kind}, found {value!r}",
+                        path=rule.path,
+                        key=f"test[{i}].facts.{name}",
+                    )
             _check_expected(test.get("expect", {}), rule.path, f"test[{i}].expect")
     return found
 
@@ -139,7 +178,9 @@ def _check_expected(expect: Mapping[str, Any], path: str, key: str) -> None:
     for name in ("plan", "alternatives"):
         rows = expect.get(name, [])
         if not isinstance(rows, list) or not all(map(_is_expected_row, rows)):
-            raise RuleError("expected a list of { setting = ..., to = ... }", path=path, key=f"{key}.{name}")
+            raise RuleError(
+                "expected a list of { setting = ..., to = ... }", path=path, key=f"{key}.{name}"
+            )
 
 
 def _is_expected_row(row: Any) -> bool:
@@ -207,15 +248,22 @@ def _in_words(docstring: str) -> str:
 
 
 def _file(path: str) -> str:
-    """Return a shipped file by its place in the repository, which is the same everywhere; any other as it was given."""
+    """Return a shipped file by its place in the repository, which is the same everywhere; any other
+    as it was given.
+    """
     from oomguard.rules.rule_files import shipped_root
 
-    found, root = Path(path), shipped_root()
-    return f"rules/{found.relative_to(root).as_posix()}" if found.is_relative_to(root) else path
+    found = Path(path)
+    root = shipped_root()
+    if found.is_relative_to(root):
+        return f"rules/{found.relative_to(root).as_posix()}"
+    return path
 
 
 def _say(text: str) -> None:
-    """Print lines without what a terminal would obey; what the terminal's encoding lacks is replaced."""
+    """Print lines without what a terminal would obey; what the terminal's encoding lacks is
+    replaced.
+    """
     from oomguard.core.text import strip_escapes
 
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -228,7 +276,9 @@ def _say(text: str) -> None:
 def check(rules: tuple[str, ...]) -> int:
     """Load every rule file and say the first mistake with its file, key and column."""
     rule_set = _read(rules)
-    click.echo(f"{len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: no mistakes")
+    click.echo(
+        f"{len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: no mistakes"
+    )
     return 0
 
 
@@ -242,8 +292,13 @@ def test(rules: tuple[str, ...]) -> int:
     found = problems(rule_set)
     for text in found:
         _say(text)
-    tests = sum(len(s.tests) for s in rule_set.signatures) + sum(len(r.tests) for r in rule_set.rules)
-    click.echo(
-        f"{tests} tests in {len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: {len(found)} problems"
+    tests = sum(len(s.tests) for s in rule_set.signatures) + sum(
+        len(r.tests) for r in rule_set.rules
     )
-    return 1 if found else 0
+    click.echo(
+        f"{tests} tests in {len(rule_set.signatures)} signature files and {len(rule_set.rules)} "
+        f"rules: {len(found)} problems"
+    )
+    if found:
+        return 1
+    return 0

@@ -1,4 +1,6 @@
-"""``oomguard run -- CMD``: the command with its streams untouched, watched, and run again where that helps."""
+"""``oomguard run -- CMD``: the command with its streams untouched, watched, and run again where
+that helps.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
     from oomguard.remedy.policy import Policy
 
 
-# The report of a run: whether it can be written is known before the command runs, it is written when all has ended.
+# The report of a run: whether it can be written is known before the command runs, it is written
+# when all has ended.
 
 
 def check_report(report: str | None) -> None:
@@ -57,9 +60,13 @@ def check_report(report: str | None) -> None:
         return
     path = Path(report)
     if path.suffix not in {".json", ".md", ".html"}:
-        raise UsageError(f"--report {path}: unknown form", hint="end the name in .json, .md or .html")
+        raise UsageError(
+            f"--report {path}: unknown form", hint="end the name in .json, .md or .html"
+        )
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--report {path}: the folder cannot be written", hint="name a folder that exists")
+        raise UsageError(
+            f"--report {path}: the folder cannot be written", hint="name a folder that exists"
+        )
 
 
 def write_report(path: Path, outcome: Outcome) -> None:
@@ -69,17 +76,22 @@ def write_report(path: Path, outcome: Outcome) -> None:
 
     try:
         path.write_text(
-            report_text(path.suffix, outcome.diagnosis or Diagnosis(""), outcome.attempts), encoding="utf-8"
+            report_text(path.suffix, outcome.diagnosis or Diagnosis(""), outcome.attempts),
+            encoding="utf-8",
         )
     except OSError as error:
-        get_logger().warning("the report could not be written", path=str(path), reason=error.strerror)
+        get_logger().warning(
+            "the report could not be written", path=str(path), reason=error.strerror
+        )
 
 
-# ``run --snapshot``: engines are asked for one in their environment; where a command fails and none came, one line says so.
+# ``run --snapshot``: engines are asked for one in their environment; where a command fails and none
+# came, one line says so.
 
 
 class AskedSnapshot:
-    """A snapshot that all engines take which the command starts: they find where to in their environment, wherever they run.
+    """A snapshot that all engines take which the command starts: they find where to in their
+    environment, wherever they run.
 
     Raises:
         UsageError: its folder cannot be written.
@@ -89,13 +101,17 @@ class AskedSnapshot:
         from oomguard.engines.vllm.plugin import SNAPSHOT
 
         if not os.access(path.parent, os.W_OK):
-            raise UsageError(f"--snapshot {path}: the folder cannot be written", hint="name a folder that exists")
+            raise UsageError(
+                f"--snapshot {path}: the folder cannot be written", hint="name a folder that exists"
+            )
         self._path = path.absolute()
         os.environ[SNAPSHOT] = str(self._path)
         self._before = self._files()
 
     def tell(self, outcome: Outcome) -> None:
-        """Say why there is none, where the command failed; whether it did of memory is not always known."""
+        """Say why there is none, where the command failed; whether it did of memory is not always
+        known.
+        """
         is_oom = outcome.diagnosis is not None and outcome.diagnosis.verdict == "oom"
         if (outcome.status or is_oom) and not self._files() - self._before:
             from oomguard.core.log import get_logger
@@ -108,9 +124,15 @@ class AskedSnapshot:
 
     def files(self) -> list[Path]:
         """Return the files that a snapshot may have become: each engine writes one of its own."""
-        folder, stem, suffix = self._path.parent, self._path.stem, self._path.suffix
+        folder = self._path.parent
+        stem = self._path.stem
+        suffix = self._path.suffix
         with contextlib.suppress(OSError):
-            return [file for file in folder.iterdir() if file.name.startswith(stem) and file.suffix == suffix]
+            return [
+                file
+                for file in folder.iterdir()
+                if file.name.startswith(stem) and file.suffix == suffix
+            ]
         return []
 
     def _files(self) -> set[tuple[str, int]]:
@@ -122,9 +144,11 @@ class AskedSnapshot:
         return found
 
 
-# ``run --reuse``: begin with what the journal knows to work; off unless asked, since a journal never changes a first attempt by itself.
+# ``run --reuse``: begin with what the journal knows to work; off unless asked, since a journal
+# never changes a first attempt by itself.
 
-# How long the command's start waits for others that hold the journal locked, or for each answer of a database; after it nothing is reused.
+# How long the command's start waits for others that hold the journal locked, or for each answer of
+# a database; after it nothing is reused.
 _BUSY_S: Final = 1.0
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -132,14 +156,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 def reuse_option(function: F) -> F:
     """Add --reuse."""
     what = (
-        "Begin with the changes under which this command ran last with the same model, engine version and device. The journal tells them, "
+        "Begin with the changes under which this command ran last with the same model, engine "
+        "version and device. The journal tells them, "
         "--allow, --pin and --min hold."
     )
     return option("--reuse", is_flag=True, help=what)(function)
 
 
-def reused(launch: Launch, policy: Policy, place: Location | None, *, reuse: bool) -> tuple[Patch, ...]:
-    """Return the changes that the first attempt begins with; none unless ``reuse`` asks for them."""
+def reused(
+    launch: Launch, policy: Policy, place: Location | None, *, reuse: bool
+) -> tuple[Patch, ...]:
+    """Return the changes that the first attempt begins with; none unless ``reuse`` asks
+    for them.
+    """
     if not reuse:
         return ()
     from oomguard.analyst.warm_start import known_changes
@@ -175,28 +204,40 @@ JOURNAL_BUSY_S: Final = 1.0
     "--deadline",
     type=Duration(),
     metavar="TIME",
-    help="Start no attempt, the first one included, after this time, such as 1h30m or 90 (seconds); no wait goes beyond it.",
+    help=(
+        "Start no attempt, the first one included, after this time, such as 1h30m or 90 (seconds); "
+        "no wait goes beyond it."
+    ),
 )
 @option(
-    "--dry-run", is_flag=True, help="Run once; on failure print the plan and the changed command, run nothing again."
+    "--dry-run",
+    is_flag=True,
+    help="Run once; on failure print the plan and the changed command, run nothing again.",
 )
 @option(
     "--idempotent",
     is_flag=True,
-    help="The command may be repeated from the beginning even after it wrote files or served requests.",
+    help=(
+        "The command may be repeated from the beginning even after it wrote files or served "
+        "requests."
+    ),
 )
 @option(
     "--report",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md or .html.",
+    help=(
+        "Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md "
+        "or .html."
+    ),
 )
 @metrics_option
 @option(
     "--snapshot",
     type=click.Path(dir_okay=False),
     metavar="PATH",
-    help="Write torch's memory snapshot to PATH where an allocation of a vLLM engine fails; `oomguard diagnose PATH` reads it. A program "
+    help="Write torch's memory snapshot to PATH where an allocation of a vLLM engine fails; "
+    "`oomguard diagnose PATH` reads it. A program "
     "without vLLM is not reached: oomguard.guard(snapshot=PATH) is for it.",
 )
 @journal_option("Where attempts are recorded")
@@ -266,11 +307,12 @@ def command(
     verbose: bool,
     color: str,
 ) -> int:
-    """Run a command; when it dies of memory, say why with numbers, change the least that fits, and run it again.
+    """Run a command; when it dies of memory, say why with numbers, change the least that fits, and
+    run it again.
 
-    The exit status is the command's own, whatever happens inside oomguard; 1 where that is 0 though the engine's log says that it
-    died, or a full disk did not take its output; 128+n after a signal; 125 where the command could not be started; 126 and 127
-    as a shell; see --exit-status.
+    The exit status is the command's own, whatever happens inside oomguard; 1 where that is 0 though
+    the engine's log says that it died, or a full disk did not take its output; 128+n after a
+    signal; 125 where the command could not be started; 126 and 127 as a shell; see --exit-status.
     """
     if not argv:
         raise UsageError("no command to run", hint="oomguard run -- python script.py")
@@ -278,7 +320,9 @@ def command(
 
     link = current_link()
     if link is None:
-        raise UsageError("oomguard run is a command of its own", hint="oomguard run -- python script.py")
+        raise UsageError(
+            "oomguard run is a command of its own", hint="oomguard run -- python script.py"
+        )
     from oomguard.analyst.attempt_hooks import Companions
     from oomguard.analyst.journal_hook import Keeper
     from oomguard.analyst.loop import Supervision
@@ -300,13 +344,21 @@ def command(
     outer = outer_run()
     if outer is not None:
         get_logger().debug("the outer run changes and runs again", outer_pid=outer)
-    serving = ServingOptions(restart, hang_after, termination_message).checked(is_inside=outer is not None)
-    relaunches = serving.relaunches(ctx, max_relaunches) if outer is None else 0
+    serving = ServingOptions(restart, hang_after, termination_message).checked(
+        is_inside=outer is not None
+    )
+    if outer is None:
+        relaunches = serving.relaunches(ctx, max_relaunches)
+    else:
+        relaunches = 0
     limits = {"max_relaunches": relaunches, "max_per_hour": max_per_hour, "deadline_s": deadline}
     policy = read_policy(allow, pinned, floors, **limits)
     _check(rules, report)
 
-    asked = None if snapshot is None else AskedSnapshot(Path(snapshot))
+    if snapshot is None:
+        asked = None
+    else:
+        asked = AskedSnapshot(Path(snapshot))
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
         if not quiet:
@@ -319,9 +371,14 @@ def command(
     beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
     job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
     start = _hung_start(link, rules, grace)
-    scheduler = BesideScheduler(scheduling, beside.health, is_inside=outer is not None, tells=job.speaks)
+    scheduler = BesideScheduler(
+        scheduling, beside.health, is_inside=outer is not None, tells=job.speaks
+    )
     configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
-    opens = partial(_journal, journal) if job.tells else None
+    if job.tells:
+        opens = partial(_journal, journal)
+    else:
+        opens = None
     keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
     supervision = Supervision(
         launch,
@@ -347,7 +404,9 @@ def command(
     supervision.begins_with = scheduler.begins_with(policy) or known
     told = beside.telling_errors(scheduler.tell_error)(run_told)
     with job:
-        outcome = scheduler.classified(told(supervision, link, ctx, metrics, is_inner=outer is not None))
+        outcome = scheduler.classified(
+            told(supervision, link, ctx, metrics, is_inner=outer is not None)
+        )
         beside.tell(outcome)
         if job.tells:  # of several ranks one does, and the others end after it
             _tell_all(outcome, scheduler, asked, report)
@@ -367,13 +426,17 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
 
 
 def _check(rules: tuple[str, ...], report: str | None) -> None:
-    """Raise UsageError where something is wrong in the rules, or the report cannot be written: before the command runs."""
+    """Raise UsageError where something is wrong in the rules, or the report cannot be written:
+    before the command runs.
+    """
     if rules:
         read_rules(rules)
     check_report(report)
 
 
-def _tell_all(outcome: Outcome, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None) -> None:
+def _tell_all(
+    outcome: Outcome, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None
+) -> None:
     """Tell how the run ended where others read it."""
     scheduler.tell(outcome)
     if asked is not None:
@@ -397,7 +460,9 @@ def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
 
 
 def _journal(place: Location | None) -> Journal | SharedJournal:
-    """Open the journal at ``place``, else the default one; raise InputError where it cannot be used."""
+    """Open the journal at ``place``, else the default one; raise InputError where it cannot be
+    used.
+    """
     if isinstance(place, JournalUrl):
         from oomguard.journal.shared import SharedJournal
 

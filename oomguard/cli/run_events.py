@@ -38,13 +38,21 @@ class Errors:
 
 
 def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
-    """Send events to standard error, one line each; only the command line does, never the library."""
+    """Send events to standard error, one line each; only the command line does, never
+    the library.
+    """
     import logging
 
     from oomguard.core.log import write_events
 
-    least = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
-    line, errors = _json_line if form == "json" else _console_line, Errors()
+    if quiet:
+        least = logging.ERROR
+    elif verbose:
+        least = logging.DEBUG
+    else:
+        least = logging.INFO
+    line = _json_line if form == "json" else _console_line
+    errors = Errors()
 
     def write(level: int, event: str, fields: dict[str, Any]) -> None:
         from oomguard.report.presentable import drawn
@@ -53,7 +61,10 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
         shown = {}
         for key, value in fields.items():
             with homes_kept() if key in _TO_PASTE else contextlib.nullcontext():
-                shown[key] = drawn(value) if isinstance(value, str) else value
+                if isinstance(value, str):
+                    shown[key] = drawn(value)
+                else:
+                    shown[key] = value
         errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
         errors.flush()
 
@@ -62,16 +73,25 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
 
 
 def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
-    """Tell in one line that a thread of our own failed: standard error is the command's, and no place for a traceback of ours."""
+    """Tell in one line that a thread of our own failed: standard error is the command's, and no
+    place for a traceback of ours.
+    """
     from oomguard.core.log import get_logger
 
-    name = "" if failed.thread is None else failed.thread.name
+    if failed.thread is None:
+        name = ""
+    else:
+        name = failed.thread.name
     reason = f"{failed.exc_type.__name__}: {failed.exc_value}"
-    get_logger().warning("a part of oomguard failed: the run goes on without", part=name, reason=reason)
+    get_logger().warning(
+        "a part of oomguard failed: the run goes on without", part=name, reason=reason
+    )
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
-    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace("\n", "\\n")  # one line each
+    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace(
+        "\n", "\\n"
+    )  # one line each
     return f"oomguard: {event}" + (f": {extra}" if extra else "")
 
 
@@ -79,4 +99,6 @@ def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
     from oomguard.report.json import json_line
 
     now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-    return json_line({**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now})
+    return json_line(
+        {**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now}
+    )

@@ -1,4 +1,6 @@
-"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM job's comment and its queue."""
+"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM
+job's comment and its queue.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,18 @@ _FIRST: Final = "0"
 
 
 def scheduler_options(function: F) -> F:
-    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue; the command gets them as ``scheduling``."""
+    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue; the command gets them as
+    ``scheduling``.
+    """
 
     @functools.wraps(function)
     def with_scheduling(
-        *args: Any, probes: str | None, exit_status: str, slurm_comment: bool, slurm_requeue: int, **kwargs: Any
+        *args: Any,
+        probes: str | None,
+        exit_status: str,
+        slurm_comment: bool,
+        slurm_requeue: int,
+        **kwargs: Any,
     ) -> Any:
         asked = SchedulerOptions(probes, exit_status, slurm_comment, slurm_requeue)
         return function(*args, scheduling=asked, **kwargs)
@@ -42,21 +51,30 @@ def scheduler_options(function: F) -> F:
             option(
                 "--probes",
                 metavar="[HOST:]PORT",
-                help="Answer /livez and /readyz, which see a hang, on a port of every address of this machine, 0 for any.",
+                help=(
+                    "Answer /livez and /readyz, which see a hang, on a port of every address of "
+                    "this machine, 0 for any."
+                ),
             ),
             option(
                 "--exit-status",
                 type=click.Choice(["own", _BY_CAUSE]),
                 default="own",
                 show_default=True,
-                help="by-cause: a run that failed ends with 90 where memory was the cause and no permitted change is left, 91 where "
-                "others hold the device's memory, 92 where its server hung; else with the command's own, as where a permitted change is "
-                "left and --max-relaunches, --max-per-hour, --deadline or a file that it wrote stopped it.",
+                help="by-cause: a run that failed ends with 90 where memory was the cause and no "
+                "permitted change is left, 91 where "
+                "others hold the device's memory, 92 where its server hung; else with the "
+                "command's own, as where a permitted change is "
+                "left and --max-relaunches, --max-per-hour, --deadline or a file that it wrote "
+                "stopped it.",
             ),
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help="Make which attempt runs, and how the run ended, the comment of its SLURM job, behind one it has.",
+                help=(
+                    "Make which attempt runs, and how the run ended, the comment of its SLURM job, "
+                    "behind one it has."
+                ),
             ),
             option(
                 "--slurm-requeue",
@@ -64,8 +82,10 @@ def scheduler_options(function: F) -> F:
                 default=0,
                 show_default=True,
                 metavar="N",
-                help="Put the SLURM job back into its queue, N times at most, where memory failed and a change is left to make, or others "
-                "hold the device. Its next start begins with the changes, which stand in the job's comment.",
+                help="Put the SLURM job back into its queue, N times at most, where memory failed "
+                "and a change is left to make, or others "
+                "hold the device. Its next start begins with the changes, which stand in the "
+                "job's comment.",
             ),
         ),
     )
@@ -88,16 +108,23 @@ class BesideScheduler:
         options: what was asked for.
         health: of the command's server; None: it is none.
         is_inside: another run is around this one, and speaks for it.
-        tells: whether this process speaks for all ranks of its job; None: it is no rank, and of a step's tasks the first one speaks.
+        tells: whether this process speaks for all ranks of its job; None: it is no rank, and of a
+            step's tasks the first one speaks.
 
     Raises:
         UsageError: ``--probes`` names no port.
     """
 
     def __init__(
-        self, options: SchedulerOptions, health: Health | None, *, is_inside: bool, tells: bool | None = None
+        self,
+        options: SchedulerOptions,
+        health: Health | None,
+        *,
+        is_inside: bool,
+        tells: bool | None = None,
     ) -> None:
-        self._options, self._job = options, None
+        self._options = options
+        self._job = None
         self._begun: RunInJob | None = None
         self.companions: tuple[Companion, ...] = ()
         if is_inside:
@@ -106,14 +133,27 @@ class BesideScheduler:
             probes = _probes(self._options.probes, health)
             self.companions += () if probes is None else (probes,)
         if self._options.slurm_comment or self._options.slurm_requeue:
-            speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST if tells is None else tells
-            self._begun = _run_in_job(self._options) if speaks or tells is not None else None
-            self._job = self._begun if speaks else None
+            if tells is None:
+                speaks = os.environ.get("SLURM_PROCID", _FIRST) == _FIRST
+            else:
+                speaks = tells
+            if speaks or tells is not None:
+                self._begun = _run_in_job(self._options)
+            else:
+                self._begun = None
+            if speaks:
+                self._job = self._begun
+            else:
+                self._job = None
             self.companions += (self._job,) if self._job is not None else ()
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that a job's last start left for this one: every rank of a job begins with them."""
-        return () if self._begun is None else self._begun.begins_with(policy)
+        """Return the changes that a job's last start left for this one: every rank of a job begins
+        with them.
+        """
+        if self._begun is None:
+            return ()
+        return self._begun.begins_with(policy)
 
     def classified(self, outcome: Outcome) -> Outcome:
         """Return how the run ended, with the status that was asked for."""
@@ -142,7 +182,9 @@ class BesideScheduler:
 
 
 def _probes(text: str, health: Health | None) -> Companion | None:
-    """Return what answers probes; None, with a warning, where it cannot listen there: the command runs all the same."""
+    """Return what answers probes; None, with a warning, where it cannot listen there: the command
+    runs all the same.
+    """
     from oomguard.cluster.serving.probes import ALIVE, Probes
     from oomguard.core.log import get_logger
     from oomguard.telemetry.run_metrics import ANY, parse_address
@@ -150,15 +192,21 @@ def _probes(text: str, health: Health | None) -> Companion | None:
     address = parse_address(text, ANY)
     if address is None:
         raise UsageError(
-            f"--probes {text}: neither a port nor an address", hint="--probes 8090, --probes 127.0.0.1:8090"
+            f"--probes {text}: neither a port nor an address",
+            hint="--probes 8090, --probes 127.0.0.1:8090",
         )
     try:
         probes = Probes(address, health)
     except OSError as error:
         reason = error.strerror or str(error)
-        get_logger().warning("probes are not answered: the run goes on without", address=str(address), reason=reason)
+        get_logger().warning(
+            "probes are not answered: the run goes on without", address=str(address), reason=reason
+        )
         return None
-    tell = get_logger().info if address.port == 0 else get_logger().debug
+    if address.port == 0:
+        tell = get_logger().info
+    else:
+        tell = get_logger().debug
     tell("probes are answered", port=probes.address.port, path=ALIVE)
     return probes
 
@@ -167,4 +215,6 @@ def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     from oomguard.cluster.schedulers.slurm import RunInJob, job_of
 
     job = job_of(os.environ, "the job's comment is not set")
-    return None if job is None else RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)
+    if job is None:
+        return None
+    return RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)

@@ -1,4 +1,6 @@
-"""The options of ``oomguard run`` for a server that runs for weeks, and what they put beside the run."""
+"""The options of ``oomguard run`` for a server that runs for weeks, and what they put beside the
+run.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def serving_options(function: F) -> F:
                 type=click.Choice(["no", "on-failure"]),
                 default="no",
                 show_default=True,
-                help="on-failure: run the command again as it was where it failed of something else than memory, a hang too; "
+                help="on-failure: run the command again as it was where it failed of something "
+                "else than memory, a hang too; "
                 "--max-per-hour bounds it, --max-relaunches only where you give it.",
             ),
             option(
@@ -52,14 +55,18 @@ def serving_options(function: F) -> F:
                 default=DEFAULT_HANG_AFTER_S,
                 show_default=True,
                 metavar="TIME",
-                help="A server whose requests wait for so long while its engine takes no step hangs: it is told, and ended with "
+                help="A server whose requests wait for so long while its engine takes no step "
+                "hangs: it is told, and ended with "
                 "--restart on-failure, also where no start is left. 0: do not look.",
             ),
             option(
                 "--termination-message",
                 type=click.Path(dir_okay=False),
                 metavar="PATH",
-                help="Where a failed run leaves how it ended, at most 4096 bytes. [default: /dev/termination-log in a pod of Kubernetes]",
+                help=(
+                    "Where a failed run leaves how it ended, at most 4096 bytes. [default: "
+                    "/dev/termination-log in a pod of Kubernetes]"
+                ),
             ),
         ),
     )
@@ -82,9 +89,12 @@ class ServingOptions:
         place = self.termination_message
         if place is not None and not os.access(Path(place).absolute().parent, os.W_OK):
             raise UsageError(
-                f"--termination-message {place}: the folder cannot be written", hint="name a folder that exists"
+                f"--termination-message {place}: the folder cannot be written",
+                hint="name a folder that exists",
             )
-        return replace(self, restart="no", hang_after=0.0) if is_inside else self
+        if is_inside:
+            return replace(self, restart="no", hang_after=0.0)
+        return self
 
     def is_asked_for(self, ctx: click.Context) -> bool:
         """Return whether the user asked to have the server watched."""
@@ -97,9 +107,15 @@ class ServingOptions:
         return self.restart == "on-failure"
 
     def relaunches(self, ctx: click.Context, given: int) -> int:
-        """Return the relaunches in all: those that were given, else without a bound where restarts are asked for."""
-        is_default = ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
-        return NO_BOUND if self.restarts and is_default else given
+        """Return the relaunches in all: those that were given, else without a bound where restarts
+        are asked for.
+        """
+        is_default = (
+            ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
+        )
+        if self.restarts and is_default:
+            return NO_BOUND
+        return given
 
 
 class BesideServer:
@@ -114,7 +130,13 @@ class BesideServer:
     """
 
     def __init__(
-        self, options: ServingOptions, launch: Launch, signals: Signals, grace_s: float, *, asked: bool
+        self,
+        options: ServingOptions,
+        launch: Launch,
+        signals: Signals,
+        grace_s: float,
+        *,
+        asked: bool,
     ) -> None:
         self._options = options
         self._health: Health | None = None
@@ -129,7 +151,9 @@ class BesideServer:
 
         end = Ending(signals, min(grace_s, END_S))
         name = launcher_of(launch).NAME
-        self._health = Health(name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped)
+        self._health = Health(
+            name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped
+        )
         if "NOTIFY_SOCKET" in os.environ:
             from oomguard.cluster.serving.systemd import Told, taken_from
 
@@ -145,7 +169,9 @@ class BesideServer:
 
     def ended_by_us(self) -> EndedByUs | None:
         """Return why we ended the last attempt; None where it ended by itself."""
-        return None if self._health is None else self._health.ended_by_us()
+        if self._health is None:
+            return None
+        return self._health.ended_by_us()
 
     @property
     def health(self) -> Health | None:
@@ -163,7 +189,8 @@ class BesideServer:
 
     @contextlib.contextmanager
     def telling_errors(self, also: Callable[[str], None]) -> Iterator[None]:
-        """Tell of a run that ends before its command could start, as of one that failed; the error goes on.
+        """Tell of a run that ends before its command could start, as of one that failed; the error
+        goes on.
 
         Args:
             also: who else is told, in the words of the message.

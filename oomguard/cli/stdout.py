@@ -19,16 +19,23 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class OutputLostError(Exception):
-    """What was printed did not arrive; no OSError, of which click makes an exit status of its own."""
+    """What was printed did not arrive; no OSError, of which click makes an exit status
+    of its own.
+    """
 
     def __init__(self, number: int | None) -> None:
         super().__init__(os.strerror(number or errno.EIO))
-        self.exit_status = GONE_STATUS if number == errno.EPIPE else FULL_STATUS
+        if number == errno.EPIPE:
+            self.exit_status = GONE_STATUS
+        else:
+            self.exit_status = FULL_STATUS
 
 
 @contextlib.contextmanager
 def told_apart() -> Iterator[None]:
-    """Raise OutputLostError for a failed write to a descriptor: what fails on a file that is named is another matter."""
+    """Raise OutputLostError for a failed write to a descriptor: what fails on a file that is named
+    is another matter.
+    """
     try:
         yield
     except OSError as error:
@@ -38,7 +45,9 @@ def told_apart() -> Iterator[None]:
 
 
 def pass_on(number: int) -> OutputLostError | None:
-    """Write what Python still holds of standard output (1) or error (2); where that fails drop it, and return the failure."""
+    """Write what Python still holds of standard output (1) or error (2); where that fails drop it,
+    and return the failure.
+    """
     stream = {1: sys.stdout, 2: sys.stderr}[number]
     try:
         if stream is not None:

@@ -1,1 +1,3 @@
-"""Optional parts for many devices, processes and machines: placement, ranks, serving, schedulers, fleet logs."""
+"""Optional parts for many devices, processes and machines: placement, ranks, serving, schedulers,
+fleet logs.
+"""

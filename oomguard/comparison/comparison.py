@@ -1,4 +1,6 @@
-"""The frozen records of a comparison: two starts, the rows that tell them apart, and what explains those."""
+"""The frozen records of a comparison: two starts, the rows that tell them apart, and what explains
+those.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Origin = Literal["set", "printed", "default", "solved", "left alone", "not print
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparedStart(Record):
-    """One of the two starts compared; ``incident`` is its failure, ``starts`` how many starts its log holds."""
+    """One of the two starts compared; ``incident`` is its failure, ``starts`` how many starts its
+    log holds.
+    """
 
     source: str
     start: EngineStart
@@ -27,31 +31,43 @@ class ComparedStart(Record):
     notes: tuple[str, ...] = ()
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric fact of the start, in the unit of its name; None if unknown."""
+        """Return the value of a numeric fact of the start, in the unit of its name; None if
+        unknown.
+        """
         fact = self.start.facts.get(name)
-        return None if fact is None or isinstance(fact.value, (str, bool)) else fact.value
+        if fact is None or isinstance(fact.value, (str, bool)):
+            return None
+        return fact.value
 
     def value(self, name: str) -> FactValue | None:
         """Return the value of any fact of the start, None if unknown."""
         fact = self.start.facts.get(name)
-        return None if fact is None else fact.value
+        if fact is None:
+            return None
+        return fact.value
 
     @property
     def version(self) -> str | None:
         """The version of the engine as the log prints it, None if it does not."""
         own = self.start.framework_version or self.value("framework_version")
-        return None if own is None else str(own)
+        if own is None:
+            return None
+        return str(own)
 
     @property
     def outcome(self) -> str:
         """``worked``, or the kind of the failure."""
-        return "worked" if self.incident is None else self.incident.kind
+        if self.incident is None:
+            return "worked"
+        return self.incident.kind
 
     @property
     def utilization(self) -> float | None:
         """The share of the device that the engine may take, 0 to 1; None if unknown."""
         own = self.number("gpu_memory_utilization_ratio")
-        return own if own is not None else self.number("mem_fraction_static_ratio")
+        if own is not None:
+            return own
+        return self.number("mem_fraction_static_ratio")
 
     @property
     def pool_is_given(self) -> bool:
@@ -63,7 +79,8 @@ class ComparedStart(Record):
 class ComparedValue(Record):
     """One side of a row.
 
-    ``value`` is None if it is unknown or was left alone; ``slack`` is how far rounding may move it, in the row's unit.
+    ``value`` is None if it is unknown or was left alone; ``slack`` is how far rounding may move it,
+    in the row's unit.
     """
 
     value: FactValue | None
@@ -73,7 +90,9 @@ class ComparedValue(Record):
     @property
     def number(self) -> float | None:
         """The value if it is a number, else None."""
-        return None if isinstance(self.value, (str, bool)) else self.value
+        if isinstance(self.value, (str, bool)):
+            return None
+        return self.value
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,13 +122,18 @@ class Row(Record):
     @property
     def difference(self) -> float | None:
         """New minus old, None unless both are numbers."""
-        old, new = self.old.number, self.new.number
-        return None if old is None or new is None else round(new - old, 9)
+        old = self.old.number
+        new = self.new.number
+        if old is None or new is None:
+            return None
+        return round(new - old, 9)
 
     @property
     def slack(self) -> float:
         """How much of the difference may be rounding."""
-        return (self.old.slack + self.new.slack) * (1 + 1e-9) + (1e-9 if self.unit == "ratio" else 0)
+        return (self.old.slack + self.new.slack) * (1 + 1e-9) + (
+            1e-9 if self.unit == "ratio" else 0
+        )
 
 
 RowsByName = Mapping[str, Row]
@@ -117,7 +141,9 @@ RowsByName = Mapping[str, Row]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One sentence; ``kv_cache_bytes`` is what its cause gives the KV cache (negative: takes from it), None if unknown."""
+    """One sentence; ``kv_cache_bytes`` is what its cause gives the KV cache (negative: takes from
+    it), None if unknown.
+    """
 
     text: str
     kv_cache_bytes: float | None = None

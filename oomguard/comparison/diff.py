@@ -22,10 +22,13 @@ from oomguard.remedy.policy import Policy
 from oomguard.rules.rule_files import RuleSet
 from oomguard.scan.source import open_log, open_standard_input, shown
 
-# Compare two starts: their rows, what explains them, what stays unknown, and one sentence for all of it.
+# Compare two starts: their rows, what explains them, what stays unknown, and one sentence for all
+# of it.
 
 # Failures that are about the size of the KV cache.
-_OF_THE_POOL = frozenset({"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory"})
+_OF_THE_POOL = frozenset(
+    {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory"}
+)
 _OF_THE_BUDGET = frozenset({"weights", "activations", "non-torch", "CUDA graphs"})
 # Rows that are named as missing if a log does not print them.
 _NAMED = _OF_THE_BUDGET | {"KV cache", "device total"}
@@ -36,7 +39,12 @@ def compare(old: ComparedStart, new: ComparedStart) -> Comparison:
     rows = rows_of(old, new)
     explanations = explain(old, new, rows)
     return Comparison(
-        old, new, _headline(old, new, rows), rows, explanations, tuple(_unknown(old, new, rows, explanations))
+        old,
+        new,
+        _headline(old, new, rows),
+        rows,
+        explanations,
+        tuple(_unknown(old, new, rows, explanations)),
     )
 
 
@@ -59,18 +67,26 @@ def _headline(old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]) -> 
 
 
 def _versions(old: ComparedStart, new: ComparedStart) -> str:
-    was, now = old.version, new.version
+    was = old.version
+    now = new.version
     if different_engines(old, new):
-        return f"{old.start.framework}{f' {was}' if was else ''} -> {new.start.framework}{f' {now}' if now else ''}"
+        return (
+            f"{old.start.framework}{f' {was}' if was else ''} -> "
+            f"{new.start.framework}{f' {now}' if now else ''}"
+        )
     if was is None and now is None:
         return "versions not printed"
-    return f"{now}, both" if was == now else f"{was or 'version not printed'} -> {now or 'version not printed'}"
+    if was == now:
+        return f"{now}, both"
+    return f"{was or 'version not printed'} -> {now or 'version not printed'}"
 
 
 def _largest(changed: dict[str, Row]) -> list[str]:
     """Tell how the KV cache changed, or else the part of the budget that changed most."""
     parts = [row for row in changed.values() if row.kind == "budget" and row.difference]
-    row = changed.get("KV cache") or max(parts, key=lambda row: abs(row.difference or 0), default=None)
+    row = changed.get("KV cache") or max(
+        parts, key=lambda row: abs(row.difference or 0), default=None
+    )
     if row is None or row.difference is None:
         return []
     size = format_gib(abs(row.difference), 1 if abs(row.difference) >= 2**29 else 2)
@@ -81,12 +97,15 @@ def _largest(changed: dict[str, Row]) -> list[str]:
 
 def _margin(old: ComparedStart, new: ComparedStart) -> list[str]:
     """Tell how much more KV cache than one request needs the start that worked had."""
-    pool, needed = old.number("kv_cache_available_bytes"), old.number("kv_cache_needed_bytes")
+    pool = old.number("kv_cache_available_bytes")
+    needed = old.number("kv_cache_needed_bytes")
     if needed is None and old.value("max_model_len_tokens") == new.value("max_model_len_tokens"):
         needed = new.number("kv_cache_needed_bytes")
     if pool is None or needed is None or pool < needed:
         return []
-    return [f"the start that worked left {format_gib(pool - needed, 1)} more than one request needs"]
+    return [
+        f"the start that worked left {format_gib(pool - needed, 1)} more than one request needs"
+    ]
 
 
 def _outcomes(old: ComparedStart, new: ComparedStart, changes: int) -> str:
@@ -96,27 +115,47 @@ def _outcomes(old: ComparedStart, new: ComparedStart, changes: int) -> str:
         return "NEW works, OLD fails"
     if old.outcome != new.outcome:
         return f"OLD fails with {old.outcome}, NEW with {new.outcome}"
-    return f"{changes} {'thing' if changes == 1 else 'things'} changed, no part of the memory that both logs print"
+    return (
+        f"{changes} {'thing' if changes == 1 else 'things'} changed, no part of the memory that "
+        "both logs print"
+    )
 
 
 def _unknown(
-    old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...], explanations: tuple[Explanation, ...]
+    old: ComparedStart,
+    new: ComparedStart,
+    rows: tuple[Row, ...],
+    explanations: tuple[Explanation, ...],
 ) -> list[str]:
     texts = []
     for name, side, key in (("OLD", old, "old"), ("NEW", new, "new")):
-        missing = [] if side.version else ["engine version"]
-        missing += [row.name for row in rows if row.name in _NAMED and getattr(row, key).origin == "not printed"]
+        if side.version:
+            missing = []
+        else:
+            missing = ["engine version"]
+        missing += [
+            row.name
+            for row in rows
+            if row.name in _NAMED and getattr(row, key).origin == "not printed"
+        ]
         if missing:
             texts.append(f"not printed by {name}: {', '.join(missing)}")
         if not side.start.settings_complete:
             texts.append(f"{name} does not list all settings that the user gave")
         texts += [f"{name}: {note}" for note in side.notes]
-    rest = None if different_engines(old, new) else not_explained(rows, explanations)
+    if different_engines(old, new):
+        rest = None
+    else:
+        rest = not_explained(rows, explanations)
     if rest is not None:
         parts = [row.name for row in rows if row.name in _OF_THE_BUDGET and not row.known]
-        where = f"; of {', '.join(parts)} only one log tells" if parts else ""
+        if parts:
+            where = f"; of {', '.join(parts)} only one log tells"
+        else:
+            where = ""
         texts.append(
-            f"{format_gib(abs(rest))} {'less' if rest < 0 else 'more'} for the KV cache than the figures of both logs explain{where}"
+            f"{format_gib(abs(rest))} {'less' if rest < 0 else 'more'} for the KV cache than the "
+            f"figures of both logs explain{where}"
         )
     return texts
 
@@ -138,7 +177,8 @@ _FIGURES: Final = frozenset(
         "desired_bytes",
     }
 )
-# What a failure's message says of the start that it ended; its other figures are of the moment of the failure.
+# What a failure's message says of the start that it ended; its other figures are of the moment of
+# the failure.
 _OF_THE_START: Final = _FIGURES | {
     "device_total_bytes",
     "used_before_start_bytes",
@@ -180,7 +220,8 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
 
     Args:
         diagnosis: the log, diagnosed.
-        number: which start, from 1; None takes the last one with figures, else the last that failed, else the last.
+        number: which start, from 1; None takes the last one with figures, else the last that
+            failed, else the last.
 
     Raises:
         InputError: the log holds no start, or no start of that number.
@@ -191,7 +232,10 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
         raise InputError(f"{name}: no start of an engine in it", hint=LOOKED_FOR)
     if number is None:
         chosen = next((start for start in reversed(starts) if start.facts.keys() & _FIGURES), None)
-        failed = None if chosen else next((s for s in reversed(starts) if _failure(diagnosis, s.number)), None)
+        if chosen:
+            failed = None
+        else:
+            failed = next((s for s in reversed(starts) if _failure(diagnosis, s.number)), None)
         start = chosen or failed or starts[-1]
     else:
         found = next((start for start in starts if start.number == number), None)
@@ -200,7 +244,9 @@ def compared_start(diagnosis: Diagnosis, number: int | None = None) -> ComparedS
             raise InputError(f"{name}: no start {number} in it", hint=f"it holds: {numbers}")
         start = found
     incident = _failure(diagnosis, start.number)
-    return ComparedStart(diagnosis.source, _with_failure(start, incident), incident, len(starts), diagnosis.notes)
+    return ComparedStart(
+        diagnosis.source, _with_failure(start, incident), incident, len(starts), diagnosis.notes
+    )
 
 
 def _failure(diagnosis: Diagnosis, number: int) -> Incident | None:
@@ -210,7 +256,9 @@ def _failure(diagnosis: Diagnosis, number: int) -> Incident | None:
 
 
 def _of_incidents(diagnosis: Diagnosis) -> list[EngineStart]:
-    """Return the starts that failures imply if no line of a start is left: a message alone, a log without its head."""
+    """Return the starts that failures imply if no line of a start is left: a message alone, a log
+    without its head.
+    """
     numbers = dict.fromkeys(i.start for i in diagnosis.incidents if i.facts.keys() & _TELLS_A_START)
     return [
         EngineStart(n, i.framework, i.framework_version, None, {}, i.settings, i.settings_complete)
@@ -223,11 +271,19 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
     """Add to a start what its failure says of it; what the start itself printed wins."""
     facts: dict[str, Fact] = dict(start.facts)
     if incident is not None:
-        facts = {**{name: fact for name, fact in incident.facts.items() if name in _OF_THE_START}, **facts}
+        facts = {
+            **{name: fact for name, fact in incident.facts.items() if name in _OF_THE_START},
+            **facts,
+        }
     _add_capacity(facts, start)
-    framework = incident.framework if incident is not None and start.framework == "unknown" else start.framework
+    if incident is not None and start.framework == "unknown":
+        framework = incident.framework
+    else:
+        framework = start.framework
     budget = budget_of_start(facts)
-    if incident is not None:  # a start that failed on its way: the rest is not free, it would have been taken
+    if (
+        incident is not None
+    ):  # a start that failed on its way: the rest is not free, it would have been taken
         reached = {part.name for part in start.budget.parts}
         parts = tuple(part for part in budget.parts if part.name != "free" or part.name in reached)
         budget = replace(budget, parts=parts)
@@ -235,31 +291,49 @@ def _with_failure(start: EngineStart, incident: Incident | None) -> EngineStart:
 
 
 def _add_capacity(facts: dict[str, Fact], start: EngineStart) -> None:
-    """Solve tokens, requests and bytes of the KV cache from each other, if the log prints only some of them."""
+    """Solve tokens, requests and bytes of the KV cache from each other, if the log prints only some
+    of them.
+    """
 
     def number(name: str) -> float:
         fact = facts.get(name)
-        return 0.0 if fact is None or isinstance(fact.value, (str, bool)) else fact.value
+        if fact is None or isinstance(fact.value, (str, bool)):
+            return 0.0
+        return fact.value
 
     def solve(name: str, value: float, *sources: str) -> None:
         ratio = sum(facts[source].slack / abs(number(source)) for source in sources)
-        typed = value if name == "max_concurrency" else round(value)
+        if name == "max_concurrency":
+            typed = value
+        else:
+            typed = round(value)
         facts[name] = Fact(name, typed, "solved", ratio * abs(value))
 
-    longest, blocks = number("max_model_len_tokens"), number("kv_cache_blocks")
+    longest = number("max_model_len_tokens")
+    blocks = number("kv_cache_blocks")
     if "kv_cache_capacity_tokens" not in facts and blocks > 0:
         setting = start.settings.get("block_size")
-        size = setting.value if setting and isinstance(setting.value, int) else 16  # vLLM's V0 on a GPU
+        size = (
+            setting.value if setting and isinstance(setting.value, int) else 16
+        )  # vLLM's V0 on a GPU
         solve("kv_cache_capacity_tokens", blocks * size, "kv_cache_blocks")
     elif "kv_cache_capacity_tokens" not in facts and number("max_concurrency") > 0 and longest > 0:
         solve("kv_cache_capacity_tokens", number("max_concurrency") * longest, "max_concurrency")
-    tokens, pool = number("kv_cache_capacity_tokens"), number("kv_cache_available_bytes")
+    tokens = number("kv_cache_capacity_tokens")
+    pool = number("kv_cache_available_bytes")
     if "max_concurrency" not in facts and tokens > 0 and longest > 0:
         solve("max_concurrency", tokens / longest, "kv_cache_capacity_tokens")
     if "kv_cache_needed_bytes" not in facts and pool > 0 and number("max_concurrency") > 0:
-        solve("kv_cache_needed_bytes", pool / number("max_concurrency"), "kv_cache_available_bytes", "max_concurrency")
+        solve(
+            "kv_cache_needed_bytes",
+            pool / number("max_concurrency"),
+            "kv_cache_available_bytes",
+            "max_concurrency",
+        )
     if number("kv_cache_needed_bytes") > 0 and longest > 0:
-        solve("kv_bytes_per_token", number("kv_cache_needed_bytes") / longest, "kv_cache_needed_bytes")
+        solve(
+            "kv_bytes_per_token", number("kv_cache_needed_bytes") / longest, "kv_cache_needed_bytes"
+        )
 
 
 _STANDARD_INPUT = "-"
@@ -273,11 +347,12 @@ def diff(
     new_start: int | None = None,
     policy: Policy | None = None,
 ) -> Comparison:
-    """Say what changed from one start of an engine to another: versions, settings, each part of the memory.
+    """Say what changed from one start of an engine to another: versions, settings, each part of the
+    memory.
 
     Args:
-        old: the log of the start that worked: its path, its text, or its Diagnosis. A string is a path if a file of
-            that name exists, else the text itself.
+        old: the log of the start that worked: its path, its text, or its Diagnosis. A string is a
+            path if a file of that name exists, else the text itself.
         new: the log of the start that did not.
         old_start: which start of ``old``, counted from 1; None takes the last one with figures.
         new_start: which start of ``new``.
@@ -299,7 +374,9 @@ def diff_logs(
     policy: Policy | None = None,
     rules: RuleSet | None = None,
 ) -> Comparison:
-    """Compare the logs at two paths, one of which may be ``-`` for standard input; otherwise as ``diff``."""
+    """Compare the logs at two paths, one of which may be ``-`` for standard input; otherwise as
+    ``diff``.
+    """
     if old == new == _STANDARD_INPUT:
         raise UsageError("OLD and NEW are both standard input", hint="name one of the two logs")
     first = compared_start(_diagnosis_of(old, policy, rules), old_start)
@@ -308,7 +385,9 @@ def diff_logs(
 
 def _diagnosis_of(path: str, policy: Policy | None, rules: RuleSet | None) -> Diagnosis:
     try:
-        with contextlib.closing(open_standard_input() if path == _STANDARD_INPUT else open_log(path)) as stream:
+        with contextlib.closing(
+            open_standard_input() if path == _STANDARD_INPUT else open_log(path)
+        ) as stream:
             return diagnose_stream(stream, path, rules=rules, policy=policy)
     except OSError as error:
         raise InputError(f"{shown(path)}: {error.strerror or error}") from None
@@ -326,5 +405,7 @@ def _start_of(source: object, number: int | None, policy: Policy | None) -> Comp
     one_line = isinstance(source, str) and not diagnosis.source and "\n" not in source
     if one_line and not diagnosis.starts and not diagnosis.incidents:
         hint = "give the path of a log, its text, or what oomguard.diagnose returns"
-        raise InputError(f"{shown(str(source))}: no such file, and not the text of a log", hint=hint)
+        raise InputError(
+            f"{shown(str(source))}: no such file, and not the text of a log", hint=hint
+        )
     return compared_start(diagnosis, number)

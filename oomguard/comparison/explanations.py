@@ -1,4 +1,6 @@
-"""Explain a change: sentences with their bytes, each from figures that both logs print or that one of them implies."""
+"""Explain a change: sentences with their bytes, each from figures that both logs print or that one
+of them implies.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from oomguard.comparison.comparison import ComparedStart, Explanation, Row, Rows
 from oomguard.comparison.table import setting_of
 from oomguard.core.facts import MIB, format_gib
 
-# What changed with vLLM's version, as explanations: its engine's generation, and when it counts CUDA graphs.
+# What changed with vLLM's version, as explanations: its engine's generation, and when it counts
+# CUDA graphs.
 
-# From these versions on vLLM: runs V1 unless told otherwise; runs nothing else; counts CUDA graphs before the KV cache.
+# From these versions on vLLM: runs V1 unless told otherwise; runs nothing else; counts CUDA graphs
+# before the KV cache.
 _V1_BY_DEFAULT: Final = "0.8.0"
 _V1_ONLY: Final = "0.11.0"
 _GRAPHS_COUNTED: Final = "0.20.0"
@@ -20,19 +24,29 @@ _GRAPHS_COUNTED: Final = "0.20.0"
 def engine_generation(old: ComparedStart, new: ComparedStart) -> Iterator[Explanation]:
     """Explain the change from vLLM's V0 engine to V1."""
     if at_least(old, _V1_BY_DEFAULT) is False and at_least(new, _V1_BY_DEFAULT):
-        only = "" if at_least(new, _V1_ONLY) else " by default"
+        if at_least(new, _V1_ONLY):
+            only = ""
+        else:
+            only = " by default"
         yield Explanation(
-            f"vLLM {old.version} runs its V0 engine, {new.version} its V1 engine{only}: V1 batches more tokens in one step, "
+            f"vLLM {old.version} runs its V0 engine, {new.version} its V1 engine{only}: V1 batches "
+            "more tokens in one step, "
             "captures more CUDA graphs and measures each part in another way."
         )
 
 
-def graphs_counted(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
+def graphs_counted(
+    old: ComparedStart, new: ComparedStart, table: RowsByName
+) -> Iterator[Explanation]:
     """Explain what counting CUDA graphs before the KV cache takes from it."""
     if not newly_counts_graphs(old, new):
         return
-    size, before = new.number("cudagraph_bytes"), old.number("cudagraph_bytes")
-    text = "Since 0.20 vLLM takes its estimate of the CUDA graphs out of the utilization before it sizes the KV cache"
+    size = new.number("cudagraph_bytes")
+    before = old.number("cudagraph_bytes")
+    text = (
+        "Since 0.20 vLLM takes its estimate of the CUDA graphs out of the utilization before it "
+        "sizes the KV cache"
+    )
     ending = "; before, they came on top" + (f" ({format_gib(before)} in OLD)" if before else "")
     if size is None:
         yield Explanation(f"{text}{ending}. How much that is in NEW is not printed.")
@@ -42,7 +56,11 @@ def graphs_counted(old: ComparedStart, new: ComparedStart, table: RowsByName) ->
 
 def newly_counts_graphs(old: ComparedStart, new: ComparedStart) -> bool:
     """Return whether only the new start counts CUDA graphs before it sizes the KV cache."""
-    on = not new.value("enforce_eager") and not new.value("on_cpu") and not (old.pool_is_given or new.pool_is_given)
+    on = (
+        not new.value("enforce_eager")
+        and not new.value("on_cpu")
+        and not (old.pool_is_given or new.pool_is_given)
+    )
     return on and counts_graphs(old) is False and counts_graphs(new) is True
 
 
@@ -52,7 +70,9 @@ def counts_graphs(side: ComparedStart) -> bool | None:
 
 
 def at_least(side: ComparedStart, version: str) -> bool | None:
-    """Return whether the start is of that vLLM or a later one, None for another engine or an unknown version."""
+    """Return whether the start is of that vLLM or a later one, None for another engine or an
+    unknown version.
+    """
     from packaging.version import InvalidVersion, Version
 
     own = side.version
@@ -94,7 +114,12 @@ _MOVED_BY: Final = {
         "enforce_eager",
         "dtype",
     ),
-    "CUDA graphs": ("enforce_eager", "cudagraph_capture_sizes", "max_num_seqs", "compilation_config"),
+    "CUDA graphs": (
+        "enforce_eager",
+        "cudagraph_capture_sizes",
+        "max_num_seqs",
+        "compilation_config",
+    ),
     "non-torch": ("tensor_parallel_size", "pipeline_parallel_size"),
     "KV cache of one token": ("model", "kv_cache_dtype", "tensor_parallel_size", "dtype"),
 }
@@ -106,12 +131,19 @@ _TEXTS: Final = {
 }
 
 
-def explain(old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]) -> tuple[Explanation, ...]:
-    """Return the sentences in order: what makes the two hard to compare, then the largest effect on the KV cache first."""
+def explain(
+    old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]
+) -> tuple[Explanation, ...]:
+    """Return the sentences in order: what makes the two hard to compare, then the largest effect on
+    the KV cache first.
+    """
     table = {row.name: row for row in rows}
     if different_engines(old, new):
         names = f"{old.start.framework} and {new.start.framework}"
-        text = f"{names} are different engines: they measure and name the parts of the memory in ways that cannot be compared one by one."
+        text = (
+            f"{names} are different engines: they measure and name the parts of the memory in ways "
+            "that cannot be compared one by one."
+        )
         return (Explanation(text),)
     first = list(engine_generation(old, new))
     found = [e for explainer in _EXPLAINERS for e in explainer(old, new, table)]
@@ -120,52 +152,82 @@ def explain(old: ComparedStart, new: ComparedStart, rows: tuple[Row, ...]) -> tu
 
 
 def different_engines(old: ComparedStart, new: ComparedStart) -> bool:
-    """Return whether the logs are of two engines; an engine that a log does not tell counts as the same."""
+    """Return whether the logs are of two engines; an engine that a log does not tell counts as the
+    same.
+    """
     names = {old.start.framework, new.start.framework}
     return len(names) == 2 and "unknown" not in names
 
 
 def not_explained(rows: tuple[Row, ...], explanations: tuple[Explanation, ...]) -> float | None:
-    """Return how many bytes of the KV cache's change no sentence explains; None if they are few or unknown."""
+    """Return how many bytes of the KV cache's change no sentence explains; None if they are few or
+    unknown.
+    """
     row = next((row for row in rows if row.name == "KV cache" and row.changed), None)
     if row is None or row.difference is None:
         return None
     rest = row.difference - sum(e.kv_cache_bytes or 0 for e in explanations)
-    return rest if abs(rest) > max(2 * SMALL_BYTES, 3 * row.slack) else None
+    if abs(rest) > max(2 * SMALL_BYTES, 3 * row.slack):
+        return rest
+    return None
 
 
-def _utilization(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
+def _utilization(
+    old: ComparedStart, new: ComparedStart, table: RowsByName
+) -> Iterator[Explanation]:
     for name in ("gpu_memory_utilization", "mem_fraction_static"):
         row = table.get(name)
         if row is None or not row.changed or row.difference is None:
             continue
         # SGLang's share is of the memory that is free before it loads anything.
-        whole = "device_total_bytes" if name == "gpu_memory_utilization" else "initial_free_bytes"
+        if name == "gpu_memory_utilization":
+            whole = "device_total_bytes"
+        else:
+            whole = "initial_free_bytes"
         total = new.number(whole) or old.number(whole)
-        why = " (the default moved with the version)" if row.kind == "default" else _who(row)
+        if row.kind == "default":
+            why = " (the default moved with the version)"
+        else:
+            why = _who(row)
         text = f"{name} {row.old.value} -> {row.new.value}{why}"
-        more = "more" if row.difference > 0 else "less"
+        if row.difference > 0:
+            more = "more"
+        else:
+            more = "less"
         if total is None or (old.pool_is_given or new.pool_is_given):
             yield Explanation(f"{text}: the engine may take {more} of the device.")
         else:
             gain = row.difference * total
             yield Explanation(
-                f"{text}: the engine may take {format_gib(abs(gain))} {more} of {format_gib(total)}.", gain
+                f"{text}: the engine may take {format_gib(abs(gain))} {more} of "
+                f"{format_gib(total)}.",
+                gain,
             )
 
 
 def _who(row: Row) -> str:
     set_by = [side for side, value in (("OLD", row.old), ("NEW", row.new)) if value.origin == "set"]
-    return f" (set in {' and '.join(set_by)})" if set_by else ""
+    if set_by:
+        return f" (set in {' and '.join(set_by)})"
+    return ""
 
 
 def _device(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     row = table.get("device total")
-    if row is None or not row.changed or row.difference is None or abs(row.difference) < SMALL_BYTES:
+    if (
+        row is None
+        or not row.changed
+        or row.difference is None
+        or abs(row.difference) < SMALL_BYTES
+    ):
         return
-    was, now = format_gib(row.old.number or 0), format_gib(row.new.number or 0)
+    was = format_gib(row.old.number or 0)
+    now = format_gib(row.new.number or 0)
     share = old.utilization
-    gain = None if share is None or (old.pool_is_given or new.pool_is_given) else row.difference * share
+    if share is None or (old.pool_is_given or new.pool_is_given):
+        gain = None
+    else:
+        gain = row.difference * share
     yield Explanation(f"The device has {now} in NEW, {was} in OLD.", gain)
 
 
@@ -174,26 +236,42 @@ def _given_pool(old: ComparedStart, new: ComparedStart, table: RowsByName) -> It
     if row is None or not row.changed:
         return
     was, now = (
-        "left to the utilization" if v.number is None else f"{format_gib(v.number)} as the user set it"
+        "left to the utilization"
+        if v.number is None
+        else f"{format_gib(v.number)} as the user set it"
         for v in (row.old, row.new)
     )
     pool = table.get("KV cache")
     yield Explanation(
-        f"The KV cache's size is {now} in NEW, {was} in OLD.", pool.difference if pool and pool.changed else None
+        f"The KV cache's size is {now} in NEW, {was} in OLD.",
+        pool.difference if pool and pool.changed else None,
     )
 
 
 def _parts(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     for name, begins in _TEXTS.items():
         row = table.get(name)
-        if row is None or not row.changed or row.difference is None or abs(row.difference) < SMALL_BYTES:
+        if (
+            row is None
+            or not row.changed
+            or row.difference is None
+            or abs(row.difference) < SMALL_BYTES
+        ):
             continue
         if name == "CUDA graphs" and newly_counts_graphs(old, new):
             continue
-        more = "more" if row.difference > 0 else "less"
+        if row.difference > 0:
+            more = "more"
+        else:
+            more = "less"
         inside = name != "CUDA graphs" or bool(counts_graphs(old))
-        gain = -row.difference if inside and not (old.pool_is_given or new.pool_is_given) else None
-        yield Explanation(f"{begins} {format_gib(abs(row.difference))} {more}{_because(table, name)}.", gain)
+        if inside and not (old.pool_is_given or new.pool_is_given):
+            gain = -row.difference
+        else:
+            gain = None
+        yield Explanation(
+            f"{begins} {format_gib(abs(row.difference))} {more}{_because(table, name)}.", gain
+        )
 
 
 def _because(table: RowsByName, part: str) -> str:
@@ -202,13 +280,17 @@ def _because(table: RowsByName, part: str) -> str:
         for name in _MOVED_BY.get(part, ())
         if (row := table.get(name)) is not None and row.changed
     ]
-    return f" ({', '.join(changes)})" if changes else ""
+    if changes:
+        return f" ({', '.join(changes)})"
+    return ""
 
 
 def _amount(row: Row, value: object) -> str:
     if value is None:
         return "not set"
-    return format_gib(value) if row.unit == "bytes" and isinstance(value, int) else str(value)
+    if row.unit == "bytes" and isinstance(value, int):
+        return format_gib(value)
+    return str(value)
 
 
 def _suspects(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
@@ -218,39 +300,63 @@ def _suspects(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iter
         because = _because(table, name)
         if row is None or row.known or not because:
             continue
-        silent, other, value = ("NEW", "OLD", row.old) if row.new.value is None else ("OLD", "NEW", row.new)
+        silent, other, value = (
+            ("NEW", "OLD", row.old) if row.new.value is None else ("OLD", "NEW", row.new)
+        )
         size = format_gib(value.number or 0)
         yield Explanation(
-            f"{begins} {size} in {other}; {silent} does not print it, and what decides it changed{because}."
+            f"{begins} {size} in {other}; {silent} does not print it, and what decides it "
+            f"changed{because}."
         )
 
 
 def _others(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
     row = table.get("in use at the start")
-    if row is not None and row.changed and row.difference is not None and abs(row.difference) > 4 * SMALL_BYTES:
-        was, now = format_gib(row.old.number or 0), format_gib(row.new.number or 0)
-        who = "Another process holds more now" if row.difference > 0 else "Other processes hold less now"
-        yield Explanation(f"{who}: {now} of the device was in use before NEW started, {was} before OLD.")
-    before, after = old.number("initial_free_bytes"), new.number("initial_free_bytes")
+    if (
+        row is not None
+        and row.changed
+        and row.difference is not None
+        and abs(row.difference) > 4 * SMALL_BYTES
+    ):
+        was = format_gib(row.old.number or 0)
+        now = format_gib(row.new.number or 0)
+        if row.difference > 0:
+            who = "Another process holds more now"
+        else:
+            who = "Other processes hold less now"
+        yield Explanation(
+            f"{who}: {now} of the device was in use before NEW started, {was} before OLD."
+        )
+    before = old.number("initial_free_bytes")
+    after = new.number("initial_free_bytes")
     if before is not None and after is not None and abs(after - before) > 4 * SMALL_BYTES:
-        which = "less" if after < before else "more"
+        if after < before:
+            which = "less"
+        else:
+            which = "more"
         size, now, was = (format_gib(number) for number in (abs(after - before), after, before))
-        yield Explanation(f"{size} {which} was free before NEW loaded anything: {now}, {was} in OLD.")
+        yield Explanation(
+            f"{size} {which} was free before NEW loaded anything: {now}, {was} in OLD."
+        )
 
 
 def _need(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterator[Explanation]:
-    row, token = table.get("KV cache of one full request"), table.get("KV cache of one token")
+    row = table.get("KV cache of one full request")
+    token = table.get("KV cache of one token")
     length = table.get("max_model_len")
     if row is not None and row.changed and length is not None and length.changed:
-        was, now = format_gib(row.old.number or 0), format_gib(row.new.number or 0)
+        was = format_gib(row.old.number or 0)
+        now = format_gib(row.new.number or 0)
         yield Explanation(
-            f"One full request needs {now} of KV cache, {was} in OLD (max_model_len {length.old.value} -> {length.new.value})."
+            f"One full request needs {now} of KV cache, {was} in OLD (max_model_len "
+            f"{length.old.value} -> {length.new.value})."
         )
     if token is not None and token.changed and token.difference and token.old.number:
         times = (token.new.number or 0) / token.old.number
         if abs(times - 1) > 0.05:
             yield Explanation(
-                f"A token takes {times:.2g} times the KV cache{_because(table, 'KV cache of one token')}."
+                f"A token takes {times:.2g} times the KV "
+                f"cache{_because(table, 'KV cache of one token')}."
             )
 
 
@@ -258,11 +364,14 @@ def _ranks(old: ComparedStart, new: ComparedStart, table: RowsByName) -> Iterato
     ranks = setting_of(old, "tensor_parallel_size"), setting_of(new, "tensor_parallel_size")
     if all(v.number for v in ranks) and ranks[0].value != ranks[1].value:
         yield Explanation(
-            f"The model is spread over {ranks[1].value} devices instead of {ranks[0].value}: each figure is of one device."
+            f"The model is spread over {ranks[1].value} devices instead of {ranks[0].value}: each "
+            "figure is of one device."
         )
 
 
-_EXPLAINERS: Final[tuple[Callable[[ComparedStart, ComparedStart, RowsByName], Iterator[Explanation]], ...]] = (
+_EXPLAINERS: Final[
+    tuple[Callable[[ComparedStart, ComparedStart, RowsByName], Iterator[Explanation]], ...]
+] = (
     _given_pool,
     _utilization,
     _device,

@@ -1,4 +1,6 @@
-"""Build the table of a comparison: versions, settings, parts of the budget and capacity, old beside new."""
+"""Build the table of a comparison: versions, settings, parts of the budget and capacity, old beside
+new.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from oomguard.core.setting_spellings import default_value, surfaces
 from oomguard.core.settings import SETTING_FACTS, SETTINGS, Unit
 
 UNKNOWN: Final = ComparedValue(None, "not printed")
-# (fact, setting): a log shows in passing that these are on, never that they are off; a list of settings names the setting.
+# (fact, setting): a log shows in passing that these are on, never that they are off; a list of
+# settings names the setting.
 _MARKS: Final = (
     ("speculative", "speculative_config"),
     ("lora", "enable_lora"),
@@ -28,7 +31,9 @@ BUDGET: Final = (
     ("KV cache", "kv_cache_available_bytes"),
 )
 _SOLVED_PARTS: Final = ("in use at the start", "free")
-_SOLVED_SLACK_BYTES: Final = 0.02 * GIB  # a difference of printed sizes, each rounded to a hundredth of a GiB
+_SOLVED_SLACK_BYTES: Final = (
+    0.02 * GIB
+)  # a difference of printed sizes, each rounded to a hundredth of a GiB
 _CAPACITY: Final[tuple[tuple[str, str, Unit], ...]] = (
     ("KV cache tokens", "kv_cache_capacity_tokens", "tokens"),
     ("full requests at once", "max_concurrency", ""),
@@ -44,12 +49,18 @@ def rows_of(old: ComparedStart, new: ComparedStart) -> tuple[Row, ...]:
 
 
 def _versions(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
-    for name, read in (("engine", _engine), ("engine version", _version), ("torch version", _torch)):
+    for name, read in (
+        ("engine", _engine),
+        ("engine version", _version),
+        ("torch version", _torch),
+    ):
         yield Row(name, "version", _printed(read(old)), _printed(read(new)))
 
 
 def _engine(side: ComparedStart) -> str | None:
-    return None if side.start.framework == "unknown" else side.start.framework
+    if side.start.framework == "unknown":
+        return None
+    return side.start.framework
 
 
 def _version(side: ComparedStart) -> str | None:
@@ -58,23 +69,38 @@ def _version(side: ComparedStart) -> str | None:
 
 def _torch(side: ComparedStart) -> str | None:
     own = side.value("torch_version")
-    return None if own is None else str(own)
+    if own is None:
+        return None
+    return str(own)
 
 
 def _printed(value: FactValue | None) -> ComparedValue:
-    return UNKNOWN if value is None else ComparedValue(value)
+    if value is None:
+        return UNKNOWN
+    return ComparedValue(value)
 
 
 def _settings(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
     named = {**old.start.settings, **new.start.settings}.keys() - _SAME_AS_MODEL
-    known = {name for name, fact in SETTING_FACTS.items() if fact in old.start.facts or fact in new.start.facts}
+    known = {
+        name
+        for name, fact in SETTING_FACTS.items()
+        if fact in old.start.facts or fact in new.start.facts
+    }
     known |= {
-        name for side in (old, new) for name in surfaces(side.start.framework) if _default(side, name) is not None
+        name
+        for side in (old, new)
+        for name in surfaces(side.start.framework)
+        if _default(side, name) is not None
     }
     listed = ["model", *SETTINGS, *sorted(named - SETTINGS.keys() - {"model"})]
     for name in (n for n in listed if n in named | known):
-        was, now = setting_of(old, name), setting_of(new, name)
-        if {was.origin, now.origin} & {"printed", "solved"}:  # a default that no log prints may be that very value
+        was = setting_of(old, name)
+        now = setting_of(new, name)
+        if {was.origin, now.origin} & {
+            "printed",
+            "solved",
+        }:  # a default that no log prints may be that very value
             was, now = (UNKNOWN if v.origin == "left alone" else v for v in (was, now))
         left = {was.origin, now.origin} <= {"default", "printed"} and not _touched(name, old, new)
         kind: Kind = "default" if left and _default(new, name) is not None else "setting"
@@ -91,7 +117,9 @@ def _touched(name: str, *sides: ComparedStart) -> bool:
 
 
 def setting_of(side: ComparedStart, name: str) -> ComparedValue:
-    """Return the value of a setting in force: as the user set it, as printed, or the default of the version."""
+    """Return the value of a setting in force: as the user set it, as printed, or the default of the
+    version.
+    """
     start = side.start
     own = start.settings.get(name)
     fact = start.facts.get(SETTING_FACTS.get(name, ""))
@@ -100,26 +128,39 @@ def setting_of(side: ComparedStart, name: str) -> ComparedValue:
     if fact is not None and fact.value != "auto":
         return ComparedValue(_plain(fact.value), "solved" if fact.source == "solved" else "printed")
     if own is not None:  # "auto", or an object that prints no value
-        return UNKNOWN if own.value is None else ComparedValue(own.value, "set")
+        if own.value is None:
+            return UNKNOWN
+        return ComparedValue(own.value, "set")
     if start.settings_complete and surfaces(start.framework):
-        default = None if side.value("on_cpu") else _default(side, name)
-        return ComparedValue(None, "left alone") if default is None else ComparedValue(default, "default")
+        if side.value("on_cpu"):
+            default = None
+        else:
+            default = _default(side, name)
+        if default is None:
+            return ComparedValue(None, "left alone")
+        return ComparedValue(default, "default")
     return UNKNOWN
 
 
 def _default(side: ComparedStart, name: str) -> FactValue | None:
-    """Return the default of the side's engine in its version, None if it depends on more or is unknown."""
+    """Return the default of the side's engine in its version, None if it depends on more or is
+    unknown.
+    """
     return default_value(name, side.start.framework, side.version)
 
 
 def _plain(value: FactValue) -> FactValue:
-    return value.removeprefix("torch.") if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.removeprefix("torch.")
+    return value
 
 
 def _mark(side: ComparedStart, fact: str) -> ComparedValue:
     if side.value(fact):
         return ComparedValue(True)
-    return ComparedValue(False) if side.start.settings_complete else UNKNOWN
+    if side.start.settings_complete:
+        return ComparedValue(False)
+    return UNKNOWN
 
 
 def _budget(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
@@ -127,7 +168,10 @@ def _budget(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
         yield Row(name, "budget", _figure(old, fact, name), _figure(new, fact, name), "bytes")
     for name in _SOLVED_PARTS:
         yield Row(name, "budget", _part(old, name), _part(new, name), "bytes")
-    for name, fact in (("allowed by the utilization", "desired_bytes"), ("device total", "device_total_bytes")):
+    for name, fact in (
+        ("allowed by the utilization", "desired_bytes"),
+        ("device total", "device_total_bytes"),
+    ):
         yield Row(name, "budget", _figure(old, fact), _figure(new, fact), "bytes")
 
 
@@ -139,8 +183,12 @@ def _capacity(old: ComparedStart, new: ComparedStart) -> Iterator[Row]:
 def _figure(side: ComparedStart, fact: str, part: str = "") -> ComparedValue:
     own = side.start.facts.get(fact)
     if own is not None:
-        return ComparedValue(own.value, "solved" if own.source == "solved" else "printed", own.slack)
-    return _part(side, part) if part else UNKNOWN
+        return ComparedValue(
+            own.value, "solved" if own.source == "solved" else "printed", own.slack
+        )
+    if part:
+        return _part(side, part)
+    return UNKNOWN
 
 
 def _part(side: ComparedStart, name: str) -> ComparedValue:
@@ -148,4 +196,6 @@ def _part(side: ComparedStart, name: str) -> ComparedValue:
     if name == "in use at the start" and before is not None:
         return ComparedValue(before.value, "solved", _SOLVED_SLACK_BYTES)
     part = next((part for part in side.start.budget.parts if part.name == name), None)
-    return UNKNOWN if part is None else ComparedValue(part.bytes, "solved", _SOLVED_SLACK_BYTES)
+    if part is None:
+        return UNKNOWN
+    return ComparedValue(part.bytes, "solved", _SOLVED_SLACK_BYTES)

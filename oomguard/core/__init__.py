@@ -1,1 +1,3 @@
-"""Frozen records, facts, settings and their spellings, errors, logging: what every other package may import."""
+"""Frozen records, facts, settings and their spellings, errors, logging: what every other package
+may import.
+"""

@@ -3,18 +3,19 @@
 OomguardError
 ├── UsageError             a user's mistake: shown as one message, exit status 2, never a traceback
 │   ├── InputError         a file that cannot be read
-│   ├── StoreError         a store of ``map`` that cannot be used, or cannot go on: what was finished is kept
-│   ├── SettingError       an unknown setting, or a value it cannot take
-│   ├── ConfigError        a model's configuration that lacks a number or has an absurd one: says file and field
-│   └── RuleError          a rule file that cannot be used: says file, key path and column
-├── PlacementError         no device for a command, or not enough for a mapping of names to devices (exit status 125)
-├── DeadlineError          the time of a run was over before its first attempt (exit status 125)
-├── JournalError           a journal's database that is locked, damaged, away or of a newer oomguard: what is written waits
-├── WakeUpError            a sleeping engine whose memory is not free: it is not woken, and sleeps on
-└── LaunchError            a command that could not be started (exit status 126 or 127, as a shell)
+│   ├── StoreError         a store of ``map`` that cannot be used, or cannot go on: what was
+finished is kept │   ├── SettingError       an unknown setting, or a value it cannot take │   ├──
+ConfigError        a model's configuration that lacks a number or has an absurd one: says file and
+field │   └── RuleError          a rule file that cannot be used: says file, key path and column ├──
+PlacementError         no device for a command, or not enough for a mapping of names to devices
+(exit status 125) ├── DeadlineError          the time of a run was over before its first attempt
+(exit status 125) ├── JournalError           a journal's database that is locked, damaged, away or
+of a newer oomguard: what is written waits ├── WakeUpError            a sleeping engine whose memory
+is not free: it is not woken, and sleeps on └── LaunchError            a command that could not be
+started (exit status 126 or 127, as a shell)
 
-What the user's own code raises is never replaced by one of these: when nothing can be remedied the original
-exception is raised again with the diagnosis added to its notes.
+What the user's own code raises is never replaced by one of these: when nothing can be remedied the
+original exception is raised again with the diagnosis added to its notes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class OomguardError(Exception):
 
 
 class UsageError(OomguardError):
-    """A mistake in how oomguard was called; ``hint`` says what to do instead, and stands in a traceback as a note."""
+    """A mistake in how oomguard was called; ``hint`` says what to do instead, and stands in a
+    traceback as a note.
+    """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -35,20 +38,25 @@ class UsageError(OomguardError):
 
 
 class PlacementError(OomguardError):
-    """No device for a command, or not enough devices for what is to be placed; nothing was started. ``hint`` says what to do.
+    """No device for a command, or not enough devices for what is to be placed; nothing was started.
+    ``hint`` says what to do.
 
-    ``is_for_now`` says whether waiting would help: a device that would do is there, and somebody has it.
+    ``is_for_now`` says whether waiting would help: a device that would do is there, and somebody
+    has it.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, is_for_now: bool = False) -> None:
         super().__init__(message)
-        self.hint, self.is_for_now = hint, is_for_now
+        self.hint = hint
+        self.is_for_now = is_for_now
         if hint is not None:
             self.add_note(hint)
 
 
 class JournalError(OomguardError):
-    """A journal's database that cannot be used now: locked, full, damaged, away, or a newer oomguard's. ``hint`` says what to do."""
+    """A journal's database that cannot be used now: locked, full, damaged, away, or a newer
+    oomguard's. ``hint`` says what to do.
+    """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -58,15 +66,21 @@ class JournalError(OomguardError):
 
 
 class NoJournalError(JournalError):
-    """A database that holds another program's tables where a journal has its own: nothing is ever written there."""
+    """A database that holds another program's tables where a journal has its own: nothing is ever
+    written there.
+    """
 
 
 class DeadlineError(OomguardError):
-    """The deadline of a run came before the attempt that was to begin: nothing is started after it."""
+    """The deadline of a run came before the attempt that was to begin: nothing is
+    started after it.
+    """
 
 
 class WakeUpError(OomguardError):
-    """A sleeping engine that is not woken: its device has less free than it needs; ``hint`` says what to do."""
+    """A sleeping engine that is not woken: its device has less free than it needs; ``hint`` says
+    what to do.
+    """
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
@@ -79,7 +93,9 @@ class InputError(UsageError):
 
 
 class StoreError(UsageError):
-    """A store of ``map`` that is damaged, full, another version's or another program's; what was finished is kept."""
+    """A store of ``map`` that is damaged, full, another version's or another program's; what was
+    finished is kept.
+    """
 
 
 class SettingError(UsageError):
@@ -87,7 +103,9 @@ class SettingError(UsageError):
 
 
 class ConfigError(UsageError):
-    """A model's configuration that cannot be planned with; ``path`` is the file, None where it is not known yet."""
+    """A model's configuration that cannot be planned with; ``path`` is the file, None where it is
+    not known yet.
+    """
 
     def __init__(self, message: str, *, path: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"{path}: {message}" if path else message, hint=hint)
@@ -97,8 +115,9 @@ class ConfigError(UsageError):
 class RuleError(UsageError):
     """A rule or signature file that cannot be used.
 
-    ``path`` is the file, ``key`` the dotted key path inside it (``fix[0].setting``), ``line`` and ``column`` are
-    1-based and None where unknown; for an expression or a pattern the column counts inside its own text.
+    ``path`` is the file, ``key`` the dotted key path inside it (``fix[0].setting``), ``line`` and
+    ``column`` are 1-based and None where unknown; for an expression or a pattern the column counts
+    inside its own text.
     """
 
     def __init__(
@@ -112,7 +131,10 @@ class RuleError(UsageError):
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.path, self.key, self.line, self.column = path, key, line, column
+        self.path = path
+        self.key = key
+        self.line = line
+        self.column = column
 
     def __str__(self) -> str:
         where = self.path

@@ -1,4 +1,6 @@
-"""Files that oomguard keeps for the user: records of runs in the state folder, in the cache folder what is costly to make."""
+"""Files that oomguard keeps for the user: records of runs in the state folder, in the cache folder
+what is costly to make.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-# Reading a file that a stranger may have put there: regular files only, up to a stated number of bytes, and without waiting.
+# Reading a file that a stranger may have put there: regular files only, up to a stated number of
+# bytes, and without waiting.
 #
-# A device may never end, a FIFO waits for somebody who writes, and a link leads to either. This file imports nothing from the package.
+# A device may never end, a FIFO waits for somebody who writes, and a link leads to either. This
+# file imports nothing from the package.
 
 _KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
     (stat.S_ISDIR, "is a folder"),
@@ -34,7 +38,8 @@ def open_regular(path: str | Path) -> IO[bytes]:
     Raises:
         OSError: it cannot be opened or is of another kind; ``strerror`` says which.
     """
-    # Looked at before it is opened, since opening a device may do something, and again once it is open.
+    # Looked at before it is opened, since opening a device may do something, and again once it is
+    # open.
     try:
         _check(Path(path).stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -59,25 +64,35 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
         OSError: it cannot be read, is of another kind, or is longer; ``strerror`` says which.
     """
     with open_regular(path) as stream:
-        # A file of a kernel's file system has no size, and any other may grow: what counts is what is read.
+        # A file of a kernel's file system has no size, and any other may grow: what counts is what
+        # is read.
         size_bytes = os.fstat(stream.fileno()).st_size
-        content = _read(stream, size_bytes, most_bytes) if size_bytes <= most_bytes else None
+        if size_bytes <= most_bytes:
+            content = _read(stream, size_bytes, most_bytes)
+        else:
+            content = None
     if content is None or len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes")
     return content
 
 
 def _read(stream: IO[bytes], size_bytes: int, most_bytes: int) -> bytes:
-    """Return what is in a file, one byte more than ``most_bytes`` at most; asked for at once, so much would be allocated."""
+    """Return what is in a file, one byte more than ``most_bytes`` at most; asked for at once, so
+    much would be allocated.
+    """
     content = stream.read(min(size_bytes, most_bytes) + 1)
-    while len(content) <= most_bytes and (more := stream.read(min(_STEP_BYTES, most_bytes + 1 - len(content)))):
+    while len(content) <= most_bytes and (
+        more := stream.read(min(_STEP_BYTES, most_bytes + 1 - len(content)))
+    ):
         content += more
     return content
 
 
 def _check(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "is of a kind that cannot be read")
+        kind = next(
+            (name for is_kind, name in _KINDS if is_kind(mode)), "is of a kind that cannot be read"
+        )
         raise OSError(errno.EINVAL, f"{kind}, not a file")
 
 
@@ -88,7 +103,9 @@ _BELOW_HOME: Final = {"cache": ".cache", "config": ".config", "state": ".local/s
 
 
 def kept_file(name: str, about: Iterable[bytes]) -> Path:
-    """Where a file made of ``about`` is kept; ``name`` holds ``{}``, where the hash of all of it goes."""
+    """Where a file made of ``about`` is kept; ``name`` holds ``{}``, where the hash of all of it
+    goes.
+    """
     digest = hashlib.sha256()
     for part in about:
         digest.update(part + b"\0")
@@ -101,9 +118,12 @@ def state_file(name: str) -> Path:
 
 
 def user_folder(kind: Literal["cache", "config", "state"]) -> Path:
-    """Where files of a kind lie; platformdirs, which loads longer than most of a start takes, is asked in odd cases only."""
+    """Where files of a kind lie; platformdirs, which loads longer than most of a start takes, is
+    asked in odd cases only.
+    """
     if sys.platform == "linux":
-        named, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
+        named = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
+        home = os.environ.get("HOME", "")
         if Path(named).is_absolute():
             return Path(named) / "oomguard"
         if Path(home).is_absolute() and not named:
@@ -119,7 +139,9 @@ def user_folder(kind: Literal["cache", "config", "state"]) -> Path:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those above it up to the home folder: one that is not there is not ours to make. Raises OSError."""
+    """Make a folder, and those above it up to the home folder: one that is not there is not ours to
+    make. Raises OSError.
+    """
     home = Path(os.environ.get("HOME") or "/")
     if folder.is_relative_to(home) and not home.is_dir():
         raise FileNotFoundError(errno.ENOENT, "the home folder is not there", str(home))
@@ -127,13 +149,16 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file for the next time, whole or not at all; do without a cache that cannot be written."""
+    """Write a file for the next time, whole or not at all; do without a cache that cannot be
+    written.
+    """
     with contextlib.suppress(OSError):
         write_whole(path, content, folder_mode=OWN_FOLDER)
 
 
 def write_whole(path: Path, content: bytes, *, folder_mode: int = 0o777) -> None:
-    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves nothing behind then.
+    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves
+    nothing behind then.
 
     The rights of a file that was there stay; ``folder_mode`` is of a folder that has to be made.
     """
@@ -158,7 +183,8 @@ def _toml(path: Path) -> dict[str, Any]:
 def read_tables(
     name: str, paths: Sequence[Path], read: Callable[[Path], dict[str, Any]] = _toml
 ) -> dict[Path, dict[str, Any]]:
-    """Read data files as tables, from the cache while none of them has changed: parsing TOML takes far longer.
+    """Read data files as tables, from the cache while none of them has changed: parsing TOML takes
+    far longer.
 
     Args:
         name: what the files are; the cache file starts with it.
@@ -168,7 +194,11 @@ def read_tables(
     kept = kept_file(f"{name}-{{}}.json", map(state_of, paths))
     with contextlib.suppress(OSError, ValueError, RecursionError):
         tables = json.loads(read_regular(kept, _MAX_KEPT_BYTES))
-        if isinstance(tables, list) and len(tables) == len(paths) and all(isinstance(one, dict) for one in tables):
+        if (
+            isinstance(tables, list)
+            and len(tables) == len(paths)
+            and all(isinstance(one, dict) for one in tables)
+        ):
             return dict(zip(paths, tables, strict=True))
     found = {path: read(path) for path in paths}
     with contextlib.suppress(TypeError):  # TOML has dates, JSON has none

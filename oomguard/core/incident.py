@@ -1,4 +1,5 @@
-"""The frozen records that travel along the flow: an incident is observed, explained, planned for and shown.
+"""The frozen records that travel along the flow: an incident is observed, explained, planned for
+and shown.
 
 Each step returns a copy with more filled in (``dataclasses.replace``); nothing is changed in place.
 """
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from oomguard.core.snapshot_records import Snapshot
 
 
-# What would decide a failure whose cause the text leaves open: one thing, and the command that shows it.
+# What would decide a failure whose cause the text leaves open: one thing, and the command that
+# shows it.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,7 +82,9 @@ _START_CHECK: Final = "startup_free_memory_below_utilization"  # before the firs
 
 
 class Effect(enum.IntEnum):
-    """What a patch costs the user, in rising order; ``str`` gives the form of the command line and JSON."""
+    """What a patch costs the user, in rising order; ``str`` gives the form of the command line and
+    JSON.
+    """
 
     OUTPUT_PRESERVING = 1
     REDUCES_CAPACITY = 2
@@ -97,7 +101,9 @@ class Effect(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Location(Record):
-    """Where an incident starts: 1-based line, 0-based byte, and the process that the line's prefix names."""
+    """Where an incident starts: 1-based line, 0-based byte, and the process that the line's prefix
+    names.
+    """
 
     line: int | None = None
     byte: int | None = None
@@ -106,19 +112,25 @@ class Location(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Evidence(Record):
-    """A line as it was printed; ``line`` is its number, None for a fact that was read from no line."""
+    """A line as it was printed; ``line`` is its number, None for a fact that was read
+    from no line.
+    """
 
     text: str
     line: int | None = None
 
     def __str__(self) -> str:
         text = shown(self.text)
-        return text if self.line is None else f"line {self.line}: {text}"
+        if self.line is None:
+            return text
+        return f"line {self.line}: {text}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SettingInForce(Record):
-    """One setting of the failed run; ``set_by_user`` is None if nothing tells a default from a choice."""
+    """One setting of the failed run; ``set_by_user`` is None if nothing tells a default from a
+    choice.
+    """
 
     name: str
     value: FactValue | None
@@ -128,7 +140,9 @@ class SettingInForce(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cause(Record):
-    """Why memory ran out, by one rule; ``confidence`` is 0 to 1, ``confirm`` says how a person can check it."""
+    """Why memory ran out, by one rule; ``confidence`` is 0 to 1, ``confirm`` says how a person can
+    check it.
+    """
 
     id: str
     rule: str
@@ -141,10 +155,13 @@ class Cause(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Patch(Record):
-    """One setting, old to new. ``new`` is None if it could not be solved; ``reason`` then names what is missing.
+    """One setting, old to new. ``new`` is None if it could not be solved; ``reason`` then names
+    what is missing.
 
-    ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one ``group`` are applied
-    together: none of them is enough alone. ``predicts`` maps facts to the values that the next attempt should measure.
+    ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one
+    ``group`` are applied
+    together: none of them is enough alone. ``predicts`` maps facts to the values that the next
+        attempt should measure.
     """
 
     setting: str
@@ -177,7 +194,8 @@ class Action(Record):
         title: what to do, in one line.
         direction: ``up``, ``down``, ``on``, ``off``, or None if the action has none.
         old: the setting's present value, None if it is not known.
-        new: the value to set, None if it could not be computed; ``why`` then says which number is missing.
+        new: the value to set, None if it could not be computed; ``why`` then says which number is
+            missing.
         effect: what it costs the user, None for an action outside.
         applicability: ``automatic``, ``needs-permission``, ``needs-value`` or ``manual``.
         command: what to paste, None if nothing can be pasted.
@@ -226,7 +244,8 @@ class BudgetPart(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Budget(Record):
-    """Where the device's bytes went, as far as is known: parts that do not overlap and that the device can hold.
+    """Where the device's bytes went, as far as is known: parts that do not overlap and that the
+    device can hold.
 
     ``conflict`` names printed numbers that contradict each other; their parts are left out.
     """
@@ -238,12 +257,14 @@ class Budget(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Incident(Record):
-    """One memory failure: what was printed, and, once diagnosed and planned, why it happened and what to do.
+    """One memory failure: what was printed, and, once diagnosed and planned, why it happened and
+    what to do.
 
-    ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was left alone.
-    ``start`` counts the engine's starts within one input, ``also_in`` names the other processes that printed the same
-    failure, ``wrappers`` are the lines of parents that only passed it on. ``certainty_ratio`` is how sure it is that a message
-    of a new wording tells a failure; None: its wording is known. ``missing`` is what would decide an unknown cause.
+    ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was
+    left alone. ``start`` counts the engine's starts within one input, ``also_in`` names the other
+    processes that printed the same failure, ``wrappers`` are the lines of parents that only passed
+    it on. ``certainty_ratio`` is how sure it is that a message of a new wording tells a failure;
+    None: its wording is known. ``missing`` is what would decide an unknown cause.
     """
 
     kind: str
@@ -277,7 +298,11 @@ class Incident(Record):
     @property
     def is_at_start(self) -> bool:
         """Whether it failed while an engine started."""
-        return self.phase in _STARTING or self.kind == _START_CHECK or self.kind.endswith("_warmup_oom")
+        return (
+            self.phase in _STARTING
+            or self.kind == _START_CHECK
+            or self.kind.endswith("_warmup_oom")
+        )
 
     @property
     def headline(self) -> str:
@@ -285,21 +310,29 @@ class Incident(Record):
         return headline(self.kind, self.facts)
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric fact, in the unit of its name; None if unknown (unknown is never zero)."""
+        """Return the value of a numeric fact, in the unit of its name; None if unknown (unknown is
+        never zero).
+        """
         return number_of(self.facts, name)
 
     def slack(self, name: str) -> float:
-        """Return half of the last printed digit of a fact, in its own unit; 0 if it is exact or unknown."""
+        """Return half of the last printed digit of a fact, in its own unit; 0 if it is exact or
+        unknown.
+        """
         fact = self.facts.get(name)
-        return fact.slack if fact else 0.0
+        if fact:
+            return fact.slack
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Attempt(Record):
-    """One run under one group of settings: ``settings`` is all that oomguard changed so far, ``patches`` what is new.
+    """One run under one group of settings: ``settings`` is all that oomguard changed so far,
+    ``patches`` what is new.
 
-    ``measured`` maps facts to what this attempt showed. ``exit_status`` is None for a call inside the process, whose
-    failure is ``error`` ("" for success). ``ranks`` tells how each rank of a job ended it; None where no others were met.
+    ``measured`` maps facts to what this attempt showed. ``exit_status`` is None for a call inside
+    the process, whose failure is ``error`` ("" for success). ``ranks`` tells how each rank of a job
+    ended it; None where no others were met.
     """
 
     number: int
@@ -320,7 +353,9 @@ class Attempt(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineStart(Record):
-    """What one engine start printed of itself, failed or not: version, settings, and where the bytes went."""
+    """What one engine start printed of itself, failed or not: version, settings, and where the
+    bytes went.
+    """
 
     number: int
     framework: str = "unknown"
@@ -338,7 +373,9 @@ EMPTY: Final = "empty"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Record):
-    """All that was found in one input, in the order of time; ``source`` is the path as given, ``snapshot`` what a memory snapshot holds."""
+    """All that was found in one input, in the order of time; ``source`` is the path as given,
+    ``snapshot`` what a memory snapshot holds.
+    """
 
     source: str
     incidents: tuple[Incident, ...] = ()
@@ -347,7 +384,9 @@ class Diagnosis(Record):
     snapshot: Snapshot | None = None
 
     def _repr_html_(self) -> str:
-        """Return the diagnosis for a notebook's cell; a record knows no drawing, and asks the package's public face (records.py)."""
+        """Return the diagnosis for a notebook's cell; a record knows no drawing, and asks the
+        package's public face (records.py).
+        """
         import oomguard
 
         return str(oomguard.notebook_html(self))
@@ -355,17 +394,25 @@ class Diagnosis(Record):
     @property
     def without_failure(self) -> str:
         """What to say of an input in which nothing failed."""
-        return EMPTY if EMPTY in self.notes else "no memory failure found"
+        if EMPTY in self.notes:
+            return EMPTY
+        return "no memory failure found"
 
     @property
     def verdict(self) -> str:
         """``oom`` when any incident is one, else ``no_oom``."""
-        return "oom" if any(incident.is_oom for incident in self.incidents) else "no_oom"
+        if any(incident.is_oom for incident in self.incidents):
+            return "oom"
+        return "no_oom"
 
     @property
     def first_cause(self) -> Incident | None:
-        """The incident to act on: the first in time that is an out-of-memory, else the first of all, else None."""
+        """The incident to act on: the first in time that is an out-of-memory, else the first of
+        all, else None.
+        """
         for incident in self.incidents:
             if incident.is_oom:
                 return incident
-        return self.incidents[0] if self.incidents else None
+        if self.incidents:
+            return self.incidents[0]
+        return None

@@ -1,8 +1,10 @@
-"""Name the command that installs a missing extra or a newer oomguard from where the user got this one.
+"""Name the command that installs a missing extra or a newer oomguard from where the user got this
+one.
 
-oomguard is not on a package index, and whoever registers its name there would run code on the user's machine. So no command of ours
-asks an index for ``oomguard``: it names the clone, the wheel file or the repository that pip recorded at installation (PEP 610), and
-otherwise the extra's own packages.
+oomguard is not on a package index, and whoever registers its name there would run code on the
+user's machine. So no command of ours asks an index for ``oomguard``: it names the clone, the wheel
+file or the repository that pip recorded at installation (PEP 610), and otherwise the extra's own
+packages.
 """
 
 from __future__ import annotations
@@ -59,22 +61,32 @@ class _Source(NamedTuple):
 
     def argument(self, extra: str = "") -> str:
         """Return what ``pip install`` takes for it, with an extra if one is named."""
-        extras = f"[{extra}]" if extra else ""
+        if extra:
+            extras = f"[{extra}]"
+        else:
+            extras = ""
         if not self.is_path:
             return f"'{_DISTRIBUTION}{extras} @ {self.place}'"
-        option = "-e " if self.is_editable else ""
+        if self.is_editable:
+            option = "-e "
+        else:
+            option = ""
         return f"{option}'{self.place}{extras}'"
 
 
 def _recorded_source() -> _Source | None:
-    """Return the source that pip recorded, None if it recorded none or the path no longer exists."""
+    """Return the source that pip recorded, None if it recorded none or the path no
+    longer exists.
+    """
     record = _direct_url()
     url = str(record.get("url", ""))
     parts = urlsplit(url)
     if "vcs_info" in record:
         return _Source(f"{record['vcs_info'].get('vcs', 'git')}+{url}", is_path=False)
     if parts.scheme != "file":
-        return _Source(url, is_path=False) if url else None
+        if url:
+            return _Source(url, is_path=False)
+        return None
     path = unquote(parts.path)
     if not Path(path).exists():
         return None
@@ -90,7 +102,9 @@ def _direct_url() -> dict[str, Any]:
         record = json.loads(text or "{}")
     except (metadata.PackageNotFoundError, OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if isinstance(record, dict):
+        return record
+    return {}
 
 
 def _install_packages(extra: str) -> str:

@@ -1,4 +1,6 @@
-"""The kinds of memory failure and the sentence that tells each: one row a kind, in the order of the JSON contract."""
+"""The kinds of memory failure and the sentence that tells each: one row a kind, in the order of the
+JSON contract.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from oomguard.core.text import first_known
 # What an allocator prints, most telling first: asked for beside free, beside in use, alone.
 _ALLOCATION: Final = (
     "{tried_bytes:GiB} asked for, {device_free_bytes:GiB} of {device_total_bytes:GiB} free",
-    "{tried_bytes:GiB} asked for, {process_in_use_bytes|allocated_bytes:GiB} of {device_total_bytes:GiB} in use",
+    (
+        "{tried_bytes:GiB} asked for, {process_in_use_bytes|allocated_bytes:GiB} of "
+        "{device_total_bytes:GiB} in use"
+    ),
     "{tried_bytes:GiB} asked for, {device_free_bytes:GiB} free",
     "{tried_bytes:GiB} asked for",
     "the process holds {process_in_use_bytes:GiB}",
@@ -22,8 +27,8 @@ def _allocator(what: str) -> tuple[str, ...]:
     return (*(f"{what}: {figures}" for figures in _ALLOCATION), what)
 
 
-# Kind -> templates. The first one whose facts are all known is used; the last of each kind needs none, and a
-# kind without any is told by its name.
+# Kind -> templates. The first one whose facts are all known is used; the last of each kind needs
+# none, and a kind without any is told by its name.
 _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "cuda_oom": _allocator("CUDA out of memory"),
     "hip_oom": _allocator("HIP out of memory"),
@@ -34,17 +39,29 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "cublas_alloc": _allocator("cuBLAS could not get memory for its handle or workspace"),
     "nccl_oom": _allocator("NCCL could not get memory"),
     "kv_cache_none_left": (
-        "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} at utilization {gpu_memory_utilization_ratio}",
+        (
+            "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} at utilization "
+            "{gpu_memory_utilization_ratio}"
+        ),
         "No memory is left for the KV cache: {kv_cache_available_bytes:GiB}",
         "No memory is left for the KV cache",
     ),
     "kv_cache_too_small_for_max_len": (
-        "One request needs {kv_cache_needed_bytes:GiB} of KV cache, {kv_cache_pool_bytes|kv_cache_available_bytes:GiB} is there",
-        "One request does not fit in the KV cache: {max_model_len_tokens} tokens wanted, {kv_cache_capacity_tokens} fit",
+        (
+            "One request needs {kv_cache_needed_bytes:GiB} of KV cache, "
+            "{kv_cache_pool_bytes|kv_cache_available_bytes:GiB} is there"
+        ),
+        (
+            "One request does not fit in the KV cache: {max_model_len_tokens} tokens wanted, "
+            "{kv_cache_capacity_tokens} fit"
+        ),
         "One request of the full length does not fit in the KV cache",
     ),
     "startup_free_memory_below_utilization": (
-        "vLLM wants {desired_bytes:GiB} at start-up, {device_free_bytes:GiB} of {device_total_bytes:GiB} is free",
+        (
+            "vLLM wants {desired_bytes:GiB} at start-up, {device_free_bytes:GiB} of "
+            "{device_total_bytes:GiB} is free"
+        ),
         "vLLM wants more memory at start-up than is free",
     ),
     "sampler_warmup_oom": (
@@ -57,13 +74,27 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "cudagraph_capture_oom": _allocator("Memory ran out while capturing CUDA graphs"),
     "memory_profiling_changed": (
-        "Free memory changed while vLLM was measuring: {initial_free_bytes:GiB} before, {current_free_bytes:GiB} after",
+        (
+            "Free memory changed while vLLM was measuring: {initial_free_bytes:GiB} before, "
+            "{current_free_bytes:GiB} after"
+        ),
         "Free memory changed while vLLM was measuring",
     ),
     "cpu_node_memory": (
-        "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} of the {desired_bytes:GiB} that the utilization allows",
-        "vLLM wants {desired_bytes:GiB} of the node's memory at start-up, {device_free_bytes:GiB} of {device_total_bytes:GiB} is free",
-        "A KV cache of {kv_cache_requested_bytes:GiB} was asked for, {device_free_bytes:GiB} of {device_total_bytes:GiB} is free",
+        (
+            "No memory is left for the KV cache: {kv_cache_available_bytes:GiB} of the "
+            "{desired_bytes:GiB} that the utilization allows"
+        ),
+        (
+            "vLLM wants {desired_bytes:GiB} of the node's memory at start-up, "
+            "{device_free_bytes:GiB} "
+            "of {device_total_bytes:GiB} is free"
+        ),
+        (
+            "A KV cache of {kv_cache_requested_bytes:GiB} was asked for, "
+            "{device_free_bytes:GiB} of "
+            "{device_total_bytes:GiB} is free"
+        ),
         "The node's memory is too small for what vLLM asks for",
     ),
     "mamba_cache_blocks": (
@@ -72,13 +103,19 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "encoder_budget": ("One item needs more encoder tokens than the budget allows",),
     "kv_slots_exhausted": (
-        "Too few places in the table of requests: {request_slots_needed} asked for, {request_slots_free} free",
+        (
+            "Too few places in the table of requests: {request_slots_needed} asked for, "
+            "{request_slots_free} free"
+        ),
         "No KV cache slot is left for a request",
     ),
     "llamacpp_oom": (*_allocator("{framework} ran out of memory"), "llama.cpp ran out of memory"),
     "host_oom": (
         "Host memory ran out: {host_used_bytes:GiB} of {host_total_bytes:GiB} in use",
-        "Host memory ran out: {host_victim} had {host_victim_bytes:GiB}, the limit was {host_limit_bytes:GiB}",
+        (
+            "Host memory ran out: {host_victim} had {host_victim_bytes:GiB}, the limit was "
+            "{host_limit_bytes:GiB}"
+        ),
         "Host memory ran out: the limit was {host_limit_bytes:GiB}",
         "Too little host memory: {tried_bytes:GiB} asked for, {host_available_bytes:GiB} available",
         "Host memory ran out: {tried_bytes:GiB} asked for",
@@ -94,7 +131,8 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "other": (),
 }
 KINDS: Final = tuple(_HEADLINES)
-# Free memory rose, a token budget is too small, no cause in the text: reported, and no process ran out of memory.
+# Free memory rose, a token budget is too small, no cause in the text: reported, and no process ran
+# out of memory.
 NOT_OOM_KINDS: Final = frozenset({"memory_profiling_changed", "encoder_budget", "engine_dead"})
 # Of those the ones that a change of settings cures all the same.
 CURABLE_KINDS: Final = frozenset(KINDS) - NOT_OOM_KINDS | {"encoder_budget"}

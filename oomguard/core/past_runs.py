@@ -1,4 +1,6 @@
-"""Runs of the past, as frozen records: what was run, what failed, what was changed, predicted beside measured."""
+"""Runs of the past, as frozen records: what was run, what failed, what was changed, predicted
+beside measured.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ STOPPED: Final = "stopped"
 NOT_ENDED: Final = "not ended"
 RESULTS: Final = (RAN, REPAIRED, FAILED, STOPPED, NOT_ENDED)
 # What a shell says of a command that its user ended.
-STOP_STATUSES: Final = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+STOP_STATUSES: Final = tuple(
+    128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,13 +32,16 @@ class PastAttempt(Record):
     """One attempt as it is remembered; times are Unix seconds.
 
     Attributes:
-        attempt: what was changed and what came of it. Of a list of runs its incident has kind and cause only.
+        attempt: what was changed and what came of it. Of a list of runs its incident has kind and
+            cause only.
         command: what was started, secrets masked.
         began_at: when it began.
         ended_at: when it ended; None while it runs, and where the run was killed.
         predicted: facts and what the changes were predicted to make of them.
-        why: why it failed, in the run's own words, where its status and incident tell less; empty: as they tell.
-        is_followed: whether another attempt came after it: then it failed, whatever its status, as one that hung and was ended.
+        why: why it failed, in the run's own words, where its status and incident tell less; empty:
+            as they tell.
+        is_followed: whether another attempt came after it: then it failed, whatever its status, as
+            one that hung and was ended.
     """
 
     attempt: Attempt
@@ -54,7 +61,9 @@ class PastAttempt(Record):
             return FAILED
         if self.attempt.succeeded:
             return RAN
-        return STOPPED if self.attempt.incident is None and self.attempt.exit_status in STOP_STATUSES else FAILED
+        if self.attempt.incident is None and self.attempt.exit_status in STOP_STATUSES:
+            return STOPPED
+        return FAILED
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,12 +107,16 @@ class PastRun(Record):
     def seconds(self) -> float | None:
         """How long it took; None where its end is not known."""
         ended_at = self.attempts[-1].ended_at
-        return None if ended_at is None else max(0.0, ended_at - self.began_at)
+        if ended_at is None:
+            return None
+        return max(0.0, ended_at - self.began_at)
 
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """What its attempts failed of."""
-        return tuple(past.attempt.incident for past in self.attempts if past.attempt.incident is not None)
+        return tuple(
+            past.attempt.incident for past in self.attempts if past.attempt.incident is not None
+        )
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -114,12 +127,15 @@ class PastRun(Record):
     def result(self) -> str:
         """How it ended, one of ``RESULTS``."""
         result = self.attempts[-1].result
-        return REPAIRED if result in {RAN, STOPPED} and len(self.attempts) > 1 else result
+        if result in {RAN, STOPPED} and len(self.attempts) > 1:
+            return REPAIRED
+        return result
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KnownSettings(Record):
-    """Settings under which a model ran on a device, by all who wrote the journal; times are Unix seconds.
+    """Settings under which a model ran on a device, by all who wrote the journal; times are Unix
+    seconds.
 
     Attributes:
         model: as the engine printed it, masked; None where it did not.
@@ -129,7 +145,8 @@ class KnownSettings(Record):
         settings: what was changed, by setting; empty: it ran as given.
         held: how often it ran so.
         failed: how often it failed so, of memory.
-        measured_by: user, host, and how many attempts were theirs, most first; None where it was not recorded.
+        measured_by: user, host, and how many attempts were theirs, most first; None where it was
+            not recorded.
         first_at: when it was first measured.
         last_at: when it was last measured.
     """

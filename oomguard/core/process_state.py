@@ -1,4 +1,6 @@
-"""Which process a user takes for oomguard: under ``oomguard run`` it is the supervisor, and not the process that asks."""
+"""Which process a user takes for oomguard: under ``oomguard run`` it is the supervisor, and not the
+process that asks.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,16 @@ import os
 import signal
 from typing import Final
 
-# The exit status of a command in words: above 128 a shell, a container and systemd mean the signal that ended it.
+# The exit status of a command in words: above 128 a shell, a container and systemd mean the signal
+# that ended it.
 
 _OF_SIGNALS: Final = 128
 
 
 def status_in_words(status: int) -> str:
-    """Return "exit status 3", or "exit status 137, signal 9 (KILL)" where a signal ended the command."""
+    """Return "exit status 3", or "exit status 137, signal 9 (KILL)" where a signal ended the
+    command.
+    """
     try:
         name = signal.Signals(status - _OF_SIGNALS).name.removeprefix("SIG")
     except ValueError:
@@ -25,7 +30,9 @@ _pid: Final[list[int]] = []
 
 def pid_of_run() -> int:
     """Return the process that a user would look for, or end."""
-    return _pid[-1] if _pid else os.getpid()
+    if _pid:
+        return _pid[-1]
+    return os.getpid()
 
 
 def set_pid_of_run(pid: int) -> None:

@@ -1,14 +1,17 @@
-"""What the records that users hold share: they show themselves without secrets, prompts and home folders.
+"""What the records that users hold share: they show themselves without secrets, prompts and home
+folders.
 
-A record knows no masking: it asks the package's public face, above every room, which knows who draws. So do only records, and a
-test holds that none imports a room above.
+A record knows no masking: it asks the package's public face, above every room, which knows who
+draws. So do only records, and a test holds that none imports a room above.
 """
 
 from __future__ import annotations
 
 
 class Record:
-    """Base of the frozen records; ``repr`` and ``str`` are masked, also of a record within a list (``@dataclass(repr=False)``)."""
+    """Base of the frozen records; ``repr`` and ``str`` are masked, also of a record within a list
+    (``@dataclass(repr=False)``).
+    """
 
     __slots__ = ()
 

@@ -1,4 +1,5 @@
-"""A setting's surfaces: the flag, keyword argument, config key and default of each engine, from the engine's own data file.
+"""A setting's surfaces: the flag, keyword argument, config key and default of each engine, from the
+engine's own data file.
 
 An engine is known by its file, engines/<folder>/settings.toml: nothing else has to name it here.
 """
@@ -53,10 +54,13 @@ class Surface:
         many: whether the flag takes all words up to the next flag.
         inside: flags of objects that hold it too, each with the key that it has there.
         automatic: texts by which the engine is told to find the value itself.
-        variables: variables of the environment that set it over the flag, each a row of ``name``, ``unit_bytes`` and ``where``.
+        variables: variables of the environment that set it over the flag, each a row of ``name``,
+            ``unit_bytes`` and ``where``.
         suffixes: what a number may end with in the engine's flags, and the factor.
-        defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it holds.
-        versions: the engine's versions that spell it so (PEP 440), None for all that ``others`` leave; the rest has none of it.
+        defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it
+            holds.
+        versions: the engine's versions that spell it so (PEP 440), None for all that ``others``
+            leave; the rest has none of it.
         others: how it is spelled in other versions.
     """
 
@@ -77,26 +81,39 @@ class Surface:
     @property
     def off_flag(self) -> str | None:
         """The flag that switches a yes/no setting off, None where there is no flag."""
-        return f"--{_OFF}{self.flags[0].removeprefix('--')}" if self.flags else None
+        if self.flags:
+            return f"--{_OFF}{self.flags[0].removeprefix('--')}"
+        return None
 
     def in_version(self, version: str | None) -> Surface:
-        """Return how a version spells the setting, empty where it has none; the newest spelling where the version is not known."""
+        """Return how a version spells the setting, empty where it has none; the newest spelling
+        where the version is not known.
+        """
         other = next((own for own in self.others if _holds(own.versions or "", version)), None)
         if other is not None or self.versions is None or version is None:
             return other or self
-        return self if _holds(self.versions, version) else Surface()
+        if _holds(self.versions, version):
+            return self
+        return Surface()
 
     def own(self, value: FactValue) -> FactValue:
         """Return one of our values in the engine's unit."""
         if self.unit_bytes == 1 or isinstance(value, str):
             return value
         size = value / self.unit_bytes
-        return int(size) if size == int(size) else size
+        if size == int(size):
+            return int(size)
+        return size
 
     def ours(self, name: str, text: str) -> FactValue:
-        """Read the text of the engine's flag in our unit; raise SettingError where it is not a value."""
+        """Read the text of the engine's flag in our unit; raise SettingError where it is not a
+        value.
+        """
         if self.unit_bytes == 1:
-            number = suffixed(text.strip(), self.suffixes) if SETTINGS[name].type == "int" else None
+            if SETTINGS[name].type == "int":
+                number = suffixed(text.strip(), self.suffixes)
+            else:
+                number = None
             return parse_value(name, text if number is None else str(number))
         try:
             return round(float(text) * self.unit_bytes)
@@ -107,12 +124,17 @@ class Surface:
 def suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
     """Return a number like ``32k`` by an engine's suffixes, None for any other text."""
     found = _SUFFIXED.fullmatch(text)
-    factor = suffixes.get(found.group(2)) if found else None
+    if found:
+        factor = suffixes.get(found.group(2))
+    else:
+        factor = None
     if found is None or factor is None:
         return None
     number = found.group(1)
     if "." in number:  # a factor of two takes whole numbers only
-        return int(float(number) * factor) if factor % 10 == 0 else None
+        if factor % 10 == 0:
+            return int(float(number) * factor)
+        return None
     return int(number) * factor
 
 
@@ -135,31 +157,47 @@ class Grammar:
 
 @functools.cache
 def grammar(engine: str) -> Grammar:
-    """Return how an engine's command line is written; the plain one for an engine whose file says nothing of it."""
+    """Return how an engine's command line is written; the plain one for an engine whose file says
+    nothing of it.
+    """
     row = _tables().get(engine, {}).get("grammar", {})
     return Grammar(
-        row.get("abbreviations", False), tuple(row.get("whole", ())), row.get("dotted", False), row.get("suffixes", {})
+        row.get("abbreviations", False),
+        tuple(row.get("whole", ())),
+        row.get("dotted", False),
+        row.get("suffixes", {}),
     )
 
 
 @functools.cache
 def _tables() -> Mapping[str, dict[str, Any]]:
-    """Return each engine's data file by the engine's name; vLLM's first, since an unknown engine is spelled as vLLM."""
-    files = sorted(_FOLDER.glob("*/settings.toml"), key=lambda path: (path.parent.name != "vllm", path.parent.name))
+    """Return each engine's data file by the engine's name; vLLM's first, since an unknown engine is
+    spelled as vLLM.
+    """
+    files = sorted(
+        _FOLDER.glob("*/settings.toml"),
+        key=lambda path: (path.parent.name != "vllm", path.parent.name),
+    )
     return {table["engine"]: table for table in read_tables("surfaces", files).values()}
 
 
 def table_of(engine: str, name: str) -> Mapping[str, Any]:
-    """Return a table of an engine's data file that is not a setting; empty where the file lacks it."""
+    """Return a table of an engine's data file that is not a setting; empty where the
+    file lacks it.
+    """
     table: Mapping[str, Any] = _tables().get(engine, {}).get(name, {})
     return table
 
 
 @functools.cache
 def left_alone() -> frozenset[str]:
-    """Return the arguments of engines that nothing here changes, by the names that their data files give them."""
+    """Return the arguments of engines that nothing here changes, by the names that their data files
+    give them.
+    """
     files = sorted(_FOLDER.glob("*/arguments.toml"))
-    return frozenset(name for table in read_tables("arguments", files).values() for name in table["left_alone"])
+    return frozenset(
+        name for table in read_tables("arguments", files).values() for name in table["left_alone"]
+    )
 
 
 def engines() -> tuple[str, ...]:
@@ -169,7 +207,9 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def surfaces(engine: str) -> Mapping[str, Surface]:
-    """Return an engine's surfaces by setting, in the order of its file; empty for an engine without one."""
+    """Return an engine's surfaces by setting, in the order of its file; empty for an engine without
+    one.
+    """
     found = {}
     for name, row in _tables().get(engine, {}).get("settings", {}).items():
         if name not in SETTINGS:
@@ -177,7 +217,9 @@ def surfaces(engine: str) -> Mapping[str, Surface]:
         if "as_in" in row:
             found[name] = surfaces(row["as_in"])[name]
             continue
-        found[name] = _read({"suffixes": grammar(engine).suffixes, **row}, f"engines/{engine}: {name}")
+        found[name] = _read(
+            {"suffixes": grammar(engine).suffixes, **row}, f"engines/{engine}: {name}"
+        )
     return MappingProxyType(found)
 
 
@@ -185,7 +227,8 @@ def _read(row: Mapping[str, Any], where: str) -> Surface:
     """Return a row of a data file as a surface; raise SettingError for a key that nothing reads."""
     if unknown := set(row) - _KEYS - {"suffixes"}:
         raise SettingError(
-            f"{where}: unknown key {', '.join(sorted(unknown))}", hint=f"known: {', '.join(sorted(_KEYS))}"
+            f"{where}: unknown key {', '.join(sorted(unknown))}",
+            hint=f"known: {', '.join(sorted(_KEYS))}",
         )
     kept = {key: row[key] for key in ("unit_bytes", "many", "automatic", "suffixes") if key in row}
     return Surface(
@@ -208,21 +251,28 @@ def _read(row: Mapping[str, Any], where: str) -> Surface:
 def surface(name: str, engine: str, version: str | None = None) -> Surface:
     """Return how a version of an engine spells a setting.
 
-    For an engine without a data file the first engine that has the setting counts; an engine that has a file and
-    lacks the setting has no surface for it.
+    For an engine without a data file the first engine that has the setting counts; an engine that
+    has a file and lacks the setting has no surface for it.
     """
     if engine in _tables():
         return surfaces(engine).get(name, Surface()).in_version(version)
-    return next((surfaces(known)[name] for known in engines() if name in surfaces(known)), Surface())
+    return next(
+        (surfaces(known)[name] for known in engines() if name in surfaces(known)), Surface()
+    )
 
 
 def is_foreign(name: str, engine: str) -> bool:
-    """Return whether an engine whose settings are known lacks this one; a variable that every engine reads is never foreign."""
+    """Return whether an engine whose settings are known lacks this one; a variable that every
+    engine reads is never foreign.
+    """
     return engine in _tables() and name not in surfaces(engine) and SETTINGS[name].env is None
 
 
-def default_value(name: str, engine: str, version: str | None, *, device_size: str | None = None) -> FactValue | None:
-    """Return the engine's default in a version, None where the file has none or it depends on what is not given.
+def default_value(
+    name: str, engine: str, version: str | None, *, device_size: str | None = None
+) -> FactValue | None:
+    """Return the engine's default in a version, None where the file has none or it depends on what
+    is not given.
 
     Args:
         name: canonical name of the setting.
@@ -230,7 +280,10 @@ def default_value(name: str, engine: str, version: str | None, *, device_size: s
         version: the engine's version, as printed.
         device_size: ``small``, ``large``, ``huge`` or ``cpu``, for defaults that depend on it.
     """
-    rows = surfaces(engine)[name].defaults if name in surfaces(engine) else ()
+    if name in surfaces(engine):
+        rows = surfaces(engine)[name].defaults
+    else:
+        rows = ()
     for row in rows:
         if "device_size" in row and row["device_size"] != device_size:
             continue
@@ -246,24 +299,34 @@ def _holds(versions: str, version: str | None) -> bool:
     from packaging.version import InvalidVersion, Version
 
     try:
-        return version is not None and SpecifierSet(versions).contains(Version(version).base_version, prereleases=True)
+        return version is not None and SpecifierSet(versions).contains(
+            Version(version).base_version, prereleases=True
+        )
     except InvalidVersion:
         return False
 
 
 def device_size(engine: str, total_bytes: int, name: str | None, version: str | None = None) -> str:
-    """Return how a version's defaults class a device: ``small``, ``large`` or ``huge``, by its bytes and its name."""
+    """Return how a version's defaults class a device: ``small``, ``large`` or ``huge``, by its
+    bytes and its name.
+    """
     known = _tables()[engine]["device_size"]
     by_name = version is None or _holds(known["small_versions"], version)
     if by_name and name is not None and any(word in name.lower() for word in known["small_names"]):
         return "small"
     if total_bytes >= known["huge_bytes"]:
         return "huge"
-    return "large" if total_bytes >= known["large_bytes"] else "small"
+    if total_bytes >= known["large_bytes"]:
+        return "large"
+    return "small"
 
 
-def flag_words(name: str, value: FactValue | None, engine: str, version: str | None = None) -> list[str] | None:
-    """Return the setting as words of a command line, None where the engine has no flag for it or no value is known."""
+def flag_words(
+    name: str, value: FactValue | None, engine: str, version: str | None = None
+) -> list[str] | None:
+    """Return the setting as words of a command line, None where the engine has no flag for it or no
+    value is known.
+    """
     own = surface(name, engine, version)
     if own.off_flag is None or value is None:
         return None
@@ -273,28 +336,43 @@ def flag_words(name: str, value: FactValue | None, engine: str, version: str | N
 
 
 def _text(value: FactValue) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
 
 
-def as_flag(name: str, value: FactValue | None, engine: str, version: str | None = None) -> str | None:
+def as_flag(
+    name: str, value: FactValue | None, engine: str, version: str | None = None
+) -> str | None:
     """Return the setting as a flag to paste into a shell, None where the engine has none."""
     words = flag_words(name, value, engine, version)
-    return None if words is None else shlex.join(words)
+    if words is None:
+        return None
+    return shlex.join(words)
 
 
-def as_kwarg(name: str, value: FactValue | None, engine: str, version: str | None = None) -> str | None:
+def as_kwarg(
+    name: str, value: FactValue | None, engine: str, version: str | None = None
+) -> str | None:
     """Return the setting as a keyword argument, None where the engine has none."""
     own = surface(name, engine, version)
-    return None if own.kwarg is None or value is None else f"{own.kwarg}={own.own(value)!r}"
+    if own.kwarg is None or value is None:
+        return None
+    return f"{own.kwarg}={own.own(value)!r}"
 
 
 def as_env(name: str, value: FactValue | None, variable: str | None = None) -> str | None:
-    """Return the setting as an environment variable, None if no variable sets it; ``variable`` is the name to use if it has several."""
+    """Return the setting as an environment variable, None if no variable sets it; ``variable`` is
+    the name to use if it has several.
+    """
     env = variable or SETTINGS[name].env
-    return None if env is None or value is None else f"{env}={shlex.quote(str(value))}"
+    if env is None or value is None:
+        return None
+    return f"{env}={shlex.quote(str(value))}"
 
 
-# ``SETTING=VALUE`` as a user writes it for ``--min`` and ``--set``: numbers as the engine's command line takes them.
+# ``SETTING=VALUE`` as a user writes it for ``--min`` and ``--set``: numbers as the engine's command
+# line takes them.
 
 
 def parse_assignment(text: str) -> tuple[str, FactValue]:
@@ -307,7 +385,9 @@ def parse_assignment(text: str) -> tuple[str, FactValue]:
 
 
 def _value(name: str, text: str) -> FactValue:
-    """Read ``8k`` as 8000 and ``8K`` as 8192, as the first engine does, where the engine's own value is in our unit."""
+    """Read ``8k`` as 8000 and ``8K`` as 8192, as the first engine does, where the engine's own
+    value is in our unit.
+    """
     number = None
     if SETTINGS[name].type == "int" and surface(name, "").unit_bytes == 1:
         number = suffixed(text, grammar(engines()[0]).suffixes)

@@ -1,6 +1,8 @@
-"""The registry of settings: every knob by its canonical name, its type, its fact, and what turning it costs.
+"""The registry of settings: every knob by its canonical name, its type, its fact, and what turning
+it costs.
 
-The rows stand in settings.toml; how each engine spells them stands in engines/<engine>/settings.toml (surfaces.py).
+The rows stand in settings.toml; how each engine spells them stands in
+engines/<engine>/settings.toml (surfaces.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Setting:
     Attributes:
         name: canonical name; its end is the unit, where the fact's does not tell it.
         type: what a value is.
-        raised: effect of a larger value, or of switching a yes/no setting on; for text, of any change.
+        raised: effect of a larger value, or of switching a yes/no setting on; for text, of any
+            change.
         lowered: effect of a smaller value, or of switching it off.
         fact: the fact that holds its value in a log, None where no log prints it.
         hard_limit: a value that the user wrote is never raised by itself.
@@ -53,7 +56,9 @@ class Setting:
     free_by: frozenset[str] = frozenset()
 
     def is_moot(self, kind: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether changing it does nothing in a failure of this kind, by what else is set."""
+        """Return whether changing it does nothing in a failure of this kind, by what
+        else is set.
+        """
         holds = any(facts[name].value is True for name in self.moot_by if name in facts)
         return holds and kind not in self.moot_but_in
 
@@ -68,10 +73,15 @@ def _read() -> Mapping[str, Setting]:
     table: dict[str, Any] = next(iter(read_tables("settings", [_FILE]).values()))
     rows = {}
     for name, row in table.items():
-        raised, lowered = (Effect.parse(row.get(way) or row["effect"]) for way in ("raised", "lowered"))
+        raised, lowered = (
+            Effect.parse(row.get(way) or row["effect"]) for way in ("raised", "lowered")
+        )
         values = {text: Effect.parse(effect) for text, effect in row.get("values", {}).items()}
-        is_hard, moot = row.get("limit") == "hard", row.get("moot", {})
-        own = Setting(name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values)
+        is_hard = row.get("limit") == "hard"
+        moot = row.get("moot", {})
+        own = Setting(
+            name, row["type"], raised, lowered, row.get("fact"), is_hard, row.get("env"), values
+        )
         rows[name] = replace(
             own,
             moot_by=frozenset(moot.get("by", ())),
@@ -84,7 +94,8 @@ def _read() -> Mapping[str, Setting]:
 SETTINGS: Final[Mapping[str, Setting]] = _read()
 # Setting -> the fact that carries its value in a log; which model runs is listed like a setting.
 SETTING_FACTS: Final = MappingProxyType(
-    {"model": "model"} | {name: knob.fact for name, knob in SETTINGS.items() if knob.fact is not None}
+    {"model": "model"}
+    | {name: knob.fact for name, knob in SETTINGS.items() if knob.fact is not None}
 )
 
 
@@ -99,13 +110,17 @@ def setting(name: str) -> Setting:
         import difflib
 
         near = difflib.get_close_matches(canonical, SETTINGS, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(SETTINGS)}"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        else:
+            hint = f"known settings: {', '.join(SETTINGS)}"
         raise SettingError(f"unknown setting: {name}", hint=hint)
     return SETTINGS[canonical]
 
 
 def parse_value(name: str, text: str) -> FactValue:
-    """Read the text of a flag, ``--set`` or ``--min`` as the setting's own type; sizes may carry a unit.
+    """Read the text of a flag, ``--set`` or ``--min`` as the setting's own type; sizes may carry a
+    unit.
 
     Raises:
         SettingError: for an unknown setting, or a text that is no value of it.
@@ -124,7 +139,9 @@ def parse_value(name: str, text: str) -> FactValue:
 
 
 def _positive(knob: Setting, value: float) -> FactValue:
-    """Return a number that a setting can have: finite and above zero (-1 stands for "fit it" in max_model_len)."""
+    """Return a number that a setting can have: finite and above zero (-1 stands for "fit it" in
+    max_model_len).
+    """
     if not math.isfinite(value) or value <= 0:
         if knob.name == "max_model_len" and value == -1:
             return value
@@ -133,9 +150,13 @@ def _positive(knob: Setting, value: float) -> FactValue:
 
 
 def effect_of(
-    name: str, old: FactValue | None, new: FactValue, facts: Mapping[str, Fact] = MappingProxyType({})
+    name: str,
+    old: FactValue | None,
+    new: FactValue,
+    facts: Mapping[str, Fact] = MappingProxyType({}),
 ) -> Effect:
-    """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts as the dearer way.
+    """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts
+    as the dearer way.
 
     ``facts``: those of the failure; where one of them says so, neither way costs anything.
     """
@@ -146,7 +167,9 @@ def effect_of(
         return knob.values[new]
     if knob.type == "str" or old is None or isinstance(old, str) or isinstance(new, str):
         return max(knob.raised, knob.lowered)
-    return knob.raised if new > old else knob.lowered
+    if new > old:
+        return knob.raised
+    return knob.lowered
 
 
 def value_in_force(
@@ -156,11 +179,14 @@ def value_in_force(
 
     Args:
         name: canonical name; also one that is no setting of the registry (``model``).
-        in_force: the settings as the command, its echo or an earlier patch has them; they come first.
+        in_force: the settings as the command, its echo or an earlier patch has them; they come
+            first.
         facts: the facts of the log, which may print the value under the fact's name.
     """
     own = in_force.get(name)
     if own is not None and own.value is not None:
         return own.value, own.source
     fact = facts.get(SETTING_FACTS.get(name, name))
-    return None if fact is None else (fact.value, fact.source)
+    if fact is None:
+        return None
+    return (fact.value, fact.source)

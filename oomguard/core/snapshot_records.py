@@ -1,4 +1,6 @@
-"""What a snapshot says, as records: devices, the segments that torch holds of them, and who allocated what is alive."""
+"""What a snapshot says, as records: devices, the segments that torch holds of them, and who
+allocated what is alive.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Frame(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LiveStack(Record):
-    """The live blocks that one stack allocated, innermost frame first; no frames: none was recorded."""
+    """The live blocks that one stack allocated, innermost frame first; no frames: none was
+    recorded.
+    """
 
     bytes: int
     blocks: int
@@ -34,7 +38,8 @@ class SegmentGroup(Record):
     """The segments of one pool, stream and kind, which alone can serve an allocation of theirs.
 
     Attributes:
-        pool: the id of a private pool (a CUDA graph's, a ``MemPool``'s); None for the pool of all others.
+        pool: the id of a private pool (a CUDA graph's, a ``MemPool``'s); None for the pool of all
+            others.
         stream: the stream's handle; 0 is the default stream.
         is_large: whether it serves allocations above 1 MiB; None where the snapshot does not say.
         is_expandable: whether the segments grow (``expandable_segments``).
@@ -57,15 +62,17 @@ class SegmentGroup(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Refusal(Record):
-    """An allocation that failed; of which blocks it could have used, None where the blocks of that moment are not known.
+    """An allocation that failed; of which blocks it could have used, None where the blocks of that
+    moment are not known.
 
     Attributes:
         tried_bytes: what it asked for, rounded up as the allocator does.
         device_free_bytes: what the driver then had free; None where it is not told.
-        free_blocks_bytes: the free blocks of the segments in which it could have been placed: its stream's, for its size, in no
-            private pool.
+        free_blocks_bytes: the free blocks of the segments in which it could have been placed: its
+            stream's, for its size, in no private pool.
         largest_free_bytes: the largest of these blocks.
-        waiting_blocks_bytes: the blocks of these segments that are freed and wait for another stream.
+        waiting_blocks_bytes: the blocks of these segments that are freed and wait for another
+            stream.
         frames: where it was asked for, innermost first.
         traceback: the same with torch's own lines, as far as they are Python.
     """
@@ -85,20 +92,24 @@ class DeviceMemory(Record):
 
     Attributes:
         reserved_bytes: all segments.
-        allocated_bytes: blocks in use by tensors, rounded up as the allocator does; ``requested_bytes`` before that.
+        allocated_bytes: blocks in use by tensors, rounded up as the allocator does;
+            ``requested_bytes`` before that.
         waiting_bytes: blocks that are freed and wait for another stream.
-        split_bytes: free blocks in segments that are partly in use, which cannot go back to the driver.
+        split_bytes: free blocks in segments that are partly in use, which cannot go back to the
+            driver.
         free_bytes: segments that are wholly free.
         largest_free_bytes: the largest free block, wherever it is.
         private_pool_bytes: blocks in use in private pools.
         refusal: the last out-of-memory event; None: there is none in the recorded history.
         refusals: how many such events there are; ``events`` counts all.
         earlier_refusals: those before the last, the first 20.
-        later_events: events after the last refusal that moved memory. They are undone: segments, blocks and stacks are those of the
-            refusal.
+        later_events: events after the last refusal that moved memory. They are undone: segments,
+            blocks and stacks are those of the refusal.
         is_later: whether they could not be undone, so that all of it is of the dump.
-        groups: the segments by what they serve, the largest first; ``other_groups`` says how many more there are.
-        stacks: who allocated what is alive, the largest first; ``other_stacks`` says how many more there are.
+        groups: the segments by what they serve, the largest first; ``other_groups`` says how many
+            more there are.
+        stacks: who allocated what is alive, the largest first; ``other_stacks`` says how many more
+            there are.
     """
 
     index: int
@@ -127,7 +138,9 @@ class DeviceMemory(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot(Record):
-    """An allocation snapshot, summed up; ``settings`` are the allocator's options as they were given, None where it is not told."""
+    """An allocation snapshot, summed up; ``settings`` are the allocator's options as they were
+    given, None where it is not told.
+    """
 
     devices: tuple[DeviceMemory, ...] = ()
     settings: str | None = None

@@ -10,8 +10,9 @@ from oomguard.core.facts import GIB, MIB, Fact, format_rounded
 
 # Terminal escapes and control characters: what a log may hold and a terminal must not get.
 
-# CSI, OSC (ended, or alone where it never ends: the text after it is kept) and two-byte escapes (ECMA-48), then every
-# other control character but tab, and the marks that turn the direction of text.
+# CSI, OSC (ended, or alone where it never ends: the text after it is kept) and two-byte escapes
+# (ECMA-48), then every other control character but tab, and the marks that turn the direction of
+# text.
 _ESCAPES: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\]|\x1b[@-_]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
@@ -19,7 +20,9 @@ _ESCAPES: Final = re.compile(
 
 
 def strip_escapes(line: str) -> str:
-    """Return the line without terminal escapes and control characters: safe to print, safe to match."""
+    """Return the line without terminal escapes and control characters: safe to print, safe to
+    match.
+    """
     return _ESCAPES.sub("", line)
 
 
@@ -45,19 +48,23 @@ _SIGNALS: Final = {
 # What may be dropped of a sentence: a part in brackets with a placeholder, the innermost first.
 _OPTIONAL: Final = re.compile(r"\[(?![^{}]*\})([^\[\]]*)\]")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
-# Sizes that are compared have one unit: MiB, if one of them is too small for GiB, unless another is larger than this.
+# Sizes that are compared have one unit: MiB, if one of them is too small for GiB, unless another is
+# larger than this.
 _SMALL_BYTES: Final = 0.1 * GIB
 _LARGE_BYTES: Final = 10 * GIB
 
 
 def render(template: str, facts: Mapping[str, Fact]) -> str:
-    """Fill a template's placeholders with the values of facts; what needs an unknown fact is left out.
+    """Fill a template's placeholders with the values of facts; what needs an unknown fact is left
+    out.
 
-    A part in brackets is left out, or a clause behind a semicolon, or else the whole sentence. Brackets may be nested.
+    A part in brackets is left out, or a clause behind a semicolon, or else the whole sentence.
+    Brackets may be nested.
 
     Args:
-        template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` bytes as a size, ``{fact:percent}`` a share,
-            ``{fact:signal}`` the signal of that number, ``{first|second}`` the first of the facts that is known.
+        template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` bytes as a size,
+            ``{fact:percent}`` a share, ``{fact:signal}`` the signal of that number,
+            ``{first|second}`` the first of the facts that is known.
         facts: the known facts, by name.
     """
     sentences = (_filled(sentence, facts) for sentence in _SENTENCE_END.split(template))
@@ -66,7 +73,9 @@ def render(template: str, facts: Mapping[str, Fact]) -> str:
 
 def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
     """Return the first template whose facts are all known, filled in; "" if there is none."""
-    return next((render(template, facts) for template in templates if _is_known(template, facts)), "")
+    return next(
+        (render(template, facts) for template in templates if _is_known(template, facts)), ""
+    )
 
 
 def without_brackets(template: str) -> str:
@@ -75,13 +84,17 @@ def without_brackets(template: str) -> str:
 
 
 def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
-    """Return a text without the brackets of its optional parts, and without the parts that are not kept."""
+    """Return a text without the brackets of its optional parts, and without the parts that are not
+    kept.
+    """
 
     def part(match: re.Match[str]) -> str:
         inner = match.group(1)
         if not PLACEHOLDER.search(inner):
             return match.group()  # brackets of another meaning: a[0], for example
-        return inner if keeps(inner) else ""
+        if keeps(inner):
+            return inner
+        return ""
 
     while (shorter := _OPTIONAL.sub(part, text)) != text:
         text = shorter
@@ -89,15 +102,23 @@ def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
 
 
 def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
-    """Return one sentence with its values, without what needs an unknown fact; empty if nothing is left."""
+    """Return one sentence with its values, without what needs an unknown fact; empty if nothing is
+    left.
+    """
     sentence = _without_optional(sentence, lambda part: _is_known(part, facts))
     first, *more = (clause.strip() for clause in sentence.rstrip().removesuffix(".").split("; "))
     if not first or not _is_known(first, facts):
         return ""
     known = "; ".join([first, *(clause for clause in more if _is_known(clause, facts))])
-    end = "." if sentence.rstrip().endswith(".") else ""
+    if sentence.rstrip().endswith("."):
+        end = "."
+    else:
+        end = ""
     in_mib = _is_in_mib(known, facts)
-    return " ".join(PLACEHOLDER.sub(lambda found: _value(found, facts, in_mib=in_mib), known).split()) + end
+    return (
+        " ".join(PLACEHOLDER.sub(lambda found: _value(found, facts, in_mib=in_mib), known).split())
+        + end
+    )
 
 
 def _fact(placeholder: re.Match[str], facts: Mapping[str, Fact]) -> Fact | None:
@@ -109,9 +130,15 @@ def _is_known(text: str, facts: Mapping[str, Fact]) -> bool:
 
 
 def _is_in_mib(text: str, facts: Mapping[str, Fact]) -> bool:
-    """Return whether the sizes of a sentence that are not large are written in MiB: one of several is too small for GiB."""
+    """Return whether the sizes of a sentence that are not large are written in MiB: one of several
+    is too small for GiB.
+    """
     found = (_fact(found, facts) for found in PLACEHOLDER.finditer(text) if found.group(2) == "GiB")
-    sizes = [abs(fact.value) for fact in found if fact is not None and not isinstance(fact.value, str) and fact.value]
+    sizes = [
+        abs(fact.value)
+        for fact in found
+        if fact is not None and not isinstance(fact.value, str) and fact.value
+    ]
     return len(sizes) > 1 and min(sizes) < _SMALL_BYTES
 
 
@@ -119,7 +146,8 @@ def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: boo
     fact = _fact(placeholder, facts)
     if fact is None:
         return ""
-    value, form = fact.value, placeholder.group(2)
+    value = fact.value
+    form = placeholder.group(2)
     if isinstance(value, (str, bool)):
         return str(value)
     if form == "GiB":
@@ -128,7 +156,9 @@ def _value(placeholder: re.Match[str], facts: Mapping[str, Fact], *, in_mib: boo
         return f"{100 * value:.1f} %"
     if form == "signal":
         return _SIGNALS.get(int(value), f"signal {value:.0f}")
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def _size(value: float, slack: float, *, in_mib: bool) -> str:

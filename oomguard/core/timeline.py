@@ -1,4 +1,6 @@
-"""What a watch saw, as frozen records: counters before, at most and after, calls, samples and marks in the order of time."""
+"""What a watch saw, as frozen records: counters before, at most and after, calls, samples and marks
+in the order of time.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,14 @@ class MemoryUse(Record):
     """What one counter of one device showed before, at most during, and after; None: unknown.
 
     Attributes:
-        device: ``cuda:0``, ``GPU 0`` by NVML's number where torch does not work on it, ``simulated``, or ``host``.
-        what: ``allocated`` and ``reserved`` are torch's; ``this process``, ``other processes`` and ``in use`` (by all of them)
-            are NVML's; ``resident`` is this process's memory on the host.
+        device: ``cuda:0``, ``GPU 0`` by NVML's number where torch does not work on it,
+            ``simulated``, or ``host``.
+        what: ``allocated`` and ``reserved`` are torch's; ``this process``, ``other processes`` and
+            ``in use`` (by all of them) are NVML's; ``resident`` is this process's memory on the
+            host.
         limit_bytes: what the device has.
-        sampled: whether the peak is the largest of samples; a shorter one between two of them is not in it.
+        sampled: whether the peak is the largest of samples; a shorter one between two of them is
+            not in it.
     """
 
     device: str
@@ -51,7 +56,9 @@ class MemoryUse(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TimedAttempt(Record):
-    """An attempt of a guard inside a call, with when it began and ended in seconds since the watch began."""
+    """An attempt of a guard inside a call, with when it began and ended in seconds since the watch
+    began.
+    """
 
     attempt: Attempt
     began_s: float
@@ -68,8 +75,10 @@ class SeenCall(Record):
         began_s: seconds since the watch began.
         model: the class that it is called on (``LlamaForCausalLM``); "" where there is none.
         rows: rows of the call; None where nothing tells. So are its tokens.
-        uses: memory by counter; the peaks of calls that run at once in several threads hold one another's.
-        attempts: those of a guard inside, where it ran the call in another way than it was made or measured it.
+        uses: memory by counter; the peaks of calls that run at once in several threads hold one
+            another's.
+        attempts: those of a guard inside, where it ran the call in another way than it was made or
+            measured it.
         error: the name of what it raised; "" where it did not.
         calls: how many calls this is: beyond a number of rows, calls of one name are added up.
     """
@@ -89,11 +98,13 @@ class SeenCall(Record):
 
     @property
     def use(self) -> MemoryUse | None:
-        """The use to look at first: torch's allocated bytes of the device that rose most, else the first counter."""
+        """The use to look at first: torch's allocated bytes of the device that rose most, else the
+        first counter.
+        """
         allocated = [use for use in self.uses if use.what == ALLOCATED]
-        return max(allocated, key=lambda use: (use.peak_bytes or 0) - (use.before_bytes or 0), default=None) or next(
-            iter(self.uses), None
-        )
+        return max(
+            allocated, key=lambda use: (use.peak_bytes or 0) - (use.before_bytes or 0), default=None
+        ) or next(iter(self.uses), None)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -35,7 +35,10 @@ def problems(rules: RuleSet) -> list[str]:
     for rule in rules.rules:
         found += [f"{rule.path}: {text}" for text in _rule_problems(rule, rules)]
     for quotation in rules.quotations:
-        found += [f"quotation {quotation.name!r}: {text}" for text in _quotation_problems(quotation, rules)]
+        found += [
+            f"quotation {quotation.name!r}: {text}"
+            for text in _quotation_problems(quotation, rules)
+        ]
     return found
 
 
@@ -49,7 +52,9 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
     negatives = 0
     for i, test in enumerate(signature.tests):
         text = " ".join(test["log"].split())
-        matched = [w for w in signature.wordings if w.anchor in text and w.pattern.search(test["log"])]
+        matched = [
+            w for w in signature.wordings if w.anchor in text and w.pattern.search(test["log"])
+        ]
         hit |= {w.pattern.pattern for w in matched}
         if test.get("expect_no_match"):
             negatives += 1
@@ -62,7 +67,9 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         probe = test["log"]
         if signature.kind is None:  # only an incident that follows shows what a context line tells
             probe += "\nRuntimeError: Engine core initialization failed. See root cause above."
-            alone = RuleSet(tuple(s for s in rules.signatures if s is signature or s.kind == "engine_dead"), ())
+            alone = RuleSet(
+                tuple(s for s in rules.signatures if s is signature or s.kind == "engine_dead"), ()
+            )
         incidents = scan(_lines(probe), alone).incidents
         wanted = (
             "none" if any(wording.ends == "told" for wording in matched) else "one"
@@ -77,7 +84,10 @@ def _signature_problems(signature: Signature, rules: RuleSet) -> Iterator[str]:
         owners = {i.kind for i in scan(_lines(test["log"]), rules).incidents} - {None}
         own = {signature.kind, *(w.kind for w in matched if w.kind), *signature.becomes.values()}
         if signature.kind is not None and not (len(owners) == 1 and owners <= own):
-            yield f"test[{i}] is claimed by {', '.join(sorted(map(str, owners))) or 'nobody'}, not by {signature.kind} alone"
+            yield (
+                f"test[{i}] is claimed by {', '.join(sorted(map(str, owners))) or 'nobody'}, not "
+                f"by {signature.kind} alone"
+            )
     if len(hit) < len({w.pattern.pattern for w in signature.wordings}):
         yield "a wording has no test"
     if not negatives:
@@ -100,13 +110,19 @@ def _quotation_problems(quotation: Quotation, rules: RuleSet) -> Iterator[str]:
 
 
 def _equal(found: Any, expected: Any) -> bool:
-    if not isinstance(expected, str) and not isinstance(found, str) and float in {type(expected), type(found)}:
+    if (
+        not isinstance(expected, str)
+        and not isinstance(found, str)
+        and float in {type(expected), type(found)}
+    ):
         return abs(float(found) - float(expected)) <= 1e-6 * max(1.0, abs(float(expected)))
     return bool(found == expected)
 
 
 def incident_from(kind: str, values: Mapping[str, Any]) -> Incident:
-    """Make an incident from the bare facts of a rule's test; ``…_set`` facts also become settings in force."""
+    """Make an incident from the bare facts of a rule's test; ``…_set`` facts also become settings
+    in force.
+    """
     facts = {name: Fact(name, value, "given") for name, value in values.items()}
     settings = {}
     for name, value in values.items():
@@ -130,15 +146,22 @@ def model_from(test: Mapping[str, Any]) -> CallModel | None:
     """
     if "call" not in test:
         return None
-    figures, facts = dict(test["call"]), test["facts"]
-    rows, base = facts.get("batch_size", 1), facts.get("baseline_bytes")
+    figures = dict(test["call"])
+    facts = test["facts"]
+    rows = facts.get("batch_size", 1)
+    base = facts.get("baseline_bytes")
     numbers = (rows, *figures.values(), *(() if base is None else (base,)))
-    if not set(figures) <= _CALL_FIGURES or not all(type(n) is int and 0 < n < 2**63 for n in numbers):
-        raise SettingError("call: figures above zero", hint=f"one or more of {', '.join(sorted(_CALL_FIGURES))}")
+    if not set(figures) <= _CALL_FIGURES or not all(
+        type(n) is int and 0 < n < 2**63 for n in numbers
+    ):
+        raise SettingError(
+            "call: figures above zero", hint=f"one or more of {', '.join(sorted(_CALL_FIGURES))}"
+        )
     return CallModel(rows, base, **figures)
 
 
-def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:  # noqa: PLR0912 - one lint after another
+# one lint after another
+def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:
     covered: set[str] = set()
     negatives = 0
     for i, test in enumerate(rule.tests):
@@ -172,7 +195,10 @@ def _rule_problems(rule: Rule, rules: RuleSet) -> Iterator[str]:  # noqa: PLR091
         for row in [*expect.get("plan", []), *expect.get("alternatives", [])]:
             covered.add(row["setting"])
             value, reason = planned.get(row["setting"], ("absent", ""))
-            wanted = None if row["to"] == "unsolved" else row["to"]
+            if row["to"] == "unsolved":
+                wanted = None
+            else:
+                wanted = row["to"]
             if not (value is wanted if wanted is None or value is None else _equal(value, wanted)):
                 yield f"test[{i}]: {row['setting']} is {value}, not {wanted} ({reason})"
             if row.get("reason", "") not in reason:

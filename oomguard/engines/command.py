@@ -1,4 +1,6 @@
-"""A command line as data: which settings its flags give, and the same command with a setting changed."""
+"""A command line as data: which settings its flags give, and the same command with a setting
+changed.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ _SHORT_CHARS: Final = 2
 class Flag:
     """A flag found in a command line, from word ``start`` up to ``end``.
 
-    ``text`` is its value, None for a yes/no setting, which is ``on`` or not, and for a flag without its value. ``keys`` leads to
-    the value inside the object that the setting is; ``is_inside`` says that the flag is another one's, which holds the setting too.
+    ``text`` is its value, None for a yes/no setting, which is ``on`` or not, and for a flag without
+    its value. ``keys`` leads to the value inside the object that the setting is; ``is_inside`` says
+    that the flag is another one's, which holds the setting too.
     """
 
     name: str
@@ -43,7 +46,9 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An engine's flags: those that set something, those that switch it off, and those of objects that hold a setting."""
+    """An engine's flags: those that set something, those that switch it off, and those of objects
+    that hold a setting.
+    """
 
     sets: Mapping[str, str]
     off: Mapping[str, str]
@@ -61,7 +66,11 @@ def _known(engine: str) -> _Known:
             inside.setdefault(flag, {})[key] = name
     return _Known(
         {flag: name for name, own in spellings for flag in (*own.flags, *own.aliases)},
-        {own.off_flag: name for name, own in spellings if own.off_flag and SETTINGS[name].type == "bool"},
+        {
+            own.off_flag: name
+            for name, own in spellings
+            if own.off_flag and SETTINGS[name].type == "bool"
+        },
         inside,
         rows,
     )
@@ -75,9 +84,11 @@ def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterato
     Args:
         words: the command line, or a part of it.
         engine: whose flags are looked for.
-        own: whether the words go to the engine's own parser, with its abbreviations and the keys of its objects.
+        own: whether the words go to the engine's own parser, with its abbreviations and the keys of
+            its objects.
     """
-    known, at = _known(engine), 0
+    known = _known(engine)
+    at = 0
     while at < len(words):
         found = _flag_at(words, at, known, engine, own=own)
         if found is not None:
@@ -85,7 +96,9 @@ def flags_in(words: Sequence[str], engine: str, *, own: bool = False) -> Iterato
         at = max(at + 1, found.end if found is not None and found.text is not None else 0)
 
 
-def _flag_at(words: Sequence[str], at: int, known: _Known, engine: str, *, own: bool) -> Flag | None:
+def _flag_at(
+    words: Sequence[str], at: int, known: _Known, engine: str, *, own: bool
+) -> Flag | None:
     rules = grammar(engine)
     spelled, equals, text = words[at].partition("=")
     if not spelled.startswith("-"):
@@ -94,49 +107,70 @@ def _flag_at(words: Sequence[str], at: int, known: _Known, engine: str, *, own: 
     if own and rules.dotted:
         spelled, *more = spelled.split(".")
         keys = tuple(more)
-    spelled = spelled.replace("_", "-") if spelled.startswith(_LONG) else spelled
+    if spelled.startswith(_LONG):
+        spelled = spelled.replace("_", "-")
     exact = spelled in known.sets or spelled in known.off or spelled in known.inside
     if own and rules.abbreviations and not exact:
         if spelled[:_SHORT_CHARS] in known.sets and not spelled.startswith(_LONG) and not equals:
-            return Flag(known.sets[spelled[:_SHORT_CHARS]], at, at + 1, spelled[_SHORT_CHARS:], None)
+            return Flag(
+                known.sets[spelled[:_SHORT_CHARS]], at, at + 1, spelled[_SHORT_CHARS:], None
+            )
         spelled = _unabbreviated(spelled, known, rules.whole) or spelled
     name = known.sets.get(spelled) or known.off.get(spelled)
     if name is not None and SETTINGS[name].type == "bool":
         return Flag(name, at, at + 1, None, spelled not in known.off)
     end = at + 1
     if not equals:
-        end = _end_of_values(words, at, many=name is not None and known.rows[name].many and not keys)
-        text = words[at + 1] if end == at + 2 else " ".join(words[at + 1 : end])
+        end = _end_of_values(
+            words, at, many=name is not None and known.rows[name].many and not keys
+        )
+        if end == at + 2:
+            text = words[at + 1]
+        else:
+            text = " ".join(words[at + 1 : end])
     elif isinstance(words[at], Unread):
         text = Unread(text)
-    value = text if equals or end > at + 1 else None
+    if equals or end > at + 1:
+        value = text
+    else:
+        value = None
     if name is not None:
         return Flag(name, at, end, value, None, keys)
     return _inside(known.inside.get(spelled, {}), at, end, value, keys)
 
 
 def _unabbreviated(spelled: str, known: _Known, whole: Sequence[str]) -> str | None:
-    """Return the flag that a cut one stands for, as argparse finds it; None where several settings begin so, or none does."""
+    """Return the flag that a cut one stands for, as argparse finds it; None where several settings
+    begin so, or none does.
+    """
     if spelled in whole or len(spelled) <= len(_LONG) or not spelled.startswith(_LONG):
         return None
     flags = [flag for flag in (*known.sets, *known.off, *known.inside) if flag.startswith(spelled)]
     meant = {known.sets.get(flag, flag) for flag in flags}
-    return flags[0] if len(meant) == 1 else None
+    if len(meant) == 1:
+        return flags[0]
+    return None
 
 
 def _end_of_values(words: Sequence[str], at: int, *, many: bool) -> int:
     end = at + 1
     while many and end < len(words) and not words[end].startswith(_LONG):
         end += 1
-    return end if many else min(at + 2, len(words))
+    if many:
+        return end
+    return min(at + 2, len(words))
 
 
-def _inside(names: Mapping[str, str], at: int, end: int, text: str | None, keys: tuple[str, ...]) -> Flag | None:
+def _inside(
+    names: Mapping[str, str], at: int, end: int, text: str | None, keys: tuple[str, ...]
+) -> Flag | None:
     """Return the setting that an object's flag holds, None where it holds none that is known."""
     if not names or text is None:
         return None
     if keys:
-        return Flag(names[keys[0]], at, end, text, None, is_inside=True) if keys[0] in names else None
+        if keys[0] in names:
+            return Flag(names[keys[0]], at, end, text, None, is_inside=True)
+        return None
     held = _as_object(text)
     for key, name in names.items():
         if held is not None and key in held:
@@ -149,11 +183,15 @@ def _as_object(text: str) -> dict[str, Any] | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        return found
+    return None
 
 
 def merged_object(parts: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """Return the object that flags of single keys make together, as JSON; of a repeated key the last one counts."""
+    """Return the object that flags of single keys make together, as JSON; of a repeated key the
+    last one counts.
+    """
     whole: dict[str, Any] = {}
     for keys, text in parts:
         try:
@@ -174,10 +212,11 @@ def merged_object(parts: Sequence[tuple[tuple[str, ...], str]]) -> str:
 class Launch:
     """What is started: the command, and environment variables on top of the inherited ones.
 
-    ``engine_version`` is that of the engine it starts, once it is known: flags are spelled as that version has them.
-    ``engine_models`` are the models whose engines failed in it, as they printed them: in a program that starts several
-    engines, those of other models are not changed. It is empty where none was printed. ``engine_changes`` are the settings of
-    each engine that failed, where a program starts several.
+    ``engine_version`` is that of the engine it starts, once it is known: flags are spelled as that
+    version has them. ``engine_models`` are the models whose engines failed in it, as they printed
+    them: in a program that starts several engines, those of other models are not changed. It is
+    empty where none was printed. ``engine_changes`` are the settings of each engine that failed,
+    where a program starts several.
     """
 
     argv: tuple[str, ...]
@@ -193,33 +232,50 @@ class Launch:
 
 
 def with_failed_engine(launch: Launch, incident: Incident) -> Launch:
-    """Return the launch with what the engine that failed in it printed of itself: its version, and its model."""
+    """Return the launch with what the engine that failed in it printed of itself: its version, and
+    its model.
+    """
     # One engine that did not print its model, and the change may be for it.
     model = failed_model(incident)
     models = () if model is None else tuple(dict.fromkeys((*launch.engine_models, model)))
-    return replace(launch, engine_version=incident.framework_version or launch.engine_version, engine_models=models)
+    return replace(
+        launch,
+        engine_version=incident.framework_version or launch.engine_version,
+        engine_models=models,
+    )
 
 
 def with_change(
     launch: Launch, incident: Incident, started: Sequence[StartedEngine], patches: Sequence[Patch]
 ) -> Launch:
-    """Return the launch with patches for the engine that failed; those of other engines stay theirs."""
+    """Return the launch with patches for the engine that failed; those of other engines stay
+    theirs.
+    """
     new = {patch.setting: patch.new for patch in patches if patch.new is not None}
-    changes = changes_with(launch.engine_changes, incident, started, new) if new else launch.engine_changes
+    if new:
+        changes = changes_with(launch.engine_changes, incident, started, new)
+    else:
+        changes = launch.engine_changes
     return replace(launch, engine_changes=changes)
 
 
 def without_changes(launch: Launch, names: Collection[str]) -> Launch:
     """Return the launch with these settings changed for no engine."""
     left = (
-        replace(change, settings={name: value for name, value in change.settings.items() if name not in names})
+        replace(
+            change,
+            settings={name: value for name, value in change.settings.items() if name not in names},
+        )
         for change in launch.engine_changes
     )
     return replace(launch, engine_changes=tuple(change for change in left if change.settings))
 
 
-def settings_given(words: Sequence[str], engine: str, *, own: bool = False) -> dict[str, SettingInForce]:
-    """Return the settings that a command's flags give an engine; of a repeated flag the last one, as argparse has it.
+def settings_given(
+    words: Sequence[str], engine: str, *, own: bool = False
+) -> dict[str, SettingInForce]:
+    """Return the settings that a command's flags give an engine; of a repeated flag the last one,
+    as argparse has it.
 
     ``own`` says that the words go to the engine's own parser.
     """
@@ -231,13 +287,18 @@ def settings_given(words: Sequence[str], engine: str, *, own: bool = False) -> d
                 objects.setdefault(flag.name, []).append((flag.keys, flag.text))
             continue
         found[flag.name] = SettingInForce(flag.name, value_of(flag, engine), True, "command")
-    for name, parts in objects.items():  # the parser puts the object behind all that was given whole
+    for (
+        name,
+        parts,
+    ) in objects.items():  # the parser puts the object behind all that was given whole
         found[name] = SettingInForce(name, merged_object(parts), True, "command")
     return found
 
 
 def value_of(flag: Flag, engine: str) -> FactValue | None:
-    """Return a flag's value as ours; None for one that only the shell knows, and for one that the engine is to find itself."""
+    """Return a flag's value as ours; None for one that only the shell knows, and for one that the
+    engine is to find itself.
+    """
     own = surface(flag.name, engine)
     if flag.text is None:
         return flag.on
@@ -250,7 +311,8 @@ def value_of(flag: Flag, engine: str) -> FactValue | None:
 
 
 def with_flag(launch: Launch, name: str, value: FactValue, engine: str) -> Launch:
-    """Return the launch with one flag changed in its place; its other spellings go, a new flag stands at the end.
+    """Return the launch with one flag changed in its place; its other spellings go, a new flag
+    stands at the end.
 
     Raises:
         KeyError: where the engine has no flag for the setting.
@@ -269,7 +331,8 @@ def flag_edits(
     own: bool = False,
     at_end: bool = False,
 ) -> list[Edit]:
-    """Return how the words of a command change where one flag does: the last one that gives it in its place, the others go.
+    """Return how the words of a command change where one flag does: the last one that gives it in
+    its place, the others go.
 
     Args:
         words: the command.
@@ -278,7 +341,8 @@ def flag_edits(
         engine: whose flag it is.
         version: the engine's version, which spells the flag.
         own: whether the words go to the engine's own parser.
-        at_end: put the flag behind all other words, since some of them are not known and may hold it too.
+        at_end: put the flag behind all other words, since some of them are not known and may hold
+            it too.
 
     Raises:
         KeyError: where the engine has no flag for the setting.
@@ -286,7 +350,11 @@ def flag_edits(
     new = flag_words(name, value, engine, version)
     if new is None:
         raise KeyError(name)
-    flags = [flag for flag in flags_in(words, engine, own=own) if flag.name == name and not flag.is_inside]
+    flags = [
+        flag
+        for flag in flags_in(words, engine, own=own)
+        if flag.name == name and not flag.is_inside
+    ]
     edits = [Edit(flag.start, flag.end, ()) for flag in flags]
     if at_end or not edits:
         return [*edits, Edit(len(words), len(words), tuple(new))]

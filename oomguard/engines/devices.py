@@ -1,4 +1,6 @@
-"""How an engine is given a device, and how it tells that it has taken its memory, from its own data file (placement.toml)."""
+"""How an engine is given a device, and how it tells that it has taken its memory, from its own data
+file (placement.toml).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from oomguard.engines.command import Launch, settings_given
 from oomguard.engines.registry import launcher_of
 from oomguard.engines.unwrap_command import inner_commands
 
-# Which rank of a job a command is by its own flags, as an engine over several hosts is given them: from the engine's data file.
+# Which rank of a job a command is by its own flags, as an engine over several hosts is given them:
+# from the engine's data file.
 
 
 def ranks_in_command(launch: Launch) -> dict[str, Any] | None:
-    """Return rank, size, launcher, job, address and port of a command that is one of several by its flags; None for any other."""
+    """Return rank, size, launcher, job, address and port of a command that is one of several by its
+    flags; None for any other.
+    """
     engine = launcher_of(launch)
     if not engine.is_own_command(launch.argv):
         return None
@@ -32,9 +37,18 @@ def ranks_in_command(launch: Launch) -> dict[str, Any] | None:
 
 
 def _by(way: Mapping[str, Any], words: Sequence[str], engine: str) -> dict[str, Any] | None:
-    size, each = _size(way, words, engine), _count(words, way.get("each", ()), 1)
+    size = _size(way, words, engine)
+    each = _count(words, way.get("each", ()), 1)
     rank = _count(words, way["rank"], 0)
-    if size is None or each is None or rank is None or each < 1 or size % each or rank % each or size <= each:
+    if (
+        size is None
+        or each is None
+        or rank is None
+        or each < 1
+        or size % each
+        or rank % each
+        or size <= each
+    ):
         return None
     if "each" in way and _value(words, way["each"]) is None:
         return None
@@ -56,23 +70,32 @@ def _size(way: Mapping[str, Any], words: Sequence[str], engine: str) -> int | No
     if "size" in way:
         return _count(words, way["size"], None)
     given = settings_given(words, engine, own=True).get(way["size_setting"])
-    return given.value if given is not None and isinstance(given.value, int) else None
+    if given is not None and isinstance(given.value, int):
+        return given.value
+    return None
 
 
 def _count(words: Sequence[str], flags: Sequence[str], default: int | None) -> int | None:
     text = _value(words, flags)
     if text is None:
         return default
-    return int(text) if text.isascii() and text.isdigit() else None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return None
 
 
 def _value(words: Sequence[str], flags: Sequence[str]) -> str | None:
-    """Return the value of a flag by any of its names, of a repeated one the last; None where it is not given."""
+    """Return the value of a flag by any of its names, of a repeated one the last; None where it is
+    not given.
+    """
     value = None
     for index, word in enumerate(words):
         name, equals, text = word.partition("=")
         if name.replace("_", "-") in flags:
-            value = text if equals else next(iter(words[index + 1 : index + 2]), None)
+            if equals:
+                value = text
+            else:
+                value = next(iter(words[index + 1 : index + 2]), None)
     return value
 
 
@@ -86,7 +109,8 @@ class VisibleDevices:
 
     Attributes:
         uuid: whether a UUID may stand there; an index always may.
-        instance: whether it starts on an instance of a divided GPU: always, never, or where the instance's number is also a GPU's.
+        instance: whether it starts on an instance of a divided GPU: always, never, or where the
+            instance's number is also a GPU's.
         why: what happens where it does not.
     """
 
@@ -95,12 +119,16 @@ class VisibleDevices:
     why: str
 
     def takes_instance(self, number: int, gpus: int) -> bool:
-        """Return whether it starts on the instance of this number, on a machine with so many GPUs."""
+        """Return whether it starts on the instance of this number, on a machine with so
+        many GPUs.
+        """
         return self.instance == "always" or (self.instance == "as_a_gpu" and number < gpus)
 
 
 def visible_devices(engine: str, version: str | None) -> VisibleDevices:
-    """Return what a version of an engine reads; what every version reads where the version is not known."""
+    """Return what a version of an engine reads; what every version reads where the version is not
+    known.
+    """
     rows = _tables().get(engine, {}).get("visible", [_EVERYWHERE])
     found = rows[0]
     if version is not None:
@@ -116,9 +144,13 @@ def visible_devices(engine: str, version: str | None) -> VisibleDevices:
 
 
 def started_words(engine: str) -> str | None:
-    """Return the words by which an engine's log tells, once for each engine, that it has taken its memory; None where it has none."""
+    """Return the words by which an engine's log tells, once for each engine, that it has taken its
+    memory; None where it has none.
+    """
     words = _tables().get(engine, {}).get("started", {}).get("words")
-    return None if words is None else str(words)
+    if words is None:
+        return None
+    return str(words)
 
 
 @functools.cache

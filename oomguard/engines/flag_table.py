@@ -1,4 +1,6 @@
-"""All flags of an engine's server, of any version, and how many words each takes: from engines/<engine>/flags.toml."""
+"""All flags of an engine's server, of any version, and how many words each takes: from
+engines/<engine>/flags.toml.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,12 @@ class AllFlags:
         return self.alone | self.perhaps | self.one | self.many
 
     def name_of(self, word: str) -> str | None:
-        """Return the name of the flag that a word is, with ``no-`` where it switches off; None where no version has it.
+        """Return the name of the flag that a word is, with ``no-`` where it switches off; None
+        where no version has it.
 
-        As the engine's parser has it: underscores count as dashes, ``FLAG.KEY`` is a key of the flag's object, and a flag may be cut
-        where only one begins so; behind one letter the value may stand in the same word.
+        As the engine's parser has it: underscores count as dashes, ``FLAG.KEY`` is a key of the
+        flag's object, and a flag may be cut where only one begins so; behind one letter the value
+        may stand in the same word.
         """
         flag = word.partition("=")[0]
         if not flag.startswith(_LONG):
@@ -56,7 +60,9 @@ class AllFlags:
             return name or None
         switches = (_OFF + switch for switch in self.alone)
         begun = [known for known in (*self.names, *switches) if known.startswith(name)]
-        return begun[0] if len(begun) == 1 else None
+        if len(begun) == 1:
+            return begun[0]
+        return None
 
     def end_of(self, words: Sequence[str], at: int, name: str) -> int:
         """Return behind which word the values of the flag at ``at`` end."""
@@ -65,7 +71,11 @@ class AllFlags:
         if holds or "=" in words[at] or name.removeprefix(_OFF) in self.alone:
             return at + 1
         end = at + 1
-        while end < len(words) and not words[end].startswith(_LONG) and (end == at + 1 or name in self.many):
+        while (
+            end < len(words)
+            and not words[end].startswith(_LONG)
+            and (end == at + 1 or name in self.many)
+        ):
             end += 1
         return end
 
@@ -78,5 +88,9 @@ def all_flags(engine: str) -> AllFlags:
     """Return the flags of an engine that has a file of them."""
     file = Path(__file__).parent / engine / "flags.toml"
     (table,) = read_tables("all_flags", [file]).values()
-    alone, perhaps, one, many = (frozenset(table[kind]) for kind in ("alone", "perhaps", "one", "many"))
-    return AllFlags(alone, perhaps, one, many, table["short"], table["takes_memory"], table["means"])
+    alone, perhaps, one, many = (
+        frozenset(table[kind]) for kind in ("alone", "perhaps", "one", "many")
+    )
+    return AllFlags(
+        alone, perhaps, one, many, table["short"], table["takes_memory"], table["means"]
+    )

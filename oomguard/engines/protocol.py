@@ -4,14 +4,20 @@ An engine is a folder here, and what lies in it says what it can do:
 
 - ``settings.toml``: how it spells each setting, and its defaults (read by surfaces.py).
 - ``launch.py``: the functions of ``Launcher``, for an engine that a command starts.
-- ``placement.toml``: how it is given a device, and how it tells that it has started (read by placement.py); an engine may have none.
-- ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an engine may have none.
-- ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log does.
-- ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the process; a call of it answers to
-  ``WatchedCall``.
-- ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of calls on the device.
-- ``seen_calls.py``: ``watch(handler)``, for calls that are shown where a program watches its memory, and never changed.
-- ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start answers to ``WatchedStart``.
+- ``placement.toml``: how it is given a device, and how it tells that it has started (read by
+  placement.py); an engine may have none.
+- ``effects.toml``: its servers, caches, and how it tells of requests (read by effects.py); an
+  engine may have none.
+- ``insight.py``: the functions of ``Insight``, for an engine that tells more of itself than its log
+  does.
+- ``calls.py``: ``watch(handler, often, is_inside)``, for an engine that is called inside the
+  process; a call of it answers to ``WatchedCall``.
+- ``results.py``: ``held_bytes()`` and ``move_to_host()``, for a library that keeps the results of
+  calls on the device.
+- ``seen_calls.py``: ``watch(handler)``, for calls that are shown where a program watches its
+  memory, and never changed.
+- ``starts.py``: ``watch(handler)``, for an engine that a program starts inside the process; a start
+  answers to ``WatchedStart``.
 
 How its log tells a failure, and its end, stands in rules/signatures.
 """
@@ -39,7 +45,9 @@ if TYPE_CHECKING:
 
 
 class KilledBefore(NamedTuple):
-    """That what runs now was killed for memory before: which run of it this is, how often, and by whom."""
+    """That what runs now was killed for memory before: which run of it this is, how often, and by
+    whom.
+    """
 
     run: str
     times: int
@@ -57,7 +65,8 @@ class Shelf(Protocol):
 
 
 class Launcher(Protocol):
-    """The module ``launch`` of an engine: how a command that starts it is read, changed, and judged at its end.
+    """The module ``launch`` of an engine: how a command that starts it is read, changed, and judged
+    at its end.
 
     Attributes:
         NAME: the engine's name.
@@ -71,7 +80,9 @@ class Launcher(Protocol):
         """Return whether the command itself is the engine's, so that its flags reach the engine."""
 
     def reaches_scripts(self) -> bool:
-        """Return whether settings can be carried into a program that starts the engine by itself."""
+        """Return whether settings can be carried into a program that starts the engine
+        by itself.
+        """
 
     def settings_in_force(self, launch: Launch) -> dict[str, SettingInForce]:
         """Return the settings that the launch itself gives."""
@@ -80,18 +91,26 @@ class Launcher(Protocol):
         """Return whether a launch can be changed by this setting."""
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-        """Return the launch with these settings; ``session`` is a folder of this run, for what has to lie in a file."""
+        """Return the launch with these settings; ``session`` is a folder of this run, for what has
+        to lie in a file.
+        """
 
     def shown(self, launch: Launch, settings: Mapping[str, FactValue]) -> str:
-        """Return a line to paste that runs the launch with these settings, without ``oomguard run`` around it."""
+        """Return a line to paste that runs the launch with these settings, without ``oomguard run``
+        around it.
+        """
 
     def took_effect(self, launch: Launch, session: Path) -> bool:
         """Return whether the settings of ``apply`` reached the engine, as far as can be told."""
 
     def keep_measured(self, starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
-        """Keep what a start of a session measured for the plans to come; return whether there was anything to keep."""
+        """Keep what a start of a session measured for the plans to come; return whether there was
+        anything to keep.
+        """
 
-    def measured(self, sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
+    def measured(
+        self, sessions: Collection[str] | None, model: str | None = None
+    ) -> tuple[str, ...]:
         """Return what was kept of these sessions (None: of all) or of a model, a line each."""
 
     def forget_measured(self, sessions: Collection[str] | None, model: str | None = None) -> None:
@@ -99,40 +118,64 @@ class Launcher(Protocol):
 
 
 class Insight(Protocol):
-    """The module ``insight`` of an engine: what is known of engines beyond their command. No engine needs one."""
+    """The module ``insight`` of an engine: what is known of engines beyond their command. No engine
+    needs one.
+    """
 
     def version(self, launch: Launch) -> str | None:
-        """Return the version of the engine that a launch would start, before it has; None where that is not found."""
+        """Return the version of the engine that a launch would start, before it has; None where
+        that is not found.
+        """
 
     def start_key(self, launch: Launch) -> StartKey | None:
-        """Return what decides the memory of the launch, so that other words for it are known; None where that cannot be read."""
+        """Return what decides the memory of the launch, so that other words for it are known; None
+        where that cannot be read.
+        """
 
     def watched(self, launch: Launch, session: Path) -> Launch:
-        """Return the launch with what makes it tell which engines it starts, and nothing else changed."""
+        """Return the launch with what makes it tell which engines it starts, and nothing else
+        changed.
+        """
 
     def begun(self, launch: Launch, env: Mapping[str, str]) -> Launch:
-        """Return the launch that runs already, started with these variables, as ``watched`` would have returned it."""
+        """Return the launch that runs already, started with these variables, as ``watched`` would
+        have returned it.
+        """
 
     def started(self, launch: Launch) -> tuple[StartedEngine, ...]:
-        """Return the engines that a launch of ``watched`` or ``apply`` started, as far as they were told."""
+        """Return the engines that a launch of ``watched`` or ``apply`` started, as far as they were
+        told.
+        """
 
     def said(self, launch: Launch) -> tuple[Line, ...]:
-        """Return what the engines of such a launch logged, as far as it was noted: their output may go where nobody reads it."""
+        """Return what the engines of such a launch logged, as far as it was noted: their output may
+        go where nobody reads it.
+        """
 
     def limits(self, launch: Launch) -> Mapping[str, int]:
-        """Return what a process of such an engine may have of memory, by fact, where that is limited and was noted."""
+        """Return what a process of such an engine may have of memory, by fact, where that is
+        limited and was noted.
+        """
 
-    def beaten_by(self, launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
-        """Return what sets a setting over all that can be carried, named by its source; None where nothing does."""
+    def beaten_by(
+        self, launch: Launch, name: str, facts: Mapping[str, Fact]
+    ) -> SettingInForce | None:
+        """Return what sets a setting over all that can be carried, named by its source; None where
+        nothing does.
+        """
 
     def carries(self, launch: Launch, name: str) -> bool:
-        """Return whether a setting that the engine carries may be carried into this one, by its version; say why where it may not."""
+        """Return whether a setting that the engine carries may be carried into this one, by its
+        version; say why where it may not.
+        """
 
     def asked_length(self, launch: Launch) -> Mapping[str, Need]:
         """Return what the command's own requests need, by setting; empty where it does not tell."""
 
     def refused_length(self, text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
-        """Return what a request needs that the engine refused under one of these settings, by setting; empty where it refused none."""
+        """Return what a request needs that the engine refused under one of these settings, by
+        setting; empty where it refused none.
+        """
 
 
 class WatchedCall(Protocol):
@@ -148,7 +191,9 @@ class WatchedCall(Protocol):
 
     @property
     def model(self) -> Any:
-        """The model that runs; its weights are alive before the call. None where the call has none."""
+        """The model that runs; its weights are alive before the call. None where the
+        call has none.
+        """
 
     @property
     def rows(self) -> int:
@@ -172,7 +217,9 @@ class WatchedCall(Protocol):
 
     @property
     def waits_on_host(self) -> bool:
-        """Whether the results of parts are so small that they wait on the host, where they take no room from later parts."""
+        """Whether the results of parts are so small that they wait on the host, where they take no
+        room from later parts.
+        """
 
     @property
     def puts_back(self) -> Collection[str]:
@@ -182,19 +229,28 @@ class WatchedCall(Protocol):
         """Return the arguments of the call on rows ``start`` to ``stop``."""
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return what is entered while rows ``start`` to ``stop`` run, so that they give what the whole call would."""
+        """Return what is entered while rows ``start`` to ``stop`` run, so that they give what the
+        whole call would.
+        """
 
-    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> WatchedCall | str:
-        """Return the call with these settings changed, or why it cannot be made so, or gives another result than they say.
+    def varied(
+        self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
+    ) -> WatchedCall | str:
+        """Return the call with these settings changed, or why it cannot be made so, or gives
+        another result than they say.
 
         ``failed_in`` are the functions that its failure went through; None: it has not been run.
         """
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why the result of a part of ``rows`` rows cannot be put together with others; None where it can."""
+        """Return why the result of a part of ``rows`` rows cannot be put together with others; None
+        where it can.
+        """
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where this one was given less of it."""
+        """Return the result of rows ``start`` to ``stop`` as the call gives it that was made, where
+        this one was given less of it.
+        """
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the result of all rows, put together, as the whole call would have given it.
@@ -212,23 +268,30 @@ class WatchedCall(Protocol):
 
     @property
     def pad_value(self) -> int | None:
-        """What fills a row of the result that ended earlier than others; None where all have one length."""
+        """What fills a row of the result that ended earlier than others; None where all have one
+        length.
+        """
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None] | None:
-        """What the mean loss in a part's result weighs, by that and its rows, where results are records of fields.
+        """What the mean loss in a part's result weighs, by that and its rows, where results are
+        records of fields.
 
-        Each field then holds one entry a row. Infinite where the losses of parts add up. None: the result is one value, whose entries
-        are the rows.
+        Each field then holds one entry a row. Infinite where the losses of parts add up. None: the
+        result is one value, whose entries are the rows.
         """
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field of the result, beside one: of beams, or of sequences that are returned for it."""
+        """How many entries a row may have in a field of the result, beside one: of beams, or of
+        sequences that are returned for it.
+        """
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
-        """At which axis fields of the result hold their rows, and how many entries a row has there; others at the first."""
+        """At which axis fields of the result hold their rows, and how many entries a row has there;
+        others at the first.
+        """
 
 
 # Rows of a call, tokens of its prompts, and those that it may generate; None where nothing tells.
@@ -241,7 +304,8 @@ ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 class ReadBegun:
     """How a call is read that changes what it is given, or where random generators stand.
 
-    ``begin`` notes that before the call is made; ``read`` gets it as its last argument. ``size`` is for who asks for no more.
+    ``begin`` notes that before the call is made; ``read`` gets it as its last argument. ``size`` is
+    for who asks for no more.
     """
 
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], WatchedCall]
@@ -255,7 +319,9 @@ class ReadBegun:
 
 @dataclass(frozen=True, slots=True)
 class ReadOverriding:
-    """How a call is read of a method that overrides a watched one: where it cannot be split, the calls that it makes may be."""
+    """How a call is read of a method that overrides a watched one: where it cannot be split, the
+    calls that it makes may be.
+    """
 
     read: ReadCall
 
@@ -269,11 +335,14 @@ def begun(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str
     inner = _innermost(read)
     if not isinstance(inner, ReadBegun):
         return read
-    noted, reads = inner.begin(model, args, kwargs), inner.read
+    noted = inner.begin(model, args, kwargs)
+    reads = inner.read
     return lambda called, given, named: reads(called, given, named, noted)
 
 
-def size_of(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
+def size_of(
+    read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> SizeOfCall:
     """Return how large a call is, and note nothing of what it will change."""
     inner = _innermost(read)
     if isinstance(inner, ReadBegun):
@@ -288,10 +357,12 @@ def _innermost(read: ReadCall) -> ReadCall:
     return read
 
 
-# What every watched call goes through: it gets the reader, the engine's own function, its object and the arguments.
+# What every watched call goes through: it gets the reader, the engine's own function, its object
+# and the arguments.
 Handler = Callable[[ReadCall, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
-# What a call that is only shown goes through: it gets how its size is read, the engine's own function, its object and the arguments.
+# What a call that is only shown goes through: it gets how its size is read, the engine's own
+# function, its object and the arguments.
 SeenCallHandler = Callable[
     [
         Callable[[tuple[Any, ...], Mapping[str, Any]], SizeOfCall],

@@ -27,11 +27,15 @@ class Address:
     def __str__(self) -> str:
         if self.path is not None:
             return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '0.0.0.0'}:{self.port}"  # noqa: S104 - shown
+        if ":" in self.host:
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host or '0.0.0.0'}:{self.port}"  # noqa: S104 - shown, not bound
 
 
 def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
-    """Return what the command binds; None where it starts no server of this engine, or nothing tells where it listens."""
+    """Return what the command binds; None where it starts no server of this engine, or nothing
+    tells where it listens.
+    """
     row = table_of(engine, "server")
     rest = _after_the_program(argv, row.get("programs", ()))
     if rest is None or has_flag(rest, row["silent_flags"]):
@@ -39,22 +43,36 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
     path = flag_value(rest, row["path_flag"])
     if path:
         return Address(path=path)
-    host, port = flag_value(rest, row["host_flag"]), flag_value(rest, row["port_flag"])
+    host = flag_value(rest, row["host_flag"])
+    port = flag_value(rest, row["port_flag"])
     # A file of settings may say the rest, and is not read here.
     if has_flag(rest, row["config_flags"]) and (host is None or port is None):
         return None
     if port is None and any(isinstance(word, Unread) for word in rest):
         return None  # what only the shell knows may hold it
-    number = row["port"] if port is None else int(port) if port.isdecimal() and len(port) <= _DIGITS else 0
-    return Address(host or "", number) if 0 < number <= _LARGEST_PORT else None
+    if port is None:
+        number = row["port"]
+    elif port.isdecimal() and len(port) <= _DIGITS:
+        number = int(port)
+    else:
+        number = 0
+    if 0 < number <= _LARGEST_PORT:
+        return Address(host or "", number)
+    return None
 
 
 def _after_the_program(argv: tuple[str, ...], programs: list[list[str]]) -> tuple[str, ...] | None:
     """Return the words that follow the program's name; None for any other program."""
     names = [PurePath(word).name for word in argv]
-    skipped = 1 if names and names[0].startswith("python") else 0
+    if names and names[0].startswith("python"):
+        skipped = 1
+    else:
+        skipped = 0
     for program in programs:
-        start = skipped if program[0] != "-m" or skipped else len(names)
+        if program[0] != "-m" or skipped:
+            start = skipped
+        else:
+            start = len(names)
         if names[start : start + len(program)] == program:
             return argv[start + len(program) :]
     return None
@@ -66,12 +84,17 @@ def has_flag(words: tuple[str, ...], flags: list[str]) -> bool:
 
 
 def flag_value(words: tuple[str, ...], flag: str) -> str | None:
-    """Return a flag's value, of a repeated one the last, as argparse has it; None where it is not given."""
+    """Return a flag's value, of a repeated one the last, as argparse has it; None where it is not
+    given.
+    """
     value = None
     for index, word in enumerate(words):
         name, equals, text = word.partition("=")
         if name == flag:
-            value = text if equals else next(iter(words[index + 1 : index + 2]), None)
+            if equals:
+                value = text
+            else:
+                value = next(iter(words[index + 1 : index + 2]), None)
     return value
 
 
@@ -81,7 +104,8 @@ def shared_memory_names(engine: str) -> tuple[str, ...]:
     return tuple(row.get("names", ()))
 
 
-# How an engine's server tells that it works, from the engine's own data file: engines/<folder>/serving.toml.
+# How an engine's server tells that it works, from the engine's own data file:
+# engines/<folder>/serving.toml.
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +132,11 @@ class ServingNames:
 
     def key(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> str | None:
         """Return the key that a request needs; None without one."""
-        return flag_value(argv, self.http["key_flag"]) or environ.get(self.http["key_variable"]) or None
+        return (
+            flag_value(argv, self.http["key_flag"])
+            or environ.get(self.http["key_variable"])
+            or None
+        )
 
 
 @functools.cache

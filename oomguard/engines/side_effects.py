@@ -1,4 +1,6 @@
-"""What the engines leave in the outside world, from their own data files: engines/<folder>/effects.toml."""
+"""What the engines leave in the outside world, from their own data files:
+engines/<folder>/effects.toml.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from oomguard.engines.registry import launchers
 # What joins several commands in a shell's text, or sends what one prints into a file.
 _DOES_MORE: Final = re.compile(r"[;&|<>`\n]|\$\(")
 # What a shell does for itself before the command, and what leaves nothing behind.
-_PREPARES: Final = re.compile(r"\A(?:\s*(?:cd|export|set|ulimit|umask|unset)\s[^;&|<>`\n$()]*(?:;|&&))+\s*")
+_PREPARES: Final = re.compile(
+    r"\A(?:\s*(?:cd|export|set|ulimit|umask|unset)\s[^;&|<>`\n$()]*(?:;|&&))+\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A line that tells of a request served; without ``counts`` it tells that some came, not how many."""
+    """A line that tells of a request served; without ``counts`` it tells that some came, not how
+    many.
+    """
 
     anchor: bytes
     pattern: re.Pattern[bytes]
@@ -30,7 +36,9 @@ class RequestLine:
 
 @dataclass(frozen=True, slots=True)
 class EngineEffects:
-    """All engines together: lines of requests, endpoints whose requests do not count, and folders of caches."""
+    """All engines together: lines of requests, endpoints whose requests do not count, and folders
+    of caches.
+    """
 
     requests: tuple[RequestLine, ...]
     not_requests: frozenset[bytes]
@@ -44,7 +52,10 @@ def engine_effects() -> EngineEffects:
     rows = [row for table in tables for row in table.get("request", ())]
     return EngineEffects(
         tuple(
-            RequestLine(r["anchor"].encode(), re.compile(r["pattern"].encode()), r.get("counts", True)) for r in rows
+            RequestLine(
+                r["anchor"].encode(), re.compile(r["pattern"].encode()), r.get("counts", True)
+            )
+            for r in rows
         ),
         frozenset(path.encode() for table in tables for path in table.get("not_requests", ())),
         tuple(folder for table in tables for folder in table.get("caches", ())),
@@ -52,7 +63,9 @@ def engine_effects() -> EngineEffects:
 
 
 def is_server(launch: Launch) -> bool:
-    """Return whether a command is known as an engine's own server, and does nothing else: started again, it repeats no request."""
+    """Return whether a command is known as an engine's own server, and does nothing else: started
+    again, it repeats no request.
+    """
     own = next((engine for engine in launchers() if engine.is_own_command(launch.argv)), None)
     if own is None:
         return False

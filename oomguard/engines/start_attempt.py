@@ -1,4 +1,6 @@
-"""A start of an engine inside this process: what a guard asks of it, and how one attempt of it ended."""
+"""A start of an engine inside this process: what a guard asks of it, and how one attempt of it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ class EndedStart:
     Attributes:
         result: the engine; None where it failed.
         error: what the attempt raised; None where it ran.
-        lines: what the engine's processes told, in the order of time, and the exception's own lines behind them.
+        lines: what the engine's processes told, in the order of time, and the exception's own lines
+            behind them.
         last_words: of these the tracebacks with which its other processes ended.
-        printed: what its processes printed where nothing else was told; "" where that was not taken.
-        killed_for_memory: whether the kernel's count says that it ended a process of the engine for memory.
+        printed: what its processes printed where nothing else was told; "" where that was not
+            taken.
+        killed_for_memory: whether the kernel's count says that it ended a process of the engine for
+            memory.
         not_again: why it must not be started again in this process; None where it may.
-        is_ended: whether it was ended from here, late or given up: how its processes died then tells nothing.
+        is_ended: whether it was ended from here, late or given up: how its processes died then
+            tells nothing.
     """
 
     result: Any = None
@@ -45,7 +51,8 @@ class MadeAgain:
 
     Attributes:
         engine: the new one.
-        alone: whether what is unfinished is to run one request at a time, to find the one that the engine dies of.
+        alone: whether what is unfinished is to run one request at a time, to find the one that the
+            engine dies of.
         of_memory: whether it died for memory.
     """
 
@@ -54,12 +61,14 @@ class MadeAgain:
     of_memory: bool = False
 
 
-# What a start asks when its engine has died at work: how that was, and whether anything had come since it was made. None: it stays dead.
+# What a start asks when its engine has died at work: how that was, and whether anything had come
+# since it was made. None: it stays dead.
 MakeAgain = Callable[[EndedStart, bool], MadeAgain | None]
 
 
 class WatchedStart(Protocol):
-    """One start of an engine, before it is made: attempted with the program's own arguments, then with changed ones.
+    """One start of an engine, before it is made: attempted with the program's own arguments, then
+    with changed ones.
 
     Attributes:
         phase: what the engine does in it, one of incident.PHASES; None where what it prints tells.
@@ -72,8 +81,11 @@ class WatchedStart(Protocol):
     def behind(self, incident: Incident) -> FailureModel | None:
         """Return the model of what failed; None where it is read from what the engine printed."""
 
-    def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
-        """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it is.
+    def attempt(
+        self, changed: Mapping[str, FactValue], within_s: float | None = None
+    ) -> EndedStart:
+        """Start the engine with these settings changed; what is no failure (Ctrl-C) is raised as it
+        is.
 
         Args:
             changed: the values that take the place of the program's own.
@@ -86,16 +98,21 @@ class WatchedStart(Protocol):
     is_given_up: Callable[[], bool]  # whether nobody waits for the engine any more
 
     def leave_nothing(self) -> None:
-        """End what the attempt before left: processes and shared memory of its engine, and no others."""
+        """End what the attempt before left: processes and shared memory of its engine, and no
+        others.
+        """
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
         """Return what the program gave the engine, by canonical name."""
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether a setting can be changed, by the facts of what failed; say why where something beats it."""
+        """Return whether a setting can be changed, by the facts of what failed; say why where
+        something beats it.
+        """
 
 
 # How a watched start is read from the function that makes it, and its arguments.
 ReadStart = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], WatchedStart]
-# What every watched start goes through: the reader, the engine's own function, its object and the arguments.
+# What every watched start goes through: the reader, the engine's own function, its object and the
+# arguments.
 StartHandler = Callable[[ReadStart, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

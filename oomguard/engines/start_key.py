@@ -23,6 +23,7 @@ class StartKey:
     def is_same(self, other: StartKey, but: Collection[str]) -> bool:
         """Return whether both are the same but for these settings."""
         mine, theirs = (
-            {name: value for name, value in one.items() if name not in but} for one in (self.settings, other.settings)
+            {name: value for name, value in one.items() if name not in but}
+            for one in (self.settings, other.settings)
         )
         return mine == theirs and self.others == other.others

@@ -1,4 +1,6 @@
-"""An engine that a program started, as what runs inside it told it, and the changes that are meant for it alone."""
+"""An engine that a program started, as what runs inside it told it, and the changes that are meant
+for it alone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class StartedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineChange:
-    """Settings for the engines of one model, or for one of them; None: of any model, of any order."""
+    """Settings for the engines of one model, or for one of them; None: of any model, of
+    any order.
+    """
 
     model: str | None
     order: int | None
@@ -48,7 +52,9 @@ class EngineChange:
 def failed_model(incident: Incident) -> str | None:
     """Return the model of the engine that failed, as it printed it."""
     known = value_in_force("model", incident.settings, incident.facts)
-    return known[0] if known is not None and isinstance(known[0], str) else None
+    if known is not None and isinstance(known[0], str):
+        return known[0]
+    return None
 
 
 def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> StartedEngine | None:
@@ -59,9 +65,13 @@ def failed_engine(incident: Incident, started: Sequence[StartedEngine]) -> Start
     model = failed_model(incident)
     if incident.is_at_start:
         last = started[-1:]
-        return last[0] if last and (model is None or last[0].model in {None, model}) else None
+        if last and (model is None or last[0].model in {None, model}):
+            return last[0]
+        return None
     same = [engine for engine in started if model is None or engine.model in {None, model}]
-    return same[0] if len(same) == 1 else None
+    if len(same) == 1:
+        return same[0]
+    return None
 
 
 def changes_with(
@@ -70,11 +80,16 @@ def changes_with(
     started: Sequence[StartedEngine],
     new: Mapping[str, FactValue],
 ) -> tuple[EngineChange, ...]:
-    """Return the changes with new settings for the engine that failed; those of other engines stay theirs."""
+    """Return the changes with new settings for the engine that failed; those of other engines stay
+    theirs.
+    """
     engine = failed_engine(incident, started)
     several = len(started) > 1 and len({engine.process for engine in started}) == 1
-    model, order = failed_model(incident), engine.order if engine is not None and several else None
-    same = next((change for change in changes if (change.model, change.order) == (model, order)), None)
+    model = failed_model(incident)
+    order = engine.order if engine is not None and several else None
+    same = next(
+        (change for change in changes if (change.model, change.order) == (model, order)), None
+    )
     if same is None:
         return (*changes, EngineChange(model, order, dict(new)))
     joined = EngineChange(model, order, {**same.settings, **new})

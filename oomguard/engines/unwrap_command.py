@@ -1,7 +1,8 @@
-"""The commands that a command line runs in the end: behind wrappers, Python, and a shell's text; and how to change their words.
+"""The commands that a command line runs in the end: behind wrappers, Python, and a shell's text;
+and how to change their words.
 
-``env X=1 timeout 60 bash -c 'exec uv run vllm serve m'`` runs ``vllm`` with the arguments ``serve m``. A change of these words
-is put back where they stand; all around them stays as it is.
+``env X=1 timeout 60 bash -c 'exec uv run vllm serve m'`` runs ``vllm`` with the arguments ``serve
+m``. A change of these words is put back where they stand; all around them stays as it is.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any, Final
 
 from oomguard.core.files import read_tables
 
-# The commands in a shell's text: what ``bash -c TEXT`` runs, told word by word, and where each word stands.
+# The commands in a shell's text: what ``bash -c TEXT`` runs, told word by word, and where each word
+# stands.
 #
-# Only plain lists of simple commands are read. Whatever else a shell knows (substitutions, loops, functions, here-documents) makes
-# the text unread: then nothing in it is changed, and the program is reached in another way.
+# Only plain lists of simple commands are read. Whatever else a shell knows (substitutions, loops,
+# functions, here-documents) makes the text unread: then nothing in it is changed, and the program
+# is reached in another way.
 
 _SEPARATORS: Final = re.compile(r"&&|\|\||;|\||&|\n")
 _REDIRECTION: Final = re.compile(r"\d*(?:>>|>\||>&|<&|<>|&>>|&>|>|<)")
@@ -51,14 +54,18 @@ _RESERVED: Final = frozenset(
 
 
 class Unread(str):
-    """A word that only the shell knows, since it expands something; the text is how it is written."""
+    """A word that only the shell knows, since it expands something; the text is how it
+    is written.
+    """
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShellWord:
-    """One word, what the shell makes of it (``Unread``: as it is written), and where it stands in the text."""
+    """One word, what the shell makes of it (``Unread``: as it is written), and where it stands in
+    the text.
+    """
 
     value: str
     start: int
@@ -70,7 +77,9 @@ class _NotPlainError(Exception):
 
 
 def simple_commands(text: str) -> list[list[ShellWord]]:
-    """Return the words of each simple command in a shell's text, without redirections; empty where it is not read."""
+    """Return the words of each simple command in a shell's text, without redirections; empty where
+    it is not read.
+    """
     try:
         return [words for words in _commands(text) if words]
     except _NotPlainError:
@@ -79,16 +88,19 @@ def simple_commands(text: str) -> list[list[ShellWord]]:
 
 def _commands(text: str) -> list[list[ShellWord]]:
     commands: list[list[ShellWord]] = [[]]
-    at, redirected = 0, False
+    at = 0
+    redirected = False
     while at < len(text):
         if blank := _BLANK.match(text, at):
             at = blank.end()
         elif redirection := _REDIRECTION.match(text, at):
-            at, redirected = redirection.end(), True
+            at = redirection.end()
+            redirected = True
             if text.startswith("<", at):  # a here-document: the text goes on where no word tells it
                 raise _NotPlainError
         elif separator := _SEPARATORS.match(text, at):
-            at, redirected = separator.end(), False
+            at = separator.end()
+            redirected = False
             commands.append([])
         else:
             word = _word(text, at)
@@ -105,7 +117,8 @@ def _commands(text: str) -> list[list[ShellWord]]:
 def _word(text: str, start: int) -> ShellWord:
     """Read one word; quotes and backslashes go, what expands leaves it as it is written."""
     parts: list[str] = []
-    at, expands = start, False
+    at = start
+    expands = False
     while at < len(text) and text[at] not in " \t\n;&|<>":
         if plain := _PLAIN.match(text, at):
             parts.append(plain.group())
@@ -127,7 +140,8 @@ def _word(text: str, start: int) -> ShellWord:
             parts.append(text[at])
             at += 1
         elif expanded := _EXPANDED.match(text, at):
-            at, expands = expanded.end(), True
+            at = expanded.end()
+            expands = True
         elif text[at] in "()`$" or (text[at] == "#" and at == start):
             raise _NotPlainError
         else:  # a pattern of names, a home folder, braces
@@ -139,7 +153,9 @@ def _word(text: str, start: int) -> ShellWord:
 
 
 def _quoted(text: str, at: int) -> tuple[str, int, bool]:
-    """Return a double-quoted text from behind its quote, where it ends, and whether the shell expands something in it."""
+    """Return a double-quoted text from behind its quote, where it ends, and whether the shell
+    expands something in it.
+    """
     inside: list[str] = []
     expands = False
     while at < len(text) and text[at] != '"':
@@ -181,12 +197,15 @@ class InnerCommand:
     """One command that a command line runs.
 
     Attributes:
-        program: the program's name without its folder, the name of a Python file without its end, or ``module:NAME``.
+        program: the program's name without its folder, the name of a Python file without its end,
+            or ``module:NAME``.
         args: its arguments.
-        change: returns the whole command line with some of ``args`` replaced; edits are in order and do not overlap.
+        change: returns the whole command line with some of ``args`` replaced; edits are in order
+            and do not overlap.
         variables: what wrappers set for it, None for a variable that they take away.
-        set_variables: returns the whole command line with variables set in the innermost place where that can be done; None
-            where there is no tool, and it has those of the command line.
+        set_variables: returns the whole command line with variables set in the innermost place
+            where that can be done; None where there is no tool, and it has those of the command
+            line.
         has_no_others: whether a wrapper leaves it none of the inherited variables.
         is_elsewhere: whether it may run in another folder.
     """
@@ -202,7 +221,9 @@ class InnerCommand:
 
     @property
     def has_unread(self) -> bool:
-        """Whether one of its arguments is only known to the shell, and may stand for any number of words."""
+        """Whether one of its arguments is only known to the shell, and may stand for any number of
+        words.
+        """
         return any(isinstance(word, Unread) for word in self.args)
 
 
@@ -263,7 +284,8 @@ def _behind(command: InnerCommand, start: int) -> InnerCommand:
 
 def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerCommand]:
     """Open what an interpreter runs: a file or a module."""
-    own, args = _tables()["python"], command.args
+    own = _tables()["python"]
+    args = command.args
     while at < len(args) and args[at].startswith("-") and args[at] != "-":
         word = args[at]
         if word == "-m" and at + 1 < len(args):
@@ -271,12 +293,17 @@ def _in_python(command: InnerCommand, at: int, deep: int) -> Iterator[InnerComma
             return
         if word in own["values"]:
             at += 2
-        elif set(word[1:]) <= set(own["letters"]) or (word.startswith(("-W", "-X")) and len(word) > 2):
+        elif set(word[1:]) <= set(own["letters"]) or (
+            word.startswith(("-W", "-X")) and len(word) > 2
+        ):
             at += 1
         else:  # -c, and what is not known
             break
     script = at < len(args) and not args[at].startswith("-")
-    name = PurePath(args[at]).name.removesuffix(".py") if script else "python"
+    if script:
+        name = PurePath(args[at]).name.removesuffix(".py")
+    else:
+        name = "python"
     yield replace(_behind(command, at + 1 if script else at), program=name)
 
 
@@ -295,24 +322,34 @@ def _module(command: InnerCommand, at: int, name: str, deep: int) -> Iterator[In
 def _in_wrapper(
     command: InnerCommand, at: int, table: Mapping[str, Any], name: str, deep: int
 ) -> Iterator[InnerCommand]:
-    """Open the command behind a wrapper's options; where one of them is not known the wrapper itself is the command."""
-    args, first = command.args, at
+    """Open the command behind a wrapper's options; where one of them is not known the wrapper
+    itself is the command.
+    """
+    args = command.args
+    first = at
     closed = replace(_behind(command, first), program=name)
     subcommand = table.get("subcommand", [])
     if list(args[at : at + len(subcommand)]) != subcommand:
         yield closed
         return
     at += len(subcommand)
-    variables, clears, elsewhere = dict(command.variables), command.has_no_others, command.is_elsewhere
+    variables = dict(command.variables)
+    clears = command.has_no_others
+    elsewhere = command.is_elsewhere
     while at < len(args) and args[at].startswith("-") and args[at] != "--":
-        word, taken = args[at], 1
+        word = args[at]
+        taken = 1
         option, value = _option(word, table)
         if option in table.get("module", ()) and (value or at + 1 < len(args)):
             yield from _module(command, at if value else at + 1, value or args[at + 1], deep)
             return
         if option in table.get("values", ()):
-            taken, value = (1, value) if value is not None else (2, args[at + 1] if at + 1 < len(args) else "")
-        elif option not in table.get("switches", ()) and not (name == "nice" and re.fullmatch(r"-\d+", word)):
+            taken, value = (
+                (1, value) if value is not None else (2, args[at + 1] if at + 1 < len(args) else "")
+            )
+        elif option not in table.get("switches", ()) and not (
+            name == "nice" and re.fullmatch(r"-\d+", word)
+        ):
             yield closed
             return
         if option in table.get("unsets", ()) and value is not None:
@@ -321,7 +358,8 @@ def _in_wrapper(
         elsewhere = elsewhere or option in table.get("folder", ())
         at += taken
     at += at < len(args) and args[at] == "--"
-    setter, without = command.set_variables, command.without
+    setter = command.set_variables
+    without = command.without
     if table.get("assignments"):
         begin = at
         while at < len(args) and (found := _ASSIGNMENT.fullmatch(args[at])):
@@ -358,8 +396,12 @@ def _assigned(change: Change, at: int, variables: Mapping[str, str]) -> tuple[st
     return change([Edit(at, at, tuple(f"{name}={value}" for name, value in variables.items()))])
 
 
-def _without(change: Change, words: Sequence[str], begin: int) -> dict[str, Callable[[], tuple[str, ...]]]:
-    """Return, for each variable that the words from ``begin`` on assign, what takes its assignments away."""
+def _without(
+    change: Change, words: Sequence[str], begin: int
+) -> dict[str, Callable[[], tuple[str, ...]]]:
+    """Return, for each variable that the words from ``begin`` on assign, what takes its assignments
+    away.
+    """
     places: dict[str, list[Edit]] = {}
     for at, word in enumerate(words, begin):
         if found := _ASSIGNMENT.fullmatch(word):
@@ -368,34 +410,52 @@ def _without(change: Change, words: Sequence[str], begin: int) -> dict[str, Call
 
 
 def _in_shell(command: InnerCommand, table: Mapping[str, Any]) -> Iterator[InnerCommand]:
-    """Return the simple commands of the text that a shell is given to run; none where it runs a file, or what is not read."""
-    at, args = 1, command.args
+    """Return the simple commands of the text that a shell is given to run; none where it runs a
+    file, or what is not read.
+    """
+    at = 1
+    args = command.args
     while at < len(args) and args[at].startswith("-"):
         word = args[at]
         if re.fullmatch(r"-[a-z]*c", word) and at + 1 < len(args):
             yield from _in_text(command, at + 1)
             return
-        if word not in table["switches"] and not re.fullmatch(r"-[a-z]+", word) and word not in table["values"]:
+        if (
+            word not in table["switches"]
+            and not re.fullmatch(r"-[a-z]+", word)
+            and word not in table["values"]
+        ):
             return
         at += 2 if word in table["values"] else 1
 
 
 def _in_text(command: InnerCommand, index: int) -> Iterator[InnerCommand]:
     text = command.args[index]
-    moved, variables = command.is_elsewhere, dict(command.variables)
+    moved = command.is_elsewhere
+    variables = dict(command.variables)
     for words in [] if isinstance(text, Unread) else simple_commands(text):
         values = tuple(word.value for word in words)
-        first = next((i for i, value in enumerate(values) if not _is_assignment(value)), len(values))
-        found = {m.group(1): m.group(2) for value in values[:first] if (m := _ASSIGNMENT.fullmatch(value))}
+        first = next(
+            (i for i, value in enumerate(values) if not _is_assignment(value)), len(values)
+        )
+        found = {
+            m.group(1): m.group(2)
+            for value in values[:first]
+            if (m := _ASSIGNMENT.fullmatch(value))
+        }
         if first == len(values) or values[0] == "export":
-            variables |= {m.group(1): m.group(2) for value in values if (m := _ASSIGNMENT.fullmatch(value))}
+            variables |= {
+                m.group(1): m.group(2) for value in values if (m := _ASSIGNMENT.fullmatch(value))
+            }
             continue
         moved = moved or values[0] in {"cd", "pushd"}
         change = functools.partial(_changed_text, command.change, index, text, tuple(words))
         setter = functools.partial(_assigned, change, first)
         without = {**command.without, **_without(change, values[:first], 0)}
         given = {**variables, **found}
-        inner = InnerCommand("", values, change, given, setter, without, command.has_no_others, moved)
+        inner = InnerCommand(
+            "", values, change, given, setter, without, command.has_no_others, moved
+        )
         yield _behind(inner, first)
 
 
@@ -406,7 +466,9 @@ def _is_assignment(value: str) -> bool:
 def _written(word: str) -> str:
     """Return a word as a shell reads it; of an assignment only the value may be quoted."""
     found = _ASSIGNMENT.fullmatch(word)
-    return shlex.quote(word) if found is None else f"{found.group(1)}={shlex.quote(found.group(2))}"
+    if found is None:
+        return shlex.quote(word)
+    return f"{found.group(1)}={shlex.quote(found.group(2))}"
 
 
 def _changed_text(
@@ -416,16 +478,23 @@ def _changed_text(
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         new = " ".join(map(_written, edit.words))
         if edit.start < edit.end:
-            start, end = words[edit.start].start, words[edit.end - 1].end
+            start = words[edit.start].start
+            end = words[edit.end - 1].end
             if not edit.words and edit.start:  # the blank before it goes too
                 start = words[edit.start - 1].end
             elif not edit.words and edit.end < len(words):
                 end = words[edit.end].start
         elif edit.start < len(words):
             start = end = words[edit.start].start
-            new = f"{new} " if new else ""
+            if new:
+                new = f"{new} "
+            else:
+                new = ""
         else:
             start = end = words[-1].end
-            new = f" {new}" if new else ""
+            if new:
+                new = f" {new}"
+            else:
+                new = ""
         text = text[:start] + new + text[end:]
     return change([Edit(index, index + 1, (text,))])

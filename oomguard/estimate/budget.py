@@ -1,8 +1,9 @@
-"""Where a device's bytes went, as parts that overlap nowhere and never add up to more than the device.
+"""Where a device's bytes went, as parts that overlap nowhere and never add up to more than the
+device.
 
-Printed figures contain each other: the weights and the private pools of CUDA graphs are tensors, the tensors are in what the
-process has in use, and what is in use before the KV cache contains all of them. Figures that cannot be true together are left
-out, and ``Budget.conflict`` names them.
+Printed figures contain each other: the weights and the private pools of CUDA graphs are tensors,
+the tensors are in what the process has in use, and what is in use before the KV cache contains all
+of them. Figures that cannot be true together are left out, and ``Budget.conflict`` names them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from oomguard.core.incident import Budget, BudgetPart, Incident
 
 # Who held how much of the device, by an allocator's figures, whatever wording printed them.
 #
-# Old and new messages name other parts of the same picture (reserved in total, or reserved but unallocated; this
-# process, or a list of processes). Rules reason over the names here. An implausible figure is unknown, never zero.
+# Old and new messages name other parts of the same picture (reserved in total, or reserved but
+# unallocated; this process, or a list of processes). Rules reason over the names here. An
+# implausible figure is unknown, never zero.
 
-# torch's context, its libraries and NCCL beside the allocator: what a process may hold beyond its tensors.
+# torch's context, its libraries and NCCL beside the allocator: what a process may hold beyond its
+# tensors.
 _BESIDE_TENSORS_BYTES: Final = 3 << 30
 # The driver counts a process a little later than its allocator.
 _ROUNDING_RATIO: Final = 0.005
-_LISTED_PROCESS: Final = re.compile(r"\bProcess \d{1,10} has ([\d.]{1,12} [KMG]iB|\d{1,20} bytes) memory in use")
+_LISTED_PROCESS: Final = re.compile(
+    r"\bProcess \d{1,10} has ([\d.]{1,12} [KMG]iB|\d{1,20} bytes) memory in use"
+)
 
 
 def add_shares(facts: dict[str, Fact], message: str = "") -> None:
@@ -43,17 +48,29 @@ def add_shares(facts: dict[str, Fact], message: str = "") -> None:
     def solved(name: str, value: FactValue) -> None:
         facts.setdefault(name, Fact(name, value, "solved"))
 
-    total, free, tried = number("device_total_bytes"), number("device_free_bytes"), number("tried_bytes")
+    total = number("device_total_bytes")
+    free = number("device_free_bytes")
+    tried = number("tried_bytes")
     allocated = number("allocated_bytes")
-    reserved, unused = _reserved(allocated, number("reserved_total_bytes"), number("reserved_unallocated_bytes"))
+    reserved, unused = _reserved(
+        allocated, number("reserved_total_bytes"), number("reserved_unallocated_bytes")
+    )
     in_use = number("process_in_use_bytes")
     if in_use is not None and not _plausible(in_use, total, allocated):
         in_use = None
     if in_use is None:
         in_use = _taken_off_the_list(facts, allocated if reserved is None else reserved, message)
-    if in_use is not None and reserved is not None and number("allocated_bytes") is not None and in_use >= reserved:
+    if (
+        in_use is not None
+        and reserved is not None
+        and number("allocated_bytes") is not None
+        and in_use >= reserved
+    ):
         solved("non_torch_bytes", round(in_use - reserved))
-    own = reserved if in_use is None else in_use
+    if in_use is None:
+        own = reserved
+    else:
+        own = in_use
     if unused is not None:
         solved("unused_bytes", round(unused))
     if _is_before_graphs(facts):
@@ -78,7 +95,9 @@ def add_shares(facts: dict[str, Fact], message: str = "") -> None:
 def _reserved(
     allocated: float | None, reserved: float | None, unused: float | None
 ) -> tuple[float | None, float | None]:
-    """Return what the allocator holds, and what of it is in no tensor: each from the other where one is not printed."""
+    """Return what the allocator holds, and what of it is in no tensor: each from the other where
+    one is not printed.
+    """
     if allocated is None:
         return reserved, unused
     if unused is None and reserved is not None and reserved >= allocated:
@@ -89,24 +108,38 @@ def _reserved(
 
 
 def _is_before_graphs(facts: Mapping[str, Fact]) -> bool:
-    """Whether no graph was captured yet: torch since 2.3 names private pools beside its tensors where it has them."""
+    """Whether no graph was captured yet: torch since 2.3 names private pools beside its tensors
+    where it has them.
+    """
     eager = facts.get("enforce_eager")
     # Messages that name all that is reserved name no pools.
     is_named = "private_pool_bytes" in facts or "reserved_total_bytes" in facts
-    return "allocated_bytes" in facts and not is_named and not (eager is not None and eager.value is True)
+    return (
+        "allocated_bytes" in facts
+        and not is_named
+        and not (eager is not None and eager.value is True)
+    )
 
 
-def _taken_off_the_list(facts: dict[str, Fact], reserved: float | None, message: str) -> float | None:
-    """Return what the failed process has in use if the message lists it by number, and take it off the other processes.
+def _taken_off_the_list(
+    facts: dict[str, Fact], reserved: float | None, message: str
+) -> float | None:
+    """Return what the failed process has in use if the message lists it by number, and take it off
+    the other processes.
 
-    In a container it is listed by a number that is not its own. Without it the device would hold more than it can: what all
-    listed processes have in use, what is free, and once more the failed process's tensors.
+    In a container it is listed by a number that is not its own. Without it the device would hold
+    more than it can: what all listed processes have in use, what is free, and once more the failed
+    process's tensors.
     """
     listed = facts.get("other_process_in_use_bytes")
     if listed is None or isinstance(listed.value, (str, bool)) or reserved is None:
         return None
-    total, free = number_of(facts, "device_total_bytes"), number_of(facts, "device_free_bytes")
-    most = None if total is None else (1 + _ROUNDING_RATIO) * total
+    total = number_of(facts, "device_total_bytes")
+    free = number_of(facts, "device_free_bytes")
+    if total is None:
+        most = None
+    else:
+        most = (1 + _ROUNDING_RATIO) * total
     if most is not None and listed.value > most:
         return None  # not a list of this device
     sizes = _listed_bytes(message)
@@ -116,7 +149,9 @@ def _taken_off_the_list(facts: dict[str, Fact], reserved: float | None, message:
     is_too_much = most is not None and listed.value + reserved + (free or 0) > most
     if own is None or not (is_too_much or _fits_tensors(own, reserved)):
         return None
-    facts.setdefault("process_in_use_bytes", replace(listed, name="process_in_use_bytes", value=own))
+    facts.setdefault(
+        "process_in_use_bytes", replace(listed, name="process_in_use_bytes", value=own)
+    )
     if listed.value > own:
         facts["other_process_in_use_bytes"] = replace(listed, value=int(listed.value) - own)
     else:
@@ -136,14 +171,16 @@ def _fits_tensors(in_use: float, reserved: float) -> bool:
 
 
 def _plausible(in_use: float, total: float | None, allocated: float | None) -> bool:
-    """Whether "this process has N in use" can be true: in containers it may be 0, an underflow, or less than its own tensors."""
+    """Whether "this process has N in use" can be true: in containers it may be 0, an underflow, or
+    less than its own tensors.
+    """
     if total is not None and in_use > 1.05 * total:
         return False
     return in_use > 0 and (allocated is None or in_use >= _OWN_COUNT_RATIO * allocated)
 
 
-# What is free at the failure comes with the message of an allocator or of a start that was refused. With these kinds it was
-# printed when the engine began.
+# What is free at the failure comes with the message of an allocator or of a start that was refused.
+# With these kinds it was printed when the engine began.
 _FREE_AT_START: Final = frozenset(
     {
         "kv_cache_none_left",
@@ -157,7 +194,8 @@ _FREE_AT_START: Final = frozenset(
 )
 # The driver counts a process a little later than its allocator, and others allocate meanwhile.
 _TOLERANCE_RATIO: Final = 0.001
-# A process whose count by the driver is this much below its own tensors is not seen by the driver: a container, or Windows.
+# A process whose count by the driver is this much below its own tensors is not seen by the driver:
+# a container, or Windows.
 _OWN_COUNT_RATIO: Final = 0.98
 # What is neither free nor of this process may be its own context, up to this share of the device.
 _OTHERS_RATIO: Final = 0.2
@@ -166,7 +204,9 @@ _WEIGHTS_ROUNDING_RATIO: Final = 0.05
 
 
 class _Share(NamedTuple):
-    """Who holds what, as one figure: how a sentence names it, its bytes with their rounding, and its parts."""
+    """Who holds what, as one figure: how a sentence names it, its bytes with their rounding, and
+    its parts.
+    """
 
     words: str
     bytes: int
@@ -182,37 +222,57 @@ class _Figures:
 
     def __call__(self, name: str) -> int | None:
         value = number_of(self._facts, name)
-        return None if value is None else int(value)
+        if value is None:
+            return None
+        return int(value)
 
     def slack(self, *names: str) -> float:
         return sum(self._facts[name].slack for name in names if name in self._facts)
 
     def line(self, name: str) -> int | None:
         fact = self._facts.get(name)
-        return fact.line if fact else None
+        if fact:
+            return fact.line
+        return None
 
     def part(self, label: str, name: str, size: int | None = None) -> BudgetPart:
-        """Return a part of a fact's bytes; ``size`` replaces them if some of them belong to another part."""
+        """Return a part of a fact's bytes; ``size`` replaces them if some of them belong to another
+        part.
+        """
         own = self(name) or 0
-        size = own if size is None else size
-        source = self._facts[name].source if name in self._facts and size == own else "solved"
+        if size is None:
+            size = own
+        if name in self._facts and size == own:
+            source = self._facts[name].source
+        else:
+            source = "solved"
         return BudgetPart(label, size, source)
 
 
 def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
     """Return where the device's bytes were at a failure; ``facts`` are all that is known of it."""
-    figures, kind = _Figures(facts), incident.kind
+    figures = _Figures(facts)
+    kind = incident.kind
     total = figures("device_total_bytes")
     if kind == "host_oom":
         return Budget()  # the host's memory ran out
     conflicts = list(_impossible(figures, total))
     shares: list[_Share] = []
-    before, free = figures("used_before_start_bytes"), figures("device_free_bytes")
-    if before is None and kind in _FREE_AT_START and total is not None and free is not None and free < total:
+    before = figures("used_before_start_bytes")
+    free = figures("device_free_bytes")
+    if (
+        before is None
+        and kind in _FREE_AT_START
+        and total is not None
+        and free is not None
+        and free < total
+    ):
         before = total - free
     if before is not None:
         part = BudgetPart("in use at the start", before, "solved")
-        shares.append(_Share("in use at the start", before, figures.slack("device_free_bytes"), (part,)))
+        shares.append(
+            _Share("in use at the start", before, figures.slack("device_free_bytes"), (part,))
+        )
     if figures("used_before_start_bytes") is None:  # else nothing of the engine is loaded yet
         shares += _of_process(figures, total, "torch" if kind == "mps_oom" else "tensors")
         shares += _of_others(figures, total)
@@ -231,30 +291,63 @@ def budget_of_failure(incident: Incident, facts: Mapping[str, Fact]) -> Budget:
 
 
 def _impossible(figures: _Figures, total: int | None) -> Iterator[str]:
-    """Yield what one figure of this process contradicts by itself: tensors above the device (Windows), a count that is no count."""
-    in_use, allocated = figures("process_in_use_bytes"), figures("allocated_bytes")
+    """Yield what one figure of this process contradicts by itself: tensors above the device
+    (Windows), a count that is no count.
+    """
+    in_use = figures("process_in_use_bytes")
+    allocated = figures("allocated_bytes")
     tolerance = figures.slack("process_in_use_bytes", "device_total_bytes", "allocated_bytes")
-    most = total * (1 + _TOLERANCE_RATIO) + tolerance if total and total > 0 else None
+    if total and total > 0:
+        most = total * (1 + _TOLERANCE_RATIO) + tolerance
+    else:
+        most = None
     if allocated is not None and most is not None and allocated > most:
         yield f"{format_gib(allocated)} in tensors, but the device has {format_gib(total or 0)}"
     if in_use is not None and most is not None and in_use > most:
-        yield f"{format_gib(in_use)} in use by this process, but the device has {format_gib(total or 0)}"
-    elif in_use is not None and allocated is not None and in_use < _OWN_COUNT_RATIO * allocated - tolerance:
-        yield f"{format_gib(in_use)} in use by this process, but {format_gib(allocated)} in its tensors"
+        yield (
+            f"{format_gib(in_use)} in use by this process, but the device has "
+            f"{format_gib(total or 0)}"
+        )
+    elif (
+        in_use is not None
+        and allocated is not None
+        and in_use < _OWN_COUNT_RATIO * allocated - tolerance
+    ):
+        yield (
+            f"{format_gib(in_use)} in use by this process, but {format_gib(allocated)} in its "
+            "tensors"
+        )
 
 
-def _of_process(figures: _Figures, total: int | None, allocated_words: str = "tensors") -> Iterator[_Share]:
-    """Yield what the failed process, or the engine before its KV cache, had in use; MPS counts unused blocks as allocated."""
+def _of_process(
+    figures: _Figures, total: int | None, allocated_words: str = "tensors"
+) -> Iterator[_Share]:
+    """Yield what the failed process, or the engine before its KV cache, had in use; MPS counts
+    unused blocks as allocated.
+    """
     names = ("allocated_bytes", "unused_bytes", "non_torch_bytes", "process_in_use_bytes")
-    allocated, own = figures("allocated_bytes"), figures("own_bytes")
-    if total and total > 0 and allocated is not None and allocated > total + figures.slack("allocated_bytes"):
+    allocated = figures("allocated_bytes")
+    own = figures("own_bytes")
+    if (
+        total
+        and total > 0
+        and allocated is not None
+        and allocated > total + figures.slack("allocated_bytes")
+    ):
         return
     if allocated is not None:
         parts = list(_of_allocator(figures, own, allocated_words))
     elif own is not None:
-        parts = list(_besides(figures, "own_bytes", "this process", {"model_weights_bytes": "the weights"}))
+        parts = list(
+            _besides(figures, "own_bytes", "this process", {"model_weights_bytes": "the weights"})
+        )
     else:
-        names = ("model_weights_bytes", "peak_activation_bytes", "non_torch_bytes", "consumed_bytes")
+        names = (
+            "model_weights_bytes",
+            "peak_activation_bytes",
+            "non_torch_bytes",
+            "consumed_bytes",
+        )
         parts = list(_before_kv_cache(figures, total))
     parts = [part for part in parts if part.bytes > 0]
     if parts:
@@ -263,26 +356,37 @@ def _of_process(figures: _Figures, total: int | None, allocated_words: str = "te
 
 
 def _of_allocator(figures: _Figures, own: int | None, words: str) -> Iterator[BudgetPart]:
-    allocated, unused = figures("allocated_bytes") or 0, figures("unused_bytes") or 0
+    allocated = figures("allocated_bytes") or 0
+    unused = figures("unused_bytes") or 0
     pools = {"model_weights_bytes": "the weights", "private_pool_bytes": "the private pools"}
     yield from _besides(figures, "allocated_bytes", words, pools)
     if unused > 0:
         name = "reserved_unallocated_bytes"
         yield figures.part("reserved by torch, unused", name, unused)
     if own is not None and own > allocated + unused:
-        name = "non-torch" if figures("unused_bytes") is not None else "besides the tensors"
+        if figures("unused_bytes") is not None:
+            name = "non-torch"
+        else:
+            name = "besides the tensors"
         yield BudgetPart(name, own - allocated - unused, "solved")
     else:
         yield figures.part("non-torch", "non_torch_bytes")
 
 
-def _besides(figures: _Figures, name: str, label: str, inside: Mapping[str, str]) -> Iterator[BudgetPart]:
+def _besides(
+    figures: _Figures, name: str, label: str, inside: Mapping[str, str]
+) -> Iterator[BudgetPart]:
     """Yield a figure's parts: those inside it, and what is beside them."""
-    rest, named = figures(name) or 0, []
+    rest = figures(name) or 0
+    named = []
     whole = rest
     for fact, words in inside.items():
         size = figures(fact)
-        if size is None or size <= 0 or size > rest + figures.slack(fact, name) + _WEIGHTS_ROUNDING_RATIO * whole:
+        if (
+            size is None
+            or size <= 0
+            or size > rest + figures.slack(fact, name) + _WEIGHTS_ROUNDING_RATIO * whole
+        ):
             continue  # of another process, or of an earlier start
         size = min(size, rest)
         yield figures.part(words.removeprefix("the "), fact, size)
@@ -315,15 +419,22 @@ def _before_kv_cache(figures: _Figures, total: int | None) -> Iterator[BudgetPar
 
 
 def _of_others(figures: _Figures, total: int | None) -> Iterator[_Share]:
-    listed, rest = figures("other_process_in_use_bytes"), figures("others_bytes")
+    listed = figures("other_process_in_use_bytes")
+    rest = figures("others_bytes")
     slack = figures.slack("other_process_in_use_bytes")
     if listed is not None and listed > 0:
         yield _Share(
-            "held by other processes", listed, slack, (figures.part("other processes", "other_process_in_use_bytes"),)
+            "held by other processes",
+            listed,
+            slack,
+            (figures.part("other processes", "other_process_in_use_bytes"),),
         )
     elif total and rest is not None and rest > _OTHERS_RATIO * total and listed is None:
         # Without its count by the driver a process's own context is among it.
-        name = "other processes" if figures("process_in_use_bytes") is not None else "not shown as this process's"
+        if figures("process_in_use_bytes") is not None:
+            name = "other processes"
+        else:
+            name = "not shown as this process's"
         yield _Share(f"held by {name}", rest, slack, (BudgetPart(name, rest, "solved"),))
 
 
@@ -337,18 +448,35 @@ _START_PARTS: Final = (
 
 
 def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
-    """Return where an engine's start put the device's bytes, as far as it printed them; the rest of the device is free."""
+    """Return where an engine's start put the device's bytes, as far as it printed them; the rest of
+    the device is free.
+    """
     figures = _Figures(facts)
-    total, before, after = (figures(n) for n in ("device_total_bytes", "device_free_bytes", "current_free_bytes"))
-    consumed, weights = figures("consumed_bytes"), figures("model_weights_bytes")
+    total, before, after = (
+        figures(n) for n in ("device_total_bytes", "device_free_bytes", "current_free_bytes")
+    )
+    consumed = figures("consumed_bytes")
+    weights = figures("model_weights_bytes")
     parts = [figures.part(label, name) for name, label in _START_PARTS]
-    if consumed is not None and weights is not None and "non_torch_bytes" not in facts and consumed >= weights:
-        parts[-1] = BudgetPart("non-torch", consumed - weights, "solved")  # 0.27 and later print the two together
+    if (
+        consumed is not None
+        and weights is not None
+        and "non_torch_bytes" not in facts
+        and consumed >= weights
+    ):
+        parts[-1] = BudgetPart(
+            "non-torch", consumed - weights, "solved"
+        )  # 0.27 and later print the two together
     parts = [part for part in parts if part.bytes > 0]
     slack = figures.slack(*(name for name, _ in _START_PARTS))
     own = sum(part.bytes for part in parts)
-    shares = [_Share("taken by the engine", own, slack, tuple(parts))] if parts else []
-    if total is not None and before is not None and total > before:  # a start prints what was free when it began
+    if parts:
+        shares = [_Share("taken by the engine", own, slack, tuple(parts))]
+    else:
+        shares = []
+    if (
+        total is not None and before is not None and total > before
+    ):  # a start prints what was free when it began
         taken = BudgetPart("in use at the start", total - before, "solved")
         shares.append(_Share("in use at the start", taken.bytes, 0.0, (taken,)))
     if after is not None:  # SGLang prints what is left when it is ready
@@ -361,22 +489,31 @@ def budget_of_start(facts: Mapping[str, Fact]) -> Budget:
     return _disjoint(total, shares, figures.slack("device_total_bytes"), [])
 
 
-def _disjoint(total: int | None, shares: Iterable[_Share], slack: float, conflicts: list[str]) -> Budget:
-    """Return the budget of shares that can be true together, with what was left out as its conflict."""
+def _disjoint(
+    total: int | None, shares: Iterable[_Share], slack: float, conflicts: list[str]
+) -> Budget:
+    """Return the budget of shares that can be true together, with what was left out as its
+    conflict.
+    """
     kept = [share for share in shares if share.bytes > 0]
     size = total or 0
     # A negative or zero total is unknown.
     while size > 0 and (wrong := _contradiction(size, kept, slack)):
         kept = [share for share in kept if share not in wrong]
         sizes = [f"{format_gib(share.bytes)} {share.words}" for share in wrong]
-        sum_of = f", {format_gib(sum(share.bytes for share in wrong))} together" if len(wrong) > 1 else ""
+        if len(wrong) > 1:
+            sum_of = f", {format_gib(sum(share.bytes for share in wrong))} together"
+        else:
+            sum_of = ""
         conflicts.append(f"{_listed(sizes)}{sum_of}, but the device has {format_gib(size)}")
     parts = tuple(part for share in kept for part in share.parts if part.bytes > 0)
     return Budget(total, _within(size, parts) if size > 0 else parts, "; ".join(conflicts) or None)
 
 
 def _contradiction(total: int, shares: list[_Share], slack: float) -> list[_Share]:
-    """Return the fewest shares that are together more than the device, the largest first; none if all fit."""
+    """Return the fewest shares that are together more than the device, the largest first; none if
+    all fit.
+    """
     ordered = sorted(shares, key=lambda share: share.bytes, reverse=True)
     for count in range(1, len(ordered) + 1):
         for group in combinations(ordered, count):
@@ -387,15 +524,23 @@ def _contradiction(total: int, shares: list[_Share], slack: float) -> list[_Shar
 
 
 def _within(total: int, parts: tuple[BudgetPart, ...]) -> tuple[BudgetPart, ...]:
-    """Take what printed figures exceed the device by, which is their rounding, from the largest solved part, or the largest."""
+    """Take what printed figures exceed the device by, which is their rounding, from the largest
+    solved part, or the largest.
+    """
     excess = sum(part.bytes for part in parts) - total
     while excess > 0:
-        largest = max(parts, key=lambda part: (part.source == "solved" and part.bytes > excess, part.bytes))
+        largest = max(
+            parts, key=lambda part: (part.source == "solved" and part.bytes > excess, part.bytes)
+        )
         taken = min(excess, largest.bytes)
         excess -= taken
-        parts = tuple(one if one is not largest else replace(one, bytes=one.bytes - taken) for one in parts)
+        parts = tuple(
+            one if one is not largest else replace(one, bytes=one.bytes - taken) for one in parts
+        )
     return tuple(part for part in parts if part.bytes > 0)
 
 
 def _listed(texts: list[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    if len(texts) == 1:
+        return texts[0]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -1,4 +1,6 @@
-"""A question to a child's Python, which loads the engine so that nothing of it stays in the process that asks."""
+"""A question to a child's Python, which loads the engine so that nothing of it stays in the process
+that asks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def ask_child(
 ) -> dict[str, Any]:
     """Ask a module's ``main``: one JSON object in, one on the last line out.
 
-    The child takes no code from the working directory, nor from the model's folder: see ``clean_start``.
+    The child takes no code from the working directory, nor from the model's folder: see
+    ``clean_start``.
 
     Args:
         module: the module that answers.
@@ -54,7 +57,10 @@ def ask_child(
     lines = ran.stdout.strip().splitlines()
     if ran.returncode or not lines:
         said = [line for line in ran.stderr.splitlines() if line.strip()]
-        last = said[-1].strip() if said else f"exit status {ran.returncode}"
+        if said:
+            last = said[-1].strip()
+        else:
+            last = f"exit status {ran.returncode}"
         raise InputError(f"{failed}: {last}", hint=hint)
     found: dict[str, Any] = json.loads(lines[-1])
     return found

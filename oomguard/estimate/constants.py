@@ -1,4 +1,5 @@
-"""The measured constants of the memory model, a row for each range of versions: those with a source, and those that a fit found.
+"""The measured constants of the memory model, a row for each range of versions: those with a
+source, and those that a fit found.
 
 constants.toml is written by hand, fitted.toml by benchmarks/fit_constants.py.
 """
@@ -29,13 +30,17 @@ def tables() -> dict[str, Any]:
 
 def latest() -> Version:
     """Return the newest vLLM that is known here."""
-    from packaging.version import Version  # with its specifiers 13 ms, which a diagnosis does without
+    from packaging.version import (
+        Version,
+    )  # with its specifiers 13 ms, which a diagnosis does without
 
     return Version(_LATEST)
 
 
 def engine_version(text: str | None) -> Version:
-    """Read a vLLM version, the newest known one for None; raises SettingError for what is no version."""
+    """Read a vLLM version, the newest known one for None; raises SettingError for what is no
+    version.
+    """
     from packaging.version import InvalidVersion, Version
 
     if text is None:
@@ -43,7 +48,9 @@ def engine_version(text: str | None) -> Version:
     try:
         return Version(text.removeprefix("v"))
     except InvalidVersion:
-        raise SettingError(f"engine_version is {text!r}, not a version", hint="for example 0.30.0") from None
+        raise SettingError(
+            f"engine_version is {text!r}, not a version", hint="for example 0.30.0"
+        ) from None
 
 
 def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
@@ -51,36 +58,53 @@ def rows_of(table: str, version: Version) -> list[dict[str, Any]]:
     from packaging.specifiers import SpecifierSet
 
     base = version.base_version
-    return [row for row in tables()[table] if SpecifierSet(row["versions"]).contains(base, prereleases=True)]
+    return [
+        row
+        for row in tables()[table]
+        if SpecifierSet(row["versions"]).contains(base, prereleases=True)
+    ]
 
 
 def constant(table: str, version: Version, **where: int) -> dict[str, Any]:
-    """Return the row of a table for a version; of rows for several numbers of ranks the largest not above those asked for.
+    """Return the row of a table for a version; of rows for several numbers of ranks the largest not
+    above those asked for.
 
     Raises:
         SettingError: no row is for that version.
     """
-    rows = [row for row in rows_of(table, version) if all(row.get(name, 1) <= value for name, value in where.items())]
+    rows = [
+        row
+        for row in rows_of(table, version)
+        if all(row.get(name, 1) <= value for name, value in where.items())
+    ]
     if not rows:
         raise SettingError(f"nothing is known of {table} in version {version}")
-    found: dict[str, Any] = max(rows, key=lambda row: [row.get(name, 1) for name in where]) if where else rows[0]
+    found: dict[str, Any] = (
+        max(rows, key=lambda row: [row.get(name, 1) for name in where]) if where else rows[0]
+    )
     return found
 
 
 def pool_range(kind: str) -> dict[str, float]:
-    """Return how a planned pool's range is widened for a kind of start: by a share of the device, then by a factor."""
+    """Return how a planned pool's range is widened for a kind of start: by a share of the device,
+    then by a factor.
+    """
     found: dict[str, float] = tables()["range"][kind]
     return found
 
 
 def kept_back() -> dict[str, float]:
-    """Return what a plan keeps back of starts whose version and GPU were not measured: a share of the device, and its quantile."""
+    """Return what a plan keeps back of starts whose version and GPU were not measured: a share of
+    the device, and its quantile.
+    """
     found: dict[str, float] = tables()["kept_back"]["elsewhere"]
     return found
 
 
 def measured_groups() -> frozenset[tuple[str, str]]:
-    """Return the minor versions, each with the name of a GPU, of which the constants come from several starts."""
+    """Return the minor versions, each with the name of a GPU, of which the constants come from
+    several starts.
+    """
     return frozenset((row["version"], row["gpu"]) for row in tables().get("measured", ()))
 
 
@@ -92,7 +116,9 @@ def since(name: str, version: Version) -> bool:
 
 
 def reserved_ratio() -> float:
-    """Return what the caching allocator holds beyond the tensors of a ``generate`` that is not replayed, as a share of them."""
+    """Return what the caching allocator holds beyond the tensors of a ``generate`` that is not
+    replayed, as a share of them.
+    """
     return float(tables()["generate"]["reserved_ratio"])
 
 
@@ -114,23 +140,30 @@ def gpu_total_bytes(name: str) -> int:
 
 def plain_name(name: str) -> str:
     """Return a GPU's name as its rows are compared by: letters and digits, without the maker's."""
-    return "".join(c for c in name.lower().removeprefix("nvidia") if c.isalnum()).removeprefix("geforce")
+    return "".join(c for c in name.lower().removeprefix("nvidia") if c.isalnum()).removeprefix(
+        "geforce"
+    )
 
 
-# How much of a device is free when an engine starts, where its memory is not the engine's alone: WSL2, unified, time-sliced.
+# How much of a device is free when an engine starts, where its memory is not the engine's alone:
+# WSL2, unified, time-sliced.
 
 KINDS: Final = ("discrete", "wsl2", "unified")
 
 
 def others_margin_ratio() -> float:
-    """Return the share of a device that other processes may still take between two looks at what is free."""
+    """Return the share of a device that other processes may still take between two looks at what is
+    free.
+    """
     return float(tables()["ceilings"]["others_margin_ratio"])
 
 
 def pool_margin_bytes(total_bytes: float, *, is_on_host: bool) -> float:
     """Return what has to stay free beside a cache that takes all else of a device, or of a host."""
     margin = others_margin_ratio() * total_bytes
-    return max(margin, float(tables()["ceilings"]["host_margin_bytes"])) if is_on_host else margin
+    if is_on_host:
+        return max(margin, float(tables()["ceilings"]["host_margin_bytes"]))
+    return margin
 
 
 def most_free_ratio() -> float:
@@ -144,26 +177,35 @@ def kind_of(gpu_name: str | None, *, on_wsl2: bool = False) -> str:
     for row in tables()["ceiling"]:
         if any(name in plain for name in row["gpus"]):
             return str(row["kind"])
-    return "wsl2" if on_wsl2 else "discrete"
+    if on_wsl2:
+        return "wsl2"
+    return "discrete"
 
 
 def free_at_start(total_bytes: int, kind: str, replicas: int = 1) -> tuple[int | None, str]:
-    """Return the bytes that are free for one engine, and what says so; None for all but the CUDA context.
+    """Return the bytes that are free for one engine, and what says so; None for all but the CUDA
+    context.
 
     Args:
         total_bytes: the memory of the GPU.
         kind: one of ``KINDS``.
-        replicas: engines that take turns on a time-sliced GPU; nothing but they themselves divides its memory.
+        replicas: engines that take turns on a time-sliced GPU; nothing but they themselves divides
+            its memory.
 
     Raises:
         SettingError: the kind is not known.
     """
     if kind not in KINDS:
         raise SettingError(f"memory_kind is {kind!r}", hint=f"one of {', '.join(KINDS)}")
-    ratio = next((float(row["free_ratio"]) for row in tables()["ceiling"] if row["kind"] == kind), None)
+    ratio = next(
+        (float(row["free_ratio"]) for row in tables()["ceiling"] if row["kind"] == kind), None
+    )
     if ratio is None and replicas == 1:
         return None, ""
     free = round((1.0 if ratio is None else ratio) * total_bytes / replicas)
-    said = [f"{ratio:.0%} of a device with {kind} memory is free at a start"] if ratio is not None else []
+    if ratio is not None:
+        said = [f"{ratio:.0%} of a device with {kind} memory is free at a start"]
+    else:
+        said = []
     said += [f"{replicas} replicas share it evenly"] if replicas > 1 else []
     return free, ", ".join(said)

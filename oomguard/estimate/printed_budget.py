@@ -1,8 +1,9 @@
 """Facts that follow from printed facts by vLLM's memory equation, and the budget they add up to.
 
 ``available_kv(u) = total * u - consumed`` with ``consumed`` independent of the utilization ``u``
-(vllm/v1/worker/gpu_worker.py determine_available_memory 0.33; cpu_worker.py 0.32 has the same form with the worker's
-resident bytes): the slope is the device's total, so a lower utilization always leaves less for the KV cache.
+(vllm/v1/worker/gpu_worker.py determine_available_memory 0.33; cpu_worker.py 0.32 has the same form
+with the worker's resident bytes): the slope is the device's total, so a lower utilization always
+leaves less for the KV cache.
 """
 
 from __future__ import annotations
@@ -17,31 +18,46 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.estimate.budget import add_shares, budget_of_failure
 from oomguard.scan.effective_settings import with_requested_share
 
-# A KV cache size that was set in bytes and has no effect: something that nobody sees sets another one over it.
+# A KV cache size that was set in bytes and has no effect: something that nobody sees sets another
+# one over it.
 #
-# On vLLM's CPU backend VLLM_CPU_KVCACHE_SPACE comes before flag, file and argument (check_and_update_config in
-# vllm/platforms/cpu.py, 0.32), and a script may set it. The size that the engine prints is the one that counts.
+# On vLLM's CPU backend VLLM_CPU_KVCACHE_SPACE comes before flag, file and argument
+# (check_and_update_config in vllm/platforms/cpu.py, 0.32), and a script may set it. The size that
+# the engine prints is the one that counts.
 
 _NAME: Final = "kv_cache_memory_bytes"
 
 
 def with_explicit_pool(incident: Incident) -> Incident:
-    """Return the incident with the size that the engine prints in place of one that differs by more than rounding."""
-    given, printed = incident.facts.get(_NAME), incident.facts.get("explicit_kv_cache_bytes")
-    if given is None or printed is None or isinstance(given.value, str) or isinstance(printed.value, str):
+    """Return the incident with the size that the engine prints in place of one that differs by more
+    than rounding.
+    """
+    given = incident.facts.get(_NAME)
+    printed = incident.facts.get("explicit_kv_cache_bytes")
+    if (
+        given is None
+        or printed is None
+        or isinstance(given.value, str)
+        or isinstance(printed.value, str)
+    ):
         return incident
     if abs(given.value - printed.value) <= printed.slack:
         return incident
     facts = {
         **incident.facts,
         _NAME: replace(printed, name=_NAME),
-        "ignored_kv_cache_bytes": Fact("ignored_kv_cache_bytes", given.value, given.source, line=given.line),
+        "ignored_kv_cache_bytes": Fact(
+            "ignored_kv_cache_bytes", given.value, given.source, line=given.line
+        ),
     }
     in_force = SettingInForce(_NAME, printed.value, True, "printed")
-    return replace(incident, facts=MappingProxyType(facts), settings={**incident.settings, _NAME: in_force})
+    return replace(
+        incident, facts=MappingProxyType(facts), settings={**incident.settings, _NAME: in_force}
+    )
 
 
-# An engine that gave its device memory back and takes it again: what its log says of each sleep, in sentences for the rules.
+# An engine that gave its device memory back and takes it again: what its log says of each sleep, in
+# sentences for the rules.
 
 # Ray's actors that hold a trainer and wake its engine: verl, OpenRLHF and what is built on them.
 _TRAINERS: Final = (
@@ -57,25 +73,35 @@ _UNKNOWN: Final = "The log does not say how much the engine gave back when it we
 
 
 def with_sleep(facts: dict[str, Fact], incident: Incident, phase: str) -> str:
-    """Add what the log says of sleeping; return the phase, which is ``wake_up`` if the sleep mode's allocator failed while it slept."""
+    """Add what the log says of sleeping; return the phase, which is ``wake_up`` if the sleep mode's
+    allocator failed while it slept.
+    """
     if _is(facts, "pool_allocator") and _is(facts, "asleep"):
         phase = "wake_up"
     if phase != "wake_up":
         return phase
     if (incident.location.process or "").startswith(_TRAINERS):
         facts.setdefault("trainer_frames", Fact("trainer_frames", True, "solved"))
-    text, used = " ".join(_sentences(facts)) or _UNKNOWN, facts.get("sleep_used_bytes")
-    facts.setdefault("sleep_account", Fact("sleep_account", text, "solved", line=None if used is None else used.line))
+    text = " ".join(_sentences(facts)) or _UNKNOWN
+    used = facts.get("sleep_used_bytes")
+    facts.setdefault(
+        "sleep_account",
+        Fact("sleep_account", text, "solved", line=None if used is None else used.line),
+    )
     return phase
 
 
 def _sentences(facts: dict[str, Fact]) -> list[str]:
     """Return what was freed, what stayed, and what must have been taken since."""
     sentences: list[str] = []
-    freed, used = facts.get("sleep_freed_bytes"), facts.get("sleep_used_bytes")
-    needed, each = facts.get("wake_needed_bytes") or freed, facts.get("sleep_used_each")
+    freed = facts.get("sleep_freed_bytes")
+    used = facts.get("sleep_used_bytes")
+    needed = facts.get("wake_needed_bytes") or freed
+    each = facts.get("sleep_used_each")
     if freed is not None and used is not None:
-        sentences.append(f"Its last sleep freed {_size(freed)}; {_size(used)} of the device stayed in use.")
+        sentences.append(
+            f"Its last sleep freed {_size(freed)}; {_size(used)} of the device stayed in use."
+        )
     if each is not None and " " in str(each.value):
         sentences.append(f"In use after each sleep: {each.value} GiB.")
     if needed is None:
@@ -87,7 +113,9 @@ def _sentences(facts: dict[str, Fact]) -> list[str]:
         taken = round(total - float(needed.value) - float(used.value))
         if taken > 0:
             slack = needed.slack + used.slack
-            sentences.append(f"So at least {format_rounded(taken, slack)} more was taken while it slept.")
+            sentences.append(
+                f"So at least {format_rounded(taken, slack)} more was taken while it slept."
+            )
     return sentences
 
 
@@ -99,20 +127,24 @@ def _size(fact: Fact) -> str:
     return format_rounded(float(fact.value), fact.slack)
 
 
-# Facts of a share that counts weights and KV pool together, which is filled once the weights are in (SGLang's ``mem_fraction_static``).
+# Facts of a share that counts weights and KV pool together, which is filled once the weights are in
+# (SGLang's ``mem_fraction_static``).
 #
-# The pool gets free_after_load - free_before_load * (1 - share): sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to
-# 0.5.10, and mem_cache/kv_cache_configurator.py _profile_available_bytes, 0.5.23.
+# The pool gets free_after_load - free_before_load * (1 - share):
+# sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to 0.5.10, and
+# mem_cache/kv_cache_configurator.py _profile_available_bytes, 0.5.23.
 
 _ENGINE: Final = "sglang"
 _OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
 # Figures that are printed once the pool stands.
 _OF_A_POOL: Final = ("kv_cache_available_bytes", "pool_free_bytes", "kv_cache_capacity_tokens")
-# While a model is built torch holds nothing that no tensor uses; a step gives its activations back and leaves pieces.
+# While a model is built torch holds nothing that no tensor uses; a step gives its activations back
+# and leaves pieces.
 _BUILT_UNUSED_RATIO: Final = 0.002
 _BUILT_OWN_RATIO: Final = 0.9
-# The table of requests: 4 bytes for each token of context, and a few more than were asked for, of each request that may run; so many
-# may where none are set (model_runner.py init_memory_pool, 0.3 to 0.5.10; mem_cache/kv_cache_configurator.py, 0.5.23).
+# The table of requests: 4 bytes for each token of context, and a few more than were asked for, of
+# each request that may run; so many may where none are set (model_runner.py init_memory_pool, 0.3
+# to 0.5.10; mem_cache/kv_cache_configurator.py, 0.5.23).
 _ENTRY_BYTES: Final = 4
 _DEFAULT_REQUESTS: Final = (2048, 4096)
 _LEAST_TABLE_BYTES: Final = 4 << 30
@@ -121,17 +153,21 @@ _MORE_TOKENS: Final = 16
 
 
 def with_static_share(facts: dict[str, Fact], phase: str) -> str:
-    """Add what the weights take of the memory that was free before them, and return what the engine was doing.
+    """Add what the weights take of the memory that was free before them, and return what the engine
+    was doing.
 
     Args:
         facts: what is known; those that follow are added.
-        phase: what the engine was doing, as its lines tell; where they do not, weights that can be all that was allocated tell it.
+        phase: what the engine was doing, as its lines tell; where they do not, weights that can be
+            all that was allocated tell it.
     """
     _add_least_share(facts)
     if facts["framework"].value != _ENGINE:
         return phase
     _add_request_table(facts, phase)
-    has_pool = "later_weights_frames" in facts or any(number_of(facts, name) is not None for name in _OF_A_POOL)
+    has_pool = "later_weights_frames" in facts or any(
+        number_of(facts, name) is not None for name in _OF_A_POOL
+    )
     if phase == "unknown" and not has_pool and _builds_model(facts):
         phase = "load_weights"
     is_prompt = phase in _OF_A_PROMPT and "multimodal_frames" not in facts
@@ -153,56 +189,84 @@ def _add_least_share(facts: dict[str, Fact]) -> None:
         after = before - weights
     counts_both = "mem_fraction_static_ratio" in facts or facts["framework"].value == _ENGINE
     if counts_both and before and after is not None:
-        facts["static_share_least_ratio"] = Fact("static_share_least_ratio", max(0.0, 1 - after / before), "solved")
-    least, now = (number_of(facts, name) for name in ("static_share_least_ratio", "mem_fraction_static_ratio"))
+        facts["static_share_least_ratio"] = Fact(
+            "static_share_least_ratio", max(0.0, 1 - after / before), "solved"
+        )
+    least, now = (
+        number_of(facts, name) for name in ("static_share_least_ratio", "mem_fraction_static_ratio")
+    )
     if least is not None:
         holds = now is not None and now > least
         facts["static_share_holds_weights"] = Fact("static_share_holds_weights", holds, "solved")
 
 
 def _add_request_table(facts: dict[str, Fact], phase: str) -> None:
-    """Name the table of requests where just its bytes were asked for, and the context that the model has where none is set.
+    """Name the table of requests where just its bytes were asked for, and the context that the
+    model has where none is set.
 
-    Where no context is known, only a number of rows that is no power of two tells: any round size is a multiple of the others.
+    Where no context is known, only a number of rows that is no power of two tells: any round size
+    is a multiple of the others.
     """
-    tried, requests = number_of(facts, "tried_bytes"), number_of(facts, "max_num_seqs")
-    if tried is None or tried < _LEAST_TABLE_BYTES or "buffer" in facts or phase not in {"kv_cache_init", "unknown"}:
+    tried = number_of(facts, "tried_bytes")
+    requests = number_of(facts, "max_num_seqs")
+    if (
+        tried is None
+        or tried < _LEAST_TABLE_BYTES
+        or "buffer" in facts
+        or phase not in {"kv_cache_init", "unknown"}
+    ):
         return
     context = number_of(facts, "max_model_len_tokens")
     for most in (requests,) if requests else _DEFAULT_REQUESTS:
         for rows in (most + 1,) if context is None else (most + 1, most):
-            low, high = ((tried + side * facts["tried_bytes"].slack) / _ENTRY_BYTES / rows for side in (-1, 1))
+            low, high = (
+                (tried + side * facts["tried_bytes"].slack) / _ENTRY_BYTES / rows
+                for side in (-1, 1)
+            )
             if context is None and high - low > _CONTEXT_MULTIPLE / 16:
                 continue  # so wide a range holds some length or other
             tokens = context or int(high) // _CONTEXT_MULTIPLE * _CONTEXT_MULTIPLE
             if tokens >= _CONTEXT_MULTIPLE and low - _MORE_TOKENS <= tokens <= high:
                 facts["buffer"] = Fact("buffer", "request table", "solved")
-                facts.setdefault("max_model_len_tokens", Fact("max_model_len_tokens", int(tokens), "solved"))
+                facts.setdefault(
+                    "max_model_len_tokens", Fact("max_model_len_tokens", int(tokens), "solved")
+                )
                 return
 
 
 def _builds_model(facts: dict[str, Fact]) -> bool:
-    """Return whether all that the process holds is a model that is being built: its frames say so, or its size and the figures."""
+    """Return whether all that the process holds is a model that is being built: its frames say so,
+    or its size and the figures.
+    """
     if "device_context_frames" in facts:
         return True
     names = ("estimated_weights_bytes", "device_total_bytes", "own_ratio", "unused_ratio")
     weights, total, own, unused = (number_of(facts, name) for name in names)
     too_large = weights is not None and total is not None and weights > total
     return (
-        too_large and own is not None and own > _BUILT_OWN_RATIO and unused is not None and unused < _BUILT_UNUSED_RATIO
+        too_large
+        and own is not None
+        and own > _BUILT_OWN_RATIO
+        and unused is not None
+        and unused < _BUILT_UNUSED_RATIO
     )
 
 
-# What a model's name tells of its size: parameters and bits, for weights of which nothing else is at hand.
+# What a model's name tells of its size: parameters and bits, for weights of which nothing else is
+# at hand.
 
-# A mixture of experts written as 8x7B shares its attention: Mixtral-8x7B has 46.7 of 56, 8x22B has 141 of 176 billion.
+# A mixture of experts written as 8x7B shares its attention: Mixtral-8x7B has 46.7 of 56, 8x22B has
+# 141 of 176 billion.
 _SHARED_EXPERTS_RATIO: Final = 0.82
 _EXPERTS: Final = re.compile(r"(?i)(?<![\w.])(\d{1,3})x(\d{1,4}(?:\.\d{1,3})?)b(?![a-z])")
 _BILLIONS: Final = re.compile(r"(?i)(?<![\w.])(?:a)?(\d{1,4}(?:\.\d{1,3})?)b(?![a-z])")
 _ACTIVE: Final = re.compile(r"(?i)(?<![\w.])a\d+(?:\.\d+)?b(?![a-z])")
 _REVISION: Final = re.compile(r"[0-9a-f]{40}")
 _BITS: Final = (
-    (re.compile(r"(?i)int-?8|(?<!\d)8-?bit"), 8.5),  # before the methods' names: AWQ and GPTQ come in 8 bits too
+    (
+        re.compile(r"(?i)int-?8|(?<!\d)8-?bit"),
+        8.5,
+    ),  # before the methods' names: AWQ and GPTQ come in 8 bits too
     (re.compile(r"(?i)awq|gptq|bnb-?4bit|4-?bit|int4|w4a16|nf4|nvfp4|mxfp4|fp4|q4_|q4-|iq4"), 4.5),
     (re.compile(r"(?i)fp8|w8a8|w8a16|q8_"), 8.5),
     (re.compile(r"(?i)q6_|(?<!\d)6-?bit"), 6.6),
@@ -212,12 +276,15 @@ _BITS: Final = (
 
 
 def parameters_from_name(model: str) -> float | None:
-    """Return the parameters that a name tells: 32e9 for Qwen3-32B, 144e9 for 8x22B, 30e9 for 30B-A3B; None without a size.
+    """Return the parameters that a name tells: 32e9 for Qwen3-32B, 144e9 for 8x22B, 30e9 for
+    30B-A3B; None without a size.
 
     Of a path the last part with a size counts; a revision's hash has none.
     """
     parts = [part for part in reversed(model.split("/")) if not _REVISION.fullmatch(part)]
-    return next((size for part in parts if (size := _parameters(part.replace("_", "-"))) is not None), None)
+    return next(
+        (size for part in parts if (size := _parameters(part.replace("_", "-"))) is not None), None
+    )
 
 
 def _parameters(name: str) -> float | None:
@@ -225,26 +292,40 @@ def _parameters(name: str) -> float | None:
     if experts:
         return int(experts.group(1)) * float(experts.group(2)) * 1e9 * _SHARED_EXPERTS_RATIO
     sizes = [float(size) for size in _BILLIONS.findall(_ACTIVE.sub("", name))]
-    return max(sizes) * 1e9 if sizes else None
+    if sizes:
+        return max(sizes) * 1e9
+    return None
 
 
 def bits_from_name(model: str) -> float | None:
-    """Return the bits of a parameter with its scales where the name tells that the weights are quantised, else None."""
+    """Return the bits of a parameter with its scales where the name tells that the weights are
+    quantised, else None.
+    """
     return next((bits for pattern, bits in _BITS if pattern.search(model)), None)
 
 
 def bits_of_dtype(dtype: str | None) -> float:
-    """Return the bits of a parameter in a data type; half precision, which engines load, where none is named."""
-    return 32.0 if dtype and dtype.removeprefix("torch.") in {"float32", "float"} else 16.0
+    """Return the bits of a parameter in a data type; half precision, which engines load, where none
+    is named.
+    """
+    if dtype and dtype.removeprefix("torch.") in {"float32", "float"}:
+        return 32.0
+    return 16.0
 
 
 def derive(incident: Incident) -> Incident:
-    """Return the incident with every fact that follows from its printed ones, and with its budget."""
+    """Return the incident with every fact that follows from its printed ones, and with
+    its budget.
+    """
     incident = with_explicit_pool(incident)
-    facts = with_requested_share(incident.facts)  # a total that is given meets a request that is printed only here
+    facts = with_requested_share(
+        incident.facts
+    )  # a total that is given meets a request that is printed only here
     total_fact = facts.get("device_total_bytes")
     if total_fact is not None and not isinstance(total_fact.value, str) and total_fact.value < 0:
-        del facts["device_total_bytes"]  # an underflow or a damaged line: no device is that small, no share follows
+        del facts[
+            "device_total_bytes"
+        ]  # an underflow or a damaged line: no device is that small, no share follows
 
     def number(name: str) -> float | None:
         return number_of(facts, name)
@@ -252,13 +333,19 @@ def derive(incident: Incident) -> Incident:
     def slack(*names: str) -> float:
         return sum(facts[name].slack for name in names if name in facts)
 
-    total, ratio = number("device_total_bytes"), number("gpu_memory_utilization_ratio")
-    available, desired, free = number("kv_cache_available_bytes"), number("desired_bytes"), number("device_free_bytes")
+    total = number("device_total_bytes")
+    ratio = number("gpu_memory_utilization_ratio")
+    available = number("kv_cache_available_bytes")
+    desired = number("desired_bytes")
+    free = number("device_free_bytes")
     if desired is None and total is not None and ratio is not None:
         desired = total * ratio
     if desired is not None and available is not None and available <= 0:
         facts["consumed_bytes"] = Fact(
-            "consumed_bytes", round(desired - available), "solved", slack("desired_bytes", "kv_cache_available_bytes")
+            "consumed_bytes",
+            round(desired - available),
+            "solved",
+            slack("desired_bytes", "kv_cache_available_bytes"),
         )
         if total:
             facts["break_even_utilization_ratio"] = Fact(
@@ -266,19 +353,29 @@ def derive(incident: Incident) -> Incident:
             )
     if available is not None and available < 0 and ratio is not None and ratio < 1:
         smallest = -available / (1 - ratio)
-        facts["smallest_helpful_device_bytes"] = Fact("smallest_helpful_device_bytes", round(smallest), "solved")
+        facts["smallest_helpful_device_bytes"] = Fact(
+            "smallest_helpful_device_bytes", round(smallest), "solved"
+        )
     if (
         incident.kind in {"startup_free_memory_below_utilization", "cpu_node_memory"}
         and available is None
         and total
         and free is not None
     ):
-        facts["used_before_start_bytes"] = Fact("used_before_start_bytes", round(total - free), "solved")
+        facts["used_before_start_bytes"] = Fact(
+            "used_before_start_bytes", round(total - free), "solved"
+        )
     pool = number("kv_cache_memory_bytes")
     if pool is not None and incident.kind == "kv_cache_too_small_for_max_len":
-        facts["kv_cache_pool_bytes"] = Fact("kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source)
-    if pool is not None or ("num_gpu_blocks_override" in facts and incident.kind != "cpu_node_memory"):
-        facts.setdefault("kv_cache_is_fixed", Fact("kv_cache_is_fixed", True, "solved"))  # no share decides its size
+        facts["kv_cache_pool_bytes"] = Fact(
+            "kv_cache_pool_bytes", int(pool), facts["kv_cache_memory_bytes"].source
+        )
+    if pool is not None or (
+        "num_gpu_blocks_override" in facts and incident.kind != "cpu_node_memory"
+    ):
+        facts.setdefault(
+            "kv_cache_is_fixed", Fact("kv_cache_is_fixed", True, "solved")
+        )  # no share decides its size
     early = "profiling_frames" in facts or incident.phase == "load_weights"
     if early and "tried_bytes" in facts and incident.framework == "vllm":
         facts["before_kv_cache"] = Fact("before_kv_cache", True, "solved")  # no share is filled yet
@@ -288,7 +385,9 @@ def derive(incident: Incident) -> Incident:
     facts["framework"] = Fact("framework", incident.framework, "solved")
     share = facts.get("gpu_memory_utilization_ratio") or facts.get("mem_fraction_static_ratio")
     if share is not None:
-        facts.setdefault("device_share_ratio", Fact("device_share_ratio", share.value, share.source))
+        facts.setdefault(
+            "device_share_ratio", Fact("device_share_ratio", share.value, share.source)
+        )
     add_shares(facts, incident.message)
     _add_named_weights(facts)
     if incident.kind in {"startup_free_memory_below_utilization", "cpu_node_memory"}:
@@ -297,47 +396,76 @@ def derive(incident: Incident) -> Incident:
         facts["weights_above_free"] = Fact("weights_above_free", is_above, "solved")
     phase = with_sleep(facts, incident, with_static_share(facts, incident.phase))
     facts["phase"] = Fact("phase", phase, "solved")
-    return replace(incident, phase=phase, facts=MappingProxyType(facts), budget=budget_of_failure(incident, facts))
+    return replace(
+        incident,
+        phase=phase,
+        facts=MappingProxyType(facts),
+        budget=budget_of_failure(incident, facts),
+    )
 
 
 def _of_ggml(incident: Incident, facts: dict[str, Fact]) -> Incident:
     """Name Ollama if it runs llama.cpp, and add half of the context, which is a first try."""
     if incident.framework not in {"llama.cpp", "ollama"}:
         return incident
-    context, program = number_of(facts, "max_model_len_tokens"), facts.get("run_by")
+    context = number_of(facts, "max_model_len_tokens")
+    program = facts.get("run_by")
     if context:
         facts["half_context_tokens"] = Fact("half_context_tokens", int(context) // 2, "solved")
     is_ollama = program is not None and program.value == "ollama"
-    return replace(incident, framework="ollama") if is_ollama else incident
+    if is_ollama:
+        return replace(incident, framework="ollama")
+    return incident
 
 
 def _with_host_phase(incident: Incident, facts: dict[str, Fact]) -> Incident:
-    """Name what took the host's memory by the engine's phase, which ends with the last shard of the weights."""
+    """Name what took the host's memory by the engine's phase, which ends with the last shard of the
+    weights.
+    """
     known = facts.get("host_phase")
     if known is not None and known.value == "loaded":
         del facts["host_phase"]
-        return replace(incident, phase="unknown") if incident.phase == "load_weights" else incident
+        if incident.phase == "load_weights":
+            return replace(incident, phase="unknown")
+        return incident
     if incident.phase == "load_weights":
         facts.setdefault("host_phase", Fact("host_phase", "load_weights", "solved"))
     return incident
 
 
 def _add_named_weights(facts: dict[str, Fact]) -> None:
-    """Add the weights of one rank that the model's name and data type tell, where nothing printed them."""
-    model, stated = facts.get("model"), facts.get("stated_model")
-    parameters = parameters_from_name(str(stated.value)) if stated else None
+    """Add the weights of one rank that the model's name and data type tell, where nothing printed
+    them.
+    """
+    model = facts.get("model")
+    stated = facts.get("stated_model")
+    if stated:
+        parameters = parameters_from_name(str(stated.value))
+    else:
+        parameters = None
     if parameters is not None:
-        facts["stated_weights_bytes"] = Fact("stated_weights_bytes", round(2 * parameters), "solved", 0.2 * parameters)
-    named_bits = bits_from_name(str(model.value)) if model else None
+        facts["stated_weights_bytes"] = Fact(
+            "stated_weights_bytes", round(2 * parameters), "solved", 0.2 * parameters
+        )
+    if model:
+        named_bits = bits_from_name(str(model.value))
+    else:
+        named_bits = None
     if named_bits is not None:
         facts.setdefault("quantized", Fact("quantized", True, "solved"))
-    parameters = parameters_from_name(str(model.value)) if model else None
+    if model:
+        parameters = parameters_from_name(str(model.value))
+    else:
+        parameters = None
     if model is None or parameters is None:
         return
     facts["model_parameters"] = Fact("model_parameters", parameters, "solved", 0.05 * parameters)
     if "expert_parallel" in facts:
         return  # how many ranks share the experts is not known
-    ranks = int(facts["tensor_parallel_size"].value) if "tensor_parallel_size" in facts else 1
+    if "tensor_parallel_size" in facts:
+        ranks = int(facts["tensor_parallel_size"].value)
+    else:
+        ranks = 1
     dtype = facts.get("dtype")
     quantized = facts.get("quantized")
     bits = named_bits or (4.5 if quantized and quantized.value else None)

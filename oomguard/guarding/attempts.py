@@ -25,13 +25,17 @@ from oomguard.retry.ledger import Ledger
 from oomguard.telemetry import guarded_calls
 
 # What a loop ran with after it failed with what it was given, by its line and that.
-_ran_with: Final[dict[tuple[CodeType, int, tuple[tuple[str, FactValue], ...]], dict[str, FactValue]]] = {}
+_ran_with: Final[
+    dict[tuple[CodeType, int, tuple[tuple[str, FactValue], ...]], dict[str, FactValue]]
+] = {}
 
 
 class OpenAttempt:
-    """One attempt, entered with ``with``: ``settings`` holds the values to use, ``number`` counts from 1.
+    """One attempt, entered with ``with``: ``settings`` holds the values to use, ``number`` counts
+    from 1.
 
-    It swallows a memory failure inside where the next attempt is predicted to fit, and lets everything else through.
+    It swallows a memory failure inside where the next attempt is predicted to fit, and lets
+    everything else through.
     """
 
     def __init__(self, loop: _Loop, number: int) -> None:
@@ -50,7 +54,10 @@ class OpenAttempt:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if error is not None and not disabled():
             take_at(error, self._loop.recording)
@@ -59,20 +66,33 @@ class OpenAttempt:
 
     @property
     def snapshot(self) -> Path | None:
-        """The file of the memory snapshot that was taken at the first failure of these attempts; None: none was."""
-        return None if self._loop.recording is None else self._loop.recording.taken
+        """The file of the memory snapshot that was taken at the first failure of these attempts;
+        None: none was.
+        """
+        if self._loop.recording is None:
+            return None
+        return self._loop.recording.taken
 
 
 class _Loop:
-    """The attempts of one ``for`` over ``oomguard.attempts``, which begins with what the last one on its line ran with."""
+    """The attempts of one ``for`` over ``oomguard.attempts``, which begins with what the last one
+    on its line ran with.
+    """
 
     def __init__(
-        self, policy: Policy, settings: Mapping[str, FactValue], snapshot: Path | None, line: tuple[CodeType, int]
+        self,
+        policy: Policy,
+        settings: Mapping[str, FactValue],
+        snapshot: Path | None,
+        line: tuple[CodeType, int],
     ) -> None:
         self._key = (*line, tuple(sorted(settings.items())))
         self._asked = dict(settings)
         self.ledger = Ledger(policy, {**settings, **_ran_with.get(self._key, {})})
-        self.recording = None if snapshot is None else Recording(snapshot)
+        if snapshot is None:
+            self.recording = None
+        else:
+            self.recording = Recording(snapshot)
 
     def attempts(self) -> Iterator[OpenAttempt]:
         """Yield an attempt to enter, and another one after each whose failure led to a patch."""
@@ -80,15 +100,22 @@ class _Loop:
             yield OpenAttempt(self, number)
 
     def ended(self, error: BaseException | None, peak: int | None) -> bool:
-        """Record an attempt; return True, which swallows the exception, where another one follows."""
+        """Record an attempt; return True, which swallows the exception, where another
+        one follows.
+        """
         ledger = self.ledger
         incident = None
         if isinstance(error, Exception) and not disabled():
             incident = self._diagnose(error)
         if error is None and ledger.settings != self._asked:
             _ran_with[self._key] = dict(ledger.settings)
-        name = "" if error is None else type(error).__name__
-        guarded_calls.attempted(ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak}))
+        if error is None:
+            name = ""
+        else:
+            name = type(error).__name__
+        guarded_calls.attempted(
+            ledger.end(incident, error=name, measured={} if peak is None else {"peak_bytes": peak})
+        )
         if error is not None and incident is not None:
             if ledger.choose(incident, ledger.settings.__contains__):
                 return True
@@ -107,7 +134,10 @@ class _Loop:
         return found.first_cause
 
     def _in_force(self) -> dict[str, SettingInForce]:
-        return {name: SettingInForce(name, value, True, "given") for name, value in self.ledger.settings.items()}
+        return {
+            name: SettingInForce(name, value, True, "given")
+            for name, value in self.ledger.settings.items()
+        }
 
     def _model(self, failure: Incident) -> CallModel | None:
         """Return the model behind the failure; None where the body has no batch size."""
@@ -117,9 +147,14 @@ class _Loop:
         base = torch_memory.live_bytes()
         seen = row_bytes_at_failure(failure, base, rows)
         # The body had not ended, so what its rows need is taken as twice what they held.
-        needed = None if seen is None else 2 * seen
+        if seen is None:
+            needed = None
+        else:
+            needed = 2 * seen
         left = self.ledger.policy.max_relaunches - len(self.ledger.attempts)
-        return CallModel(rows, base, needed, seen, is_cached=torch_memory.is_cached(), attempts_left=left)
+        return CallModel(
+            rows, base, needed, seen, is_cached=torch_memory.is_cached(), attempts_left=left
+        )
 
 
 def _facts(model: CallModel | None) -> dict[str, Fact]:
@@ -127,7 +162,9 @@ def _facts(model: CallModel | None) -> dict[str, Fact]:
     if model is None:
         return {}
     values = {"batch_size": model.rows, "baseline_bytes": model.base_bytes}
-    return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+    return {
+        name: Fact(name, value, "measured") for name, value in values.items() if value is not None
+    }
 
 
 def attempts(
@@ -140,14 +177,17 @@ def attempts(
 ) -> Iterator[OpenAttempt]:
     """Yield attempts until one succeeds, each with settings that are predicted to fit.
 
-    When nothing is left to change, the failure of the last attempt comes out with the diagnosis in its notes.
+    When nothing is left to change, the failure of the last attempt comes out with the diagnosis in
+    its notes.
 
     Args:
-        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on what you left alone.
+        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on
+            what you left alone.
         floors: never go below these values, by setting.
         max_attempts: runs of the body, the first included.
-        snapshot: the file for torch's memory snapshot at the first allocation that fails in any of them; torch records in each
-            until then. ``attempt.snapshot`` is the file, None where nothing failed.
+        snapshot: the file for torch's memory snapshot at the first allocation that fails in any of
+            them; torch records in each until then. ``attempt.snapshot`` is the file, None where
+            nothing failed.
         settings: the values to begin with (``batch_size=64``).
 
     Raises:

@@ -1,4 +1,6 @@
-"""The rows that ran together in earlier calls under one guard: a later call begins with as many, or with more where there is room."""
+"""The rows that ran together in earlier calls under one guard: a later call begins with as many, or
+with more where there is room.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _MARGIN_RATIO: Final = 0.02
 _MOST_GROWTH: Final = 8
 # A prompt that is shorter than half of one that needed chunks is tried without.
 _CHUNKED_FROM: Final = 2
-# Where nothing measures memory: calls in a row that fitted, after which twice as many rows are tried.
+# Where nothing measures memory: calls in a row that fitted, after which twice as many rows are
+# tried.
 _FIRST_PATIENCE_CALLS: Final = 8
 # Rows of: kind of call, model, rows, tokens, bytes of a row, what is done another way.
 Learned = Sequence[Sequence[Any]]
@@ -42,9 +45,11 @@ class _Known:
 
 
 class KnownSizes:
-    """What calls of one kind on one model ran with; empty until one of them ran out of memory and was split.
+    """What calls of one kind on one model ran with; empty until one of them ran out of memory and
+    was split.
 
-    What one process learned can be told to another (``learned``, ``take``): there a model is known by its class and name.
+    What one process learned can be told to another (``learned``, ``take``): there a model is known
+    by its class and name.
     """
 
     def __init__(self) -> None:
@@ -52,18 +57,23 @@ class KnownSizes:
         self._taken: dict[tuple[str, str], _Known] = {}
         self._lock = threading.Lock()
         self.on_learned: Callable[[Learned], object] | None = None
-        self.after_kill: AfterKill | None = None  # of a function that another process may have been killed over
+        self.after_kill: AfterKill | None = (
+            None  # of a function that another process may have been killed over
+        )
 
     def __bool__(self) -> bool:
         return bool(self._by_call or self._taken or self.after_kill)
 
     def learned(self) -> Learned:
         """Return what is known of calls that another process can tell again, as plain values."""
-        found = [(key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()]
+        found = [
+            (key[0], _words(one.model and one.model()), one) for key, one in self._by_call.items()
+        ]
         found += [(call, model, one) for (call, model), one in self._taken.items()]
         rows = {(call, model): one for call, model, one in reversed(found) if model is not None}
         return [
-            [call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)] for (call, model), one in rows.items()
+            [call, model, one.rows, one.tokens, one.row_bytes, dict(one.varied)]
+            for (call, model), one in rows.items()
         ]
 
     def take(self, learned: Learned) -> None:
@@ -72,35 +82,56 @@ class KnownSizes:
             self._taken[call, model] = _Known(rows, tokens, row_bytes, None, varied=varied)
 
     def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
-        """Return how many rows of a call to begin with: all of them unless an earlier call, or a kill, tells of fewer.
+        """Return how many rows of a call to begin with: all of them unless an earlier call, or a
+        kill, tells of fewer.
 
         Args:
             call: the call that is to be made.
             free_bytes: what its device has free; None where nothing tells.
         """
         rows = self._known_rows(call, free_bytes)
-        return self.after_kill.rows(call, rows) if call.model is None and self.after_kill else rows
+        if call.model is None and self.after_kill:
+            return self.after_kill.rows(call, rows)
+        return rows
 
     def _known_rows(self, call: WatchedCall, free_bytes: int | None) -> int:
         known = self._known(call)
         if known is None or call.not_splittable is not None:
             return call.rows
         tokens = _tokens(call)
-        longer = tokens / known.tokens if tokens and known.tokens else 1.0
-        # A row's bytes rise at least with its tokens, at most (scores of eager attention) with their square.
-        heavier = longer if longer <= 1 else longer**2
+        if tokens and known.tokens:
+            longer = tokens / known.tokens
+        else:
+            longer = 1.0
+        # A row's bytes rise at least with its tokens, at most (scores of eager attention) with
+        # their square.
+        if longer <= 1:
+            heavier = longer
+        else:
+            heavier = longer**2
         size = int(known.rows / heavier)
         if known.row_bytes and free_bytes is not None:
-            size = min(_MOST_GROWTH * size, int(free_bytes * (1 - _MARGIN_RATIO) / (known.row_bytes * heavier)))
+            size = min(
+                _MOST_GROWTH * size,
+                int(free_bytes * (1 - _MARGIN_RATIO) / (known.row_bytes * heavier)),
+            )
         elif known.calm_calls >= known.patience_calls:
             known.is_trying_more = True
             size *= 2
         return min(call.rows, max(1, size))
 
     def varied(self, call: WatchedCall) -> Mapping[str, FactValue]:
-        """Return what of a call to do another way from the start: nothing unless one as long ran so."""
-        known, tokens = self._known(call), _tokens(call)
-        if known is None or known.tokens is None or tokens is None or tokens * _CHUNKED_FROM < known.tokens:
+        """Return what of a call to do another way from the start: nothing unless one as long ran
+        so.
+        """
+        known = self._known(call)
+        tokens = _tokens(call)
+        if (
+            known is None
+            or known.tokens is None
+            or tokens is None
+            or tokens * _CHUNKED_FROM < known.tokens
+        ):
             return {}
         return known.varied
 
@@ -113,9 +144,13 @@ class KnownSizes:
         after_failure: bool,
         varied: Mapping[str, FactValue],
     ) -> None:
-        """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a failure the size is known anew."""
+        """Note that parts of ``rows`` rows ran, each row with at most ``row_bytes``; after a
+        failure the size is known anew.
+        """
         known = self._known(call)
-        after_failure = after_failure or (rows < call.rows and call.model is None and bool(self.after_kill))
+        after_failure = after_failure or (
+            rows < call.rows and call.model is None and bool(self.after_kill)
+        )
         if known is None and not after_failure:
             return
         self._keep(call, known, rows, row_bytes, after_failure=after_failure, varied=varied)
@@ -134,21 +169,34 @@ class KnownSizes:
     ) -> None:
         with self._lock:
             if known is None or after_failure:
-                again = (
-                    known.patience_calls * 2 if known is not None and known.is_trying_more else _FIRST_PATIENCE_CALLS
-                )
-                model = None if call.model is None else weakref.ref(call.model)
+                if known is not None and known.is_trying_more:
+                    again = known.patience_calls * 2
+                else:
+                    again = _FIRST_PATIENCE_CALLS
+                if call.model is None:
+                    model = None
+                else:
+                    model = weakref.ref(call.model)
                 self._by_call[_key(call)] = _Known(
                     rows, _tokens(call), row_bytes, model, patience_calls=again, varied=varied
                 )
             else:
-                known.calm_calls = 0 if known.is_trying_more else known.calm_calls + 1
+                if known.is_trying_more:
+                    known.calm_calls = 0
+                else:
+                    known.calm_calls = known.calm_calls + 1
                 known.is_trying_more = False
                 if rows > known.rows:
-                    known.rows, known.tokens, known.row_bytes = rows, _tokens(call), row_bytes or known.row_bytes
+                    known.rows, known.tokens, known.row_bytes = (
+                        rows,
+                        _tokens(call),
+                        row_bytes or known.row_bytes,
+                    )
 
     def forget(self, call: WatchedCall) -> None:
-        """Forget what is known of such calls: a part of one could not be run or joined after all."""
+        """Forget what is known of such calls: a part of one could not be run or joined
+        after all.
+        """
         with self._lock:
             self._by_call.pop(_key(call), None)
             self._taken.pop((type(call).__name__, _words(call.model) or ""), None)
@@ -167,14 +215,17 @@ def _key(call: WatchedCall) -> tuple[str, int]:
 
 
 def _words(model: Any) -> str | None:
-    """Return by what another process knows a model too: its class and the name that it was loaded by.
+    """Return by what another process knows a model too: its class and the name that it was loaded
+    by.
 
     "" stands for no model; None where the model has no name.
     """
     if model is None:
         return ""
     name = getattr(getattr(model, "config", None), "_name_or_path", None)
-    return f"{type(model).__name__} {name}" if isinstance(name, str) and name else None
+    if isinstance(name, str) and name:
+        return f"{type(model).__name__} {name}"
+    return None
 
 
 def _tokens(call: WatchedCall) -> int | None:
@@ -184,16 +235,19 @@ def _tokens(call: WatchedCall) -> int | None:
     return max(1, call.prompt_tokens + call.max_new_tokens)
 
 
-# What a guarded function learned in one process, for the same function in the others of its job: on a shelf that they share.
+# What a guarded function learned in one process, for the same function in the others of its job: on
+# a shelf that they share.
 
 _MOST_CHARS: Final = 65_536
 _SHAPES: Final = ((str,), (str,), (int,), (int, type(None)), (int, float, type(None)), (dict,))
 
 
 def share(name: str, known: KnownSizes) -> None:
-    """Take what other processes learned of the function of this name, and tell them what this one learns; nothing without a shelf.
+    """Take what other processes learned of the function of this name, and tell them what this one
+    learns; nothing without a shelf.
 
-    What lies there is judged as a stranger's: a text that is no such table counts for nothing. No failure of the shelf reaches a call.
+    What lies there is judged as a stranger's: a text that is no such table counts for nothing. No
+    failure of the shelf reaches a call.
     """
     with contextlib.suppress(Exception):
         if (found := shelf()) is not None:
@@ -203,14 +257,18 @@ def share(name: str, known: KnownSizes) -> None:
 
 def _tell(on: Shelf, name: str, learned: Learned) -> None:
     with contextlib.suppress(Exception):
-        on.write(name, json.dumps(learned))  # what another process writes at the same time is as good
+        on.write(
+            name, json.dumps(learned)
+        )  # what another process writes at the same time is as good
 
 
 def _read(text: str | None) -> list[Any]:
     if text is None or len(text) > _MOST_CHARS:
         return []
     rows = json.loads(text)
-    return [row for row in rows if _is_row(row)] if isinstance(rows, list) else []
+    if isinstance(rows, list):
+        return [row for row in rows if _is_row(row)]
+    return []
 
 
 def _is_row(row: object) -> bool:
@@ -218,7 +276,8 @@ def _is_row(row: object) -> bool:
         isinstance(row, list)
         and len(row) == len(_SHAPES)
         and all(
-            isinstance(value, kinds) and not isinstance(value, bool) for value, kinds in zip(row, _SHAPES, strict=True)
+            isinstance(value, kinds) and not isinstance(value, bool)
+            for value, kinds in zip(row, _SHAPES, strict=True)
         )
         and row[2] > 0
     )

@@ -1,7 +1,8 @@
-"""Results of parts, put into their place as they come: joining them later would take their memory twice.
+"""Results of parts, put into their place as they come: joining them later would take their memory
+twice.
 
-A part's result is copied, so that a view of something larger (``logits[:, -1]``) lets go of the rest. Where the device has
-no room for the results they wait on the host; tokens always do.
+A part's result is copied, so that a view of something larger (``logits[:, -1]``) lets go of the
+rest. Where the device has no room for the results they wait on the host; tokens always do.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ from oomguard.guarding.rows import (
 )
 from oomguard.probe import torch_memory
 
-# Where results of each kind are put: tensors and arrays into one that was made for all rows, the rest side by side.
+# Where results of each kind are put: tensors and arrays into one that was made for all rows, the
+# rest side by side.
 #
 # A new kind is a class with the methods of ``Place``, and a line in ``place_for``.
 
 
 class Place(Protocol):
-    """Where results of one kind are put: ``add`` in the order of the rows, ``result`` gives them as one."""
+    """Where results of one kind are put: ``add`` in the order of the rows, ``result`` gives them as
+    one.
+    """
 
     def add(self, part: Any) -> str | None:
-        """Take the next part's result; return why it cannot stand beside the others, None where it does."""
+        """Take the next part's result; return why it cannot stand beside the others, None where it
+        does.
+        """
 
     @property
     def device_bytes(self) -> int:
@@ -55,7 +61,9 @@ class Place(Protocol):
 
 
 def place_for(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
-    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows gave ``part``."""
+    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows
+    gave ``part``.
+    """
     if isinstance(part, (list, tuple)):
         return _Rows(is_tuple=isinstance(part, tuple), is_parked=is_parked)
     if hasattr(part, "untyped_storage"):
@@ -70,7 +78,9 @@ def place_for(part: Any, rows: int, total: int, pad_value: int | None, *, is_par
     if library(part) == "numpy":
         import numpy as np
 
-        return _Array(part, total) if type(part) is np.ndarray else _Parts(np.ma.concatenate)
+        if type(part) is np.ndarray:
+            return _Array(part, total)
+        return _Parts(np.ma.concatenate)
     return _Parts(part.__array_namespace__().concat)
 
 
@@ -80,12 +90,16 @@ def place_result(host: Any, device: Any) -> Any:
 
 
 class _PlacesTensor:
-    """One tensor for all rows, on the device of the parts, or on the host where that has no room."""
+    """One tensor for all rows, on the device of the parts, or on the host where that
+    has no room.
+    """
 
     def __init__(self, like: Any, rows: int, pad_value: int | None, *, is_parked: bool) -> None:
         import torch
 
-        self._rows, self._pad_value, self._device = rows, pad_value, like.device
+        self._rows = rows
+        self._pad_value = pad_value
+        self._device = like.device
         self._done = 0
         self._is_parked = is_parked
         shape = (rows, *like.shape[1:])
@@ -99,7 +113,10 @@ class _PlacesTensor:
         if part.dtype != self._out.dtype:
             return f"its results are of different types, {self._out.dtype} and {part.dtype}"
         if part.shape[1:] != self._out.shape[1:] and not self._lengthen(part):
-            return f"its results have different shapes, {tuple(self._out.shape[1:])} and {tuple(part.shape[1:])} a row"
+            return (
+                f"its results have different shapes, {tuple(self._out.shape[1:])} and "
+                f"{tuple(part.shape[1:])} a row"
+            )
         stop = self._done + part.shape[0]
         with self._where():
             target = self._out[self._done : stop]
@@ -112,7 +129,9 @@ class _PlacesTensor:
 
     @property
     def device_bytes(self) -> int:
-        return 0 if self._is_parked or not torch_memory.counts(self._out) else int(self._out.nbytes)
+        if self._is_parked or not torch_memory.counts(self._out):
+            return 0
+        return int(self._out.nbytes)
 
     def park(self) -> None:
         if not self._is_parked:
@@ -125,14 +144,18 @@ class _PlacesTensor:
         return place_result(self._out, self._device)
 
     def finished(self) -> Any:
-        """Return the finished rows; what is pickled of a view is all of its storage, so fewer than all are copied to the host."""
+        """Return the finished rows; what is pickled of a view is all of its storage, so fewer than
+        all are copied to the host.
+        """
         if self._done == self._out.shape[0]:
             return self._out
         with torch_memory.on_host():
             return self._out[: self._done].to("cpu", copy=True)
 
     def _lengthen(self, part: Any) -> bool:
-        """Make room for rows that are longer than those before them; False where rows have one length."""
+        """Make room for rows that are longer than those before them; False where rows have one
+        length.
+        """
         if self._pad_value is None or part.dim() != 2:
             return False
         if part.shape[1] > self._out.shape[1]:
@@ -147,7 +170,9 @@ class _PlacesTensor:
         import torch
 
         with self._where():
-            return torch.empty(shape, dtype=like.dtype, device="cpu" if self._is_parked else self._device)
+            return torch.empty(
+                shape, dtype=like.dtype, device="cpu" if self._is_parked else self._device
+            )
 
     def _moved(self, tensor: Any) -> Any:
         with torch_memory.on_host():
@@ -172,7 +197,10 @@ class _Array:
         if part.dtype != self._out.dtype:
             return f"its results are of different types, {self._out.dtype} and {part.dtype}"
         if part.shape[1:] != self._out.shape[1:]:
-            return f"its results have different shapes, {self._out.shape[1:]} and {part.shape[1:]} a row"
+            return (
+                f"its results have different shapes, {self._out.shape[1:]} and {part.shape[1:]} a "
+                "row"
+            )
         self._out[self._done : self._done + part.shape[0]] = part
         self._done += part.shape[0]
         return None
@@ -184,7 +212,9 @@ class _Array:
         return self._out
 
     def finished(self) -> Any:
-        return self._out if self._done == len(self._out) else self._out[: self._done].copy()
+        if self._done == len(self._out):
+            return self._out
+        return self._out[: self._done].copy()
 
 
 class _Parts:
@@ -193,7 +223,8 @@ class _Parts:
     device_bytes = 0
 
     def __init__(self, join: Callable[[list[Any]], Any]) -> None:
-        self._join, self._parts = join, list[Any]()
+        self._join = join
+        self._parts = list[Any]()
 
     def add(self, part: Any) -> str | None:
         self._parts.append(part)
@@ -214,7 +245,8 @@ class _Rows:
 
     def __init__(self, *, is_tuple: bool, is_parked: bool) -> None:
         self._rows: list[Any] = []
-        self._is_tuple, self._is_parked = is_tuple, is_parked
+        self._is_tuple = is_tuple
+        self._is_parked = is_parked
         self._devices: dict[int, Any] = {}
 
     def add(self, part: Any) -> str | None:
@@ -227,7 +259,9 @@ class _Rows:
 
     @property
     def device_bytes(self) -> int:
-        tensors = {id(tensor): tensor for tensor in _tensors(self._rows) if torch_memory.counts(tensor)}
+        tensors = {
+            id(tensor): tensor for tensor in _tensors(self._rows) if torch_memory.counts(tensor)
+        }
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def park(self) -> None:
@@ -249,15 +283,24 @@ class _Rows:
         rows = self._rows
         if self._is_parked:
             devices = self._devices
-            rows = [_mapped(row, lambda host: torch_memory.from_host(host, devices[id(host)])) for row in rows]
-        return tuple(rows) if self._is_tuple else rows
+            rows = [
+                _mapped(row, lambda host: torch_memory.from_host(host, devices[id(host)]))
+                for row in rows
+            ]
+        if self._is_tuple:
+            return tuple(rows)
+        return rows
 
     def finished(self) -> Any:
-        return tuple(self._rows) if self._is_tuple else list(self._rows)
+        if self._is_tuple:
+            return tuple(self._rows)
+        return list(self._rows)
 
 
 def _concat_frames(parts: list[Any]) -> Any:
-    """Return tables as one; where each numbers its rows from 0 the whole does, as one call would have made it."""
+    """Return tables as one; where each numbers its rows from 0 the whole does, as one call would
+    have made it.
+    """
     if is_arrow_table(parts[0]):
         return sys.modules["pyarrow"].concat_tables(parts)
     concat = sys.modules[library(parts[0])].concat
@@ -292,7 +335,9 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _without_views(rows: list[Any]) -> list[Any]:
-    """Return rows whose tensors hold no more than they show: where a storage is larger than what is seen of it, they are copied."""
+    """Return rows whose tensors hold no more than they show: where a storage is larger than what is
+    seen of it, they are copied.
+    """
     shown: dict[int, int] = {}
     for tensor in _tensors(rows):
         if _is_plain(tensor):
@@ -303,7 +348,9 @@ def _without_views(rows: list[Any]) -> list[Any]:
         if not _is_plain(tensor):
             return tensor
         storage = tensor.untyped_storage()
-        return tensor.clone() if shown.get(storage.data_ptr(), 0) < storage.nbytes() else tensor
+        if shown.get(storage.data_ptr(), 0) < storage.nbytes():
+            return tensor.clone()
+        return tensor
 
     return [_mapped(row, own) for row in rows]
 
@@ -312,10 +359,12 @@ def _is_plain(tensor: Any) -> bool:
     return bool(tensor.layout is sys.modules["torch"].strided) and entries(tensor) != 0
 
 
-# A result that is a record of fields, each with one entry a row: a model's output, a tuple of tensors, its cache.
+# A result that is a record of fields, each with one entry a row: a model's output, a tuple of
+# tensors, its cache.
 #
-# Each part's result is taken apart into tensors and what is around them, which must be the same in all parts. Every tensor has
-# its own place; in the end the record is made anew around them. A tensor that stands in several fields stays one.
+# Each part's result is taken apart into tensors and what is around them, which must be the same in
+# all parts. Every tensor has its own place; in the end the record is made anew around them. A
+# tensor that stands in several fields stays one.
 
 # Objects from here hold a model's state, in attributes: caches and their layers.
 _STATE_MODULE: Final = "transformers.cache_utils"
@@ -327,7 +376,8 @@ _IN_STATE: Final = "the state in "
 class FieldsPart:
     """The result of a part of ``rows`` rows.
 
-    ``weight`` is what its mean loss weighs, infinite where the losses of parts add up, None where neither is known.
+    ``weight`` is what its mean loss weighs, infinite where the losses of parts add up, None where
+    neither is known.
     """
 
     value: Any
@@ -344,7 +394,9 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What is around tensors: a type, what its entries are called, and the entries, taken apart themselves."""
+    """What is around tensors: a type, what its entries are called, and the entries, taken apart
+    themselves.
+    """
 
     kind: type
     names: tuple[Any, ...]
@@ -358,7 +410,8 @@ class Fields:
         total: rows of the whole call.
         is_parked: whether tensors wait on the host.
         several: how many entries a row may have in a field, beside one.
-        layout: at which axis fields hold their rows, and how many entries a row has there, by name; others at the first.
+        layout: at which axis fields hold their rows, and how many entries a row has there, by name;
+            others at the first.
     """
 
     def __init__(
@@ -370,21 +423,28 @@ class Fields:
         layout: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         self._layout = layout
-        self._total, self._is_parked, self._several = total, is_parked, {1, *several}
+        self._total = total
+        self._is_parked = is_parked
+        self._several = {1, *several}
         self._places: list[_OfRows | _Mean | _Shared] = []
         self._record: Any = None
         self._is_torn = False
         self._done = 0
 
     def add(self, part: FieldsPart) -> str | None:
-        """Put each field of a part into its place; return why one cannot be, None where all were."""
+        """Put each field of a part into its place; return why one cannot be, None where
+        all were.
+        """
         taken = _Taken()
         record = taken.apart(part.value, "its result")
         if taken.problem is not None:
             return taken.problem
         if self._record is None:
             named = taken.tensors  # a place for each of them, before anything is put there
-            self._places = [self._place_for(name, tensor, part, is_loss=name == taken.loss) for name, tensor in named]
+            self._places = [
+                self._place_for(name, tensor, part, is_loss=name == taken.loss)
+                for name, tensor in named
+            ]
             self._record = record
         elif record != self._record:
             return "its results differ in more than their rows"
@@ -398,7 +458,9 @@ class Fields:
         self._done += part.rows
         return None
 
-    def _place_for(self, name: str, tensor: Any, part: FieldsPart, *, is_loss: bool) -> _OfRows | _Mean | _Shared:
+    def _place_for(
+        self, name: str, tensor: Any, part: FieldsPart, *, is_loss: bool
+    ) -> _OfRows | _Mean | _Shared:
         is_count = tensor.dim() == 0 and name.startswith(_IN_STATE)
         if is_count or (tensor.numel() == 0 and tensor.dim() == 1):
             return _Shared(tensor)
@@ -406,11 +468,16 @@ class Fields:
             return _Mean(tensor, is_known=is_loss)
         axis, each = self._layout.get(name, (0, None))
         entries, more = divmod(tensor.shape[axis], part.rows)
-        is_known = entries in self._several if each is None else each in (0, entries)
+        if each is None:
+            is_known = entries in self._several
+        else:
+            is_known = each in (0, entries)
         if more or not is_known:
             return _OfRows(None)  # it says so when the part is put there
         first = tensor.movedim(axis, 0)
-        return _OfRows(place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis)
+        return _OfRows(
+            place_for(first, part.rows, self._total, None, is_parked=self._is_parked), entries, axis
+        )
 
     @property
     def device_bytes(self) -> int:
@@ -436,20 +503,30 @@ class _OfRows:
     """A tensor with as many entries for each row."""
 
     def __init__(self, place: Place | None, entries: int = 1, axis: int = 0) -> None:
-        self._place, self._entries, self._axis = place, entries, axis
+        self._place = place
+        self._entries = entries
+        self._axis = axis
         self._made: Any = None
 
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
-        if self._place is None or tensor.dim() <= self._axis or tensor.shape[self._axis] != part.rows * self._entries:
+        if (
+            self._place is None
+            or tensor.dim() <= self._axis
+            or tensor.shape[self._axis] != part.rows * self._entries
+        ):
             return f"has the shape {tuple(tensor.shape)} for {part.rows} rows"
         if tensor.requires_grad:
             return "is part of a graph of gradients"
         problem = self._place.add(tensor.movedim(self._axis, 0))
-        return None if problem is None else f"cannot be put together: {problem}"
+        if problem is None:
+            return None
+        return f"cannot be put together: {problem}"
 
     @property
     def device_bytes(self) -> int:
-        return 0 if self._place is None else self._place.device_bytes
+        if self._place is None:
+            return 0
+        return self._place.device_bytes
 
     def park(self) -> None:
         if self._place is not None:
@@ -467,7 +544,9 @@ class _OfRows:
         return self._as_it_lay(first_rows(self._place.finished(), rows * self._entries))
 
     def _as_it_lay(self, rows: Any) -> Any:
-        return rows.movedim(0, self._axis).contiguous() if self._axis else rows
+        if self._axis:
+            return rows.movedim(0, self._axis).contiguous()
+        return rows
 
 
 class _Mean:
@@ -476,7 +555,8 @@ class _Mean:
     device_bytes = 0
 
     def __init__(self, like: Any, *, is_known: bool) -> None:
-        self._like, self._is_known = like.detach().clone(), is_known
+        self._like = like.detach().clone()
+        self._is_known = is_known
         self._sum = self._weight = 0.0
         self._is_sum = False
         self._after: dict[int, tuple[float, float]] = {}  # sum and weight, by the rows so far
@@ -486,7 +566,8 @@ class _Mean:
         if tensor.dim() or part.weight is None or not self._is_known:
             return "is one number for all rows, and how to put several together is not known"
         if math.isinf(part.weight):
-            self._sum, self._is_sum = self._sum + float(tensor), True
+            self._sum = self._sum + float(tensor)
+            self._is_sum = True
         elif part.weight:  # the mean of nothing is no number
             self._sum += float(tensor) * part.weight
             self._weight += part.weight
@@ -502,10 +583,15 @@ class _Mean:
 
     def finished(self, rows: int) -> Any:
         after = self._after.get(rows)
-        return None if after is None else self._number(*after)
+        if after is None:
+            return None
+        return self._number(*after)
 
     def _number(self, total: float, weight: float) -> Any:
-        mean = total / weight if weight else float("nan")
+        if weight:
+            mean = total / weight
+        else:
+            mean = float("nan")
         return self._like.clone().fill_(total if self._is_sum else mean)
 
 
@@ -520,9 +606,13 @@ class _Shared:
     def add(self, tensor: Any, part: FieldsPart) -> str | None:
         del part
         same = (
-            self._like.shape == tensor.shape and self._like.dtype == tensor.dtype and bool((self._like == tensor).all())
+            self._like.shape == tensor.shape
+            and self._like.dtype == tensor.dtype
+            and bool((self._like == tensor).all())
         )
-        return None if same else "differs from part to part and has no rows"
+        if same:
+            return None
+        return "differs from part to part and has no rows"
 
     def park(self) -> None:
         return
@@ -545,7 +635,9 @@ class _Taken:
         self._numbers: dict[int, int] = {}
 
     def apart(self, value: Any, name: str, *, in_state: bool = False) -> Any:
-        """Return what is around the tensors of a value; note them, and what cannot be taken apart as ``problem``."""
+        """Return what is around the tensors of a value; note them, and what cannot be taken apart
+        as ``problem``.
+        """
         if hasattr(value, "untyped_storage"):
             return self._tensor(value, f"{_IN_STATE}{name}" if in_state else name)
         if isinstance(value, Mapping):
@@ -561,8 +653,8 @@ class _Taken:
             named = [(key, f"{name}.{key}", entry) for key, entry in vars(value).items()]
         else:
             if not in_state and not isinstance(value, _PLAIN):
-                self.problem = (
-                    self.problem or f"{name} is a {type(value).__name__}: how to put several together is not known"
+                self.problem = self.problem or (
+                    f"{name} is a {type(value).__name__}: how to put several together is not known"
                 )
             return value
         entries = tuple(self.apart(entry, path, in_state=in_state) for _, path, entry in named)
@@ -595,14 +687,19 @@ def _made(record: Any, values: list[Any]) -> Any:
 
 
 def _is_state(value: Any) -> bool:
-    return any(base.__module__ == _STATE_MODULE for base in type(value).__mro__) and hasattr(value, "__dict__")
+    return any(base.__module__ == _STATE_MODULE for base in type(value).__mro__) and hasattr(
+        value, "__dict__"
+    )
 
 
-# Where the results of a function go that are records: a mapping or a tuple of fields, each with one entry a row.
+# Where the results of a function go that are records: a mapping or a tuple of fields, each with one
+# entry a row.
 
 
 def place_of(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
-    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows gave ``part``."""
+    """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows
+    gave ``part``.
+    """
     if is_record(part, rows):
         return Record(part, rows, total, is_parked=is_parked)
     return place_for(part, rows, total, pad_value, is_parked=is_parked)
@@ -613,7 +710,10 @@ class Record:
 
     def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
         self._kind: Any = type(like)
-        self._empty = _emptied(like) if isinstance(like, (dict, UserDict)) else None
+        if isinstance(like, (dict, UserDict)):
+            self._empty = _emptied(like)
+        else:
+            self._empty = None
         self._names = _names_in(like)
         self._beside: dict[str, list[Any]] = {name: [] for name in lists_beside(like)}
         self._done = 0
@@ -624,7 +724,11 @@ class Record:
     def add(self, part: Any) -> str | None:
         """Put each field into its place; return why one cannot be."""
         beside = lists_beside(part)
-        if type(part) is not self._kind or _names_in(part) != self._names or beside.keys() != self._beside.keys():
+        if (
+            type(part) is not self._kind
+            or _names_in(part) != self._names
+            or beside.keys() != self._beside.keys()
+        ):
             return "its results have different fields"
         for name, place in zip(self._names, self._places, strict=True):
             problem = place.add(part[name])
@@ -663,15 +767,21 @@ class Record:
             for name, beside in self._beside.items():
                 setattr(made, name, list(beside))
             return made
-        return self._kind(*fields) if hasattr(self._kind, "_fields") else self._kind(fields)
+        if hasattr(self._kind, "_fields"):
+            return self._kind(*fields)
+        return self._kind(fields)
 
 
 def _names_in(record: Any) -> list[Any]:
-    return list(record) if isinstance(record, Mapping) else list(range(len(record)))
+    if isinstance(record, Mapping):
+        return list(record)
+    return list(range(len(record)))
 
 
 def _emptied(like: Any) -> Any:
-    """Return an empty copy of a dict whose type is not made from entries (``defaultdict``) or keeps more; None of any other."""
+    """Return an empty copy of a dict whose type is not made from entries (``defaultdict``) or keeps
+    more; None of any other.
+    """
     kind: Any = type(like)
     try:
         kind(())
@@ -692,10 +802,12 @@ class Gathered:
     Args:
         rows: rows of the whole call.
         pad_value: what fills a row that ended earlier than others; None: all rows have one length.
-        weigh: what the mean loss in a part's result weighs, where the results are records of fields; None: they are not.
+        weigh: what the mean loss in a part's result weighs, where the results are records of
+            fields; None: they are not.
         on_host: whether they wait on the host from the start.
         several: how many entries a row may have in a field, beside one.
-        layout: at which axis fields hold their rows, and how many entries a row has there, by name, as far as it is known by then.
+        layout: at which axis fields hold their rows, and how many entries a row has there, by name,
+            as far as it is known by then.
     """
 
     def __init__(
@@ -709,7 +821,10 @@ class Gathered:
         layout: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         self._layout = layout
-        self.rows, self._pad_value, self._weigh, self._several = rows, pad_value, weigh, several
+        self.rows = rows
+        self._pad_value = pad_value
+        self._weigh = weigh
+        self._several = several
         self.done = 0
         self.is_parked = on_host
         self._place: Place | None = None
@@ -718,11 +833,18 @@ class Gathered:
     def of(cls, call: WatchedCall) -> Gathered:
         """Return the place for the results of a call that has not begun."""
         return cls(
-            call.rows, call.pad_value, call.weigh, on_host=call.waits_on_host, several=call.several, layout=call.layout
+            call.rows,
+            call.pad_value,
+            call.weigh,
+            on_host=call.waits_on_host,
+            several=call.several,
+            layout=call.layout,
         )
 
     def add(self, part: Any, rows: int) -> str | None:
-        """Put the result of the next ``rows`` rows into its place; return why that cannot be done, None where it was."""
+        """Put the result of the next ``rows`` rows into its place; return why that cannot be done,
+        None where it was.
+        """
         if self._weigh is not None:
             part = FieldsPart(part, rows, self._weigh(part, self.done, self.done + rows))
             self._place = self._place or Fields(
@@ -736,13 +858,17 @@ class Gathered:
         return problem
 
     def take(self, call: WatchedCall, part: Any, rows: int) -> str | None:
-        """Put what the next rows of a call gave into its place, with what it leaves out of it or puts before it; as ``add``."""
+        """Put what the next rows of a call gave into its place, with what it leaves out of it or
+        puts before it; as ``add``.
+        """
         return self.add(call.completed(part, self.done, self.done + rows), rows)
 
     @property
     def device_bytes(self) -> int:
         """Bytes of the results on a device; 0 where they are on the host, or there are none."""
-        return 0 if self._place is None or self.is_parked else self._place.device_bytes
+        if self._place is None or self.is_parked:
+            return 0
+        return self._place.device_bytes
 
     def park(self) -> None:
         """Move the results to the host, and keep there what is still to come."""
@@ -761,4 +887,6 @@ class Gathered:
 
     def finished(self) -> Any:
         """Return the rows that are done, in order; None before the first."""
-        return None if self._place is None else self._place.finished()
+        if self._place is None:
+            return None
+        return self._place.finished()

@@ -1,7 +1,9 @@
-"""Guarded ``generate`` calls of other threads on one device: a call that runs out of memory beside them waits, and goes on alone.
+"""Guarded ``generate`` calls of other threads on one device: a call that runs out of memory beside
+them waits, and goes on alone.
 
-Each would else take its size from what the others happen to leave, and the one that is split first would starve. A thread that waits
-for another in its own way is not held up for good: every wait has an end, behind which all is as if nobody had waited.
+Each would else take its size from what the others happen to leave, and the one that is split first
+would starve. A thread that waits for another in its own way is not held up for good: every wait has
+an end, behind which all is as if nobody had waited.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def begin(model: Any) -> None:
-    """Note that this thread begins a call; wait first while another thread's goes on alone on the same device."""
+    """Note that this thread begins a call; wait first while another thread's goes on alone on the
+    same device.
+    """
     if _alone:
         devices = _devices_of(model)
         with _changed:
@@ -55,7 +59,8 @@ def end() -> None:
 
 
 def have_ended(error: BaseException, model: Any) -> bool:
-    """Wait, once, for the calls beside one that failed for memory, and return whether there were any: it is then to be made again.
+    """Wait, once, for the calls beside one that failed for memory, and return whether there were
+    any: it is then to be made again.
 
     Until ``leave`` others that begin wait for it, a minute at most.
 
@@ -64,7 +69,12 @@ def have_ended(error: BaseException, model: Any) -> bool:
         model: what it is made on.
     """
     me = threading.get_ident()
-    if me in _alone or not _running or not may_be_oom(error) or scan_error(error).first_cause is None:
+    if (
+        me in _alone
+        or not _running
+        or not may_be_oom(error)
+        or scan_error(error).first_cause is None
+    ):
         return False
     devices = _devices_of(model)
     with _changed:
@@ -90,20 +100,29 @@ def leave() -> None:
 
 
 def _wait_until_free(devices: frozenset[str]) -> None:
-    """Wait while another call goes on alone on one of the devices, no longer than it may keep others waiting."""
+    """Wait while another call goes on alone on one of the devices, no longer than it may keep
+    others waiting.
+    """
     while (until_s := _others_are_alone_on(devices)) and (left_s := until_s - time.monotonic()) > 0:
         _changed.wait(left_s)
 
 
 def _others_are_alone_on(devices: frozenset[str]) -> float:
-    """Return until when other threads' calls go on alone on one of the devices; 0 where none does."""
+    """Return until when other threads' calls go on alone on one of the devices; 0 where
+    none does.
+    """
     me = threading.get_ident()
-    return max((until for thread, (on, until) in list(_alone.items()) if thread != me and on & devices), default=0.0)
+    return max(
+        (until for thread, (on, until) in list(_alone.items()) if thread != me and on & devices),
+        default=0.0,
+    )
 
 
 def _others_run_on(devices: frozenset[str]) -> bool:
     me = threading.get_ident()
-    return any(_devices_of(model) & devices for thread, model in list(_running.items()) if thread != me)
+    return any(
+        _devices_of(model) & devices for thread, model in list(_running.items()) if thread != me
+    )
 
 
 def _devices_of(model: Any) -> frozenset[str]:

@@ -1,4 +1,6 @@
-"""A start of an engine under a guard: it is made, and made again with the least that fits where it fails for memory."""
+"""A start of an engine under a guard: it is made, and made again with the least that fits where it
+fails for memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Any
 
 from oomguard.core.disable import disabled
 from oomguard.core.facts import Fact, FactValue, is_of_type
-from oomguard.core.incident import PATCHED, Attempt, Diagnosis, Effect, Evidence, Incident, SettingInForce
+from oomguard.core.incident import (
+    PATCHED,
+    Attempt,
+    Diagnosis,
+    Effect,
+    Evidence,
+    Incident,
+    SettingInForce,
+)
 from oomguard.core.log import get_logger
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.diagnosis.diagnose import default_rules
@@ -24,13 +34,15 @@ from oomguard.scan.exceptions import exception_lines, may_be_oom
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line
 
-# Why a start inside the process failed: the words with which its processes ended decide, not all that mentions memory.
+# Why a start inside the process failed: the words with which its processes ended decide, not all
+# that mentions memory.
 
 _DEAD = "engine_dead"
 
 
 def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInForce]) -> Diagnosis:
-    """Return what a failed start died of, not yet explained; no incidents where it was not of memory, or of a death untold.
+    """Return what a failed start died of, not yet explained; no incidents where it was not of
+    memory, or of a death untold.
 
     Args:
         ended: the attempt.
@@ -50,7 +62,9 @@ def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInF
             return Diagnosis(source)  # the process that died printed why, and it was not memory
         ends = words or own
     whole = scan(ended.lines, default_rules(), source, given=settings)
-    if any("engine_error" in incident.facts for incident in ends) and all(i.kind == _DEAD for i in ends):
+    if any("engine_error" in incident.facts for incident in ends) and all(
+        i.kind == _DEAD for i in ends
+    ):
         return replace(whole, incidents=tuple(i for i in whole.incidents if i.kind == _DEAD))
     causes = {(i.kind, i.message) for i in ends if i.kind != _DEAD}
     if causes:
@@ -59,8 +73,12 @@ def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInF
     return _of_the_silent(ended, whole, settings)
 
 
-def _of_the_silent(ended: EndedStart, whole: Diagnosis, settings: Mapping[str, SettingInForce]) -> Diagnosis:
-    """Return what a process died of that told nothing: what it printed, and the kernel's count of kills."""
+def _of_the_silent(
+    ended: EndedStart, whole: Diagnosis, settings: Mapping[str, SettingInForce]
+) -> Diagnosis:
+    """Return what a process died of that told nothing: what it printed, and the kernel's count of
+    kills.
+    """
     printed = (Line(number, 0, text) for number, text in enumerate(ended.printed.splitlines(), 1))
     found = scan(printed, default_rules(), whole.source, given=settings)
     incidents = tuple(i for i in found.incidents if i.kind != _DEAD)
@@ -72,7 +90,8 @@ def _of_the_silent(ended: EndedStart, whole: Diagnosis, settings: Mapping[str, S
 
 def _killed() -> Incident:
     text = (
-        "the kernel ended a process of the engine for memory: its cgroup counts one oom_kill more than before the start"
+        "the kernel ended a process of the engine for memory: its cgroup counts one oom_kill more "
+        "than before the start"
     )
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))
 
@@ -87,9 +106,15 @@ _ALWAYS = frozenset({"kv_cache_available_bytes", "kv_cache_capacity_tokens"})
 
 
 def started(
-    read: ReadStart, wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    read: ReadStart,
+    wrapped: Callable[..., Any],
+    _instance: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """Make a watched start: as it is, unless a guard is in force and no watched call or start is around it."""
+    """Make a watched start: as it is, unless a guard is in force and no watched call or start is
+    around it.
+    """
     guards = entered.get()
     if not guards or inside_call.get() or disabled():
         return wrapped(*args, **kwargs)
@@ -108,16 +133,26 @@ def started(
             raise error
         return result
     finally:
-        del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+        # a frame that names its own exception is a cycle, and the exception holds the frames below
+        del error
 
 
 def _run_of(
-    owner: Owner, read: ReadStart, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    owner: Owner,
+    read: ReadStart,
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> StartRun | None:
-    """Return the run of a start; None where its call cannot be read: then it is made as if there were no guard."""
+    """Return the run of a start; None where its call cannot be read: then it is made as if there
+    were no guard.
+    """
     try:
-        return StartRun(owner, read(wrapped, args, kwargs), getattr(wrapped, "__qualname__", "start"))
-    except Exception as error:  # noqa: BLE001 - whatever is odd about the call is the engine's to refuse
+        return StartRun(
+            owner, read(wrapped, args, kwargs), getattr(wrapped, "__qualname__", "start")
+        )
+    except Exception as error:  # noqa: BLE001
+        # whatever is odd about the call is the engine's to refuse
         get_logger().debug("a start is not watched", reason=f"{type(error).__name__}: {error}")
         return None
 
@@ -132,7 +167,9 @@ class StartRun:
     """
 
     def __init__(self, owner: Owner, start: WatchedStart, source: str) -> None:
-        self._owner, self._start, self._source = owner, start, source
+        self._owner = owner
+        self._start = start
+        self._source = source
         self._ledger = Ledger(owner.policy)
         self._first_error: Exception | None = None
         self._incident: Incident | None = None
@@ -140,7 +177,9 @@ class StartRun:
         self._devices: Mapping[int, Device] = {}
 
     def run(self) -> tuple[Any, Exception | None]:
-        """Return the engine and None, or None and the exception to raise: the first one, with all that came of it in its notes."""
+        """Return the engine and None, or None and the exception to raise: the first one, with all
+        that came of it in its notes.
+        """
         ledger = self._ledger
         for _ in ledger.rounds():
             if ledger.patches:
@@ -148,7 +187,9 @@ class StartRun:
             ended = self._attempt()
             if ended.error is None:
                 self._succeeded(ended)
-                self._owner.ended(tuple(ledger.attempts) if self._first_error is not None else (), None)
+                self._owner.ended(
+                    tuple(ledger.attempts) if self._first_error is not None else (), None
+                )
                 return ended.result, None
             self._failed(ended.error, ended)
         if self._first_error is not None and self._incident is not None:
@@ -158,14 +199,21 @@ class StartRun:
         return None, self._first_error
 
     def attend(self, engine: Any) -> None:
-        """Stay with the engine that was made: where it dies at work it is made again, as far as the guard permits."""
+        """Stay with the engine that was made: where it dies at work it is made again, as far as the
+        guard permits.
+        """
         self._first_error = self._incident = None  # their frames hold what failed
         with _keeping_quiet("attending the engine"):
             self._start.attend(engine, self._made_again)
 
     def _made_again(self, ended: EndedStart, progressed: bool) -> MadeAgain | None:
-        """Make an engine again that died at work: with the least that fits where that was for memory, else as it was."""
-        self._deaths = 1 if progressed else self._deaths + 1
+        """Make an engine again that died at work: with the least that fits where that was for
+        memory, else as it was.
+        """
+        if progressed:
+            self._deaths = 1
+        else:
+            self._deaths = self._deaths + 1
         incident = self._died(ended, self._ledger.reopen(anew=progressed))
         of_memory = incident is not None and incident.is_oom
         may_restart = (of_memory or self._owner.restart) and self._ledger.leaves_another()
@@ -174,14 +222,19 @@ class StartRun:
             return None
         alone = not self._ledger.pending and (of_memory or self._deaths > 1)
         self._clean_up()
-        self._first_error, self._incident = ended.error, incident
-        token = inside_call.set(True)  # what starts the engine is watched too, and another guard may be in force
+        self._first_error = ended.error
+        self._incident = incident
+        token = inside_call.set(
+            True
+        )  # what starts the engine is watched too, and another guard may be in force
         try:
             engine, error = self.run()
         finally:
             inside_call.reset(token)
         self._first_error = self._incident = None
-        return MadeAgain(engine, alone=alone, of_memory=of_memory) if error is None else None
+        if error is None:
+            return MadeAgain(engine, alone=alone, of_memory=of_memory)
+        return None
 
     def _died(self, ended: EndedStart, ran: Attempt) -> Incident | None:
         """Record a death at work, and choose what the engine is made again with."""
@@ -189,7 +242,9 @@ class StartRun:
         with _keeping_quiet("the diagnosis"):
             diagnosis = self._diagnose(ended)
         incident = diagnosis.first_cause
-        self._owner.replace(ran, self._ledger.end(incident, error=type(ended.error).__name__, measured=ran.measured))
+        self._owner.replace(
+            ran, self._ledger.end(incident, error=type(ended.error).__name__, measured=ran.measured)
+        )
         if incident is None:
             get_logger().warning("the engine died", error=str(ended.error))
             return None
@@ -207,7 +262,10 @@ class StartRun:
     def _succeeded(self, ended: EndedStart) -> None:
         measured: dict[str, float] = {}
         with _keeping_quiet("what the start measured"):
-            measured = self._measured(ended) if self._ledger.attempts else {}
+            if self._ledger.attempts:
+                measured = self._measured(ended)
+            else:
+                measured = {}
         is_told = self._start.tells_success or bool(self._ledger.attempts)
         attempt = self._ledger.end(measured=measured)
         if is_told:
@@ -215,7 +273,9 @@ class StartRun:
         self._devices = {}  # what is free before a later death is another matter
 
     def _attempt(self) -> EndedStart:
-        """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as an exception."""
+        """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as
+        an exception.
+        """
         with _keeping_quiet("reading the devices"):
             self._devices = self._devices or memory_wait.devices_by_index()
         try:
@@ -226,7 +286,9 @@ class StartRun:
             return EndedStart(error=problem)
 
     def _failed(self, error: Exception, ended: EndedStart) -> None:
-        """Record a failed attempt, choose what the next one changes, and remove what this one left."""
+        """Record a failed attempt, choose what the next one changes, and remove what
+        this one left.
+        """
         diagnosis = Diagnosis(self._source)
         if not ended.is_ended:
             with _keeping_quiet("the diagnosis"):
@@ -236,17 +298,22 @@ class StartRun:
         self._owner.record(attempt)
         if incident is None:
             # A later attempt that fails of something else does not hide the failure that led to it.
-            is_first, self._first_error = self._first_error is None, self._first_error or error
-            _mark_explained(error)  # nobody else has to guess: what its processes said is known here
+            is_first = self._first_error is None
+            self._first_error = self._first_error or error
+            _mark_explained(
+                error
+            )  # nobody else has to guess: what its processes said is known here
             if ended.not_again is not None:
                 error.add_note(f"oomguard: {ended.not_again}")
             if not is_first and not ended.is_ended:
                 get_logger().warning(
-                    "the changed start failed of something else", error=f"{type(error).__name__}: {error}"
+                    "the changed start failed of something else",
+                    error=f"{type(error).__name__}: {error}",
                 )
                 self._clean_up()
             return
-        self._first_error, self._incident = self._first_error or error, incident
+        self._first_error = self._first_error or error
+        self._incident = incident
         self._owner.incident(diagnosis)
         get_logger().warning("out of memory" if incident.is_oom else "failed", **_told(incident))
         if ended.not_again is None:
@@ -263,7 +330,9 @@ class StartRun:
     def _clean_up(self) -> None:
         with _keeping_quiet("cleaning up"):
             self._start.leave_nothing()
-            if self._ledger.pending and (held := memory_wait.wait_until_free(self._devices, self._stops)):
+            if self._ledger.pending and (
+                held := memory_wait.wait_until_free(self._devices, self._stops)
+            ):
                 get_logger().warning("memory is still held after the failed attempt", held=held)
 
     def _stops(self) -> bool:
@@ -275,28 +344,44 @@ class StartRun:
 
         scanned = scan_start(ended, self._source, self._in_force())
         scanned = replace(scanned, incidents=tuple(self._as_it_ran(i) for i in scanned.incidents))
-        scanned = scanned if self._start.phase is None else in_phase(scanned, self._start.phase)
+        if self._start.phase is not None:
+            scanned = in_phase(scanned, self._start.phase)
         first = scanned.first_cause
-        behind = None if first is None else self._start.behind(first)
-        return self._ledger.diagnose(scanned, default_rules(), local_models=behind is None, behind=behind)
+        if first is None:
+            behind = None
+        else:
+            behind = self._start.behind(first)
+        return self._ledger.diagnose(
+            scanned, default_rules(), local_models=behind is None, behind=behind
+        )
 
     def _in_force(self) -> dict[str, SettingInForce]:
-        """Return what the program gave and what was changed; whose choice a setting was stays as the program has it."""
+        """Return what the program gave and what was changed; whose choice a setting was stays as
+        the program has it.
+        """
         given = self._start.settings_in_force()
-        changed = {name: _changed(name, value, given) for name, value in self._ledger.settings.items()}
+        changed = {
+            name: _changed(name, value, given) for name, value in self._ledger.settings.items()
+        }
         return {**given, **changed}
 
     def _as_it_ran(self, incident: Incident) -> Incident:
-        """Return the incident with changed values in the place of those that the program's arguments still print."""
+        """Return the incident with changed values in the place of those that the program's
+        arguments still print.
+        """
         facts = dict(incident.facts)
         for name, value in self._ledger.settings.items():
             fact = SETTING_FACTS.get(name, "")
             if fact in facts and facts[fact].line is None and is_of_type(fact, value):
                 facts[fact] = Fact(fact, value, PATCHED)
-        return replace(incident, facts=facts) if self._ledger.settings else incident
+        if self._ledger.settings:
+            return replace(incident, facts=facts)
+        return incident
 
     def _measured(self, ended: EndedStart) -> dict[str, float]:
-        """Return the figures that the engine printed, of those that were predicted and of its KV cache."""
+        """Return the figures that the engine printed, of those that were predicted and of its KV
+        cache.
+        """
         from oomguard.diagnosis.diagnose import default_rules
         from oomguard.scan.scan import Scanner
 
@@ -310,12 +395,15 @@ class StartRun:
     def _announce(self) -> None:
         from oomguard.report.wording import arrow
 
-        patches, log = self._ledger.patches, get_logger()
+        patches = self._ledger.patches
+        log = get_logger()
         for patch in patches:
             self._owner.patched(patch)
         log.info("starting again", **{patch.setting: arrow(patch) for patch in patches})
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in patches):
-            log.warning("this engine starts with reduced settings", **{p.setting: arrow(p) for p in patches})
+            log.warning(
+                "this engine starts with reduced settings", **{p.setting: arrow(p) for p in patches}
+            )
 
     def _annotate(self, error: Exception, incident: Incident) -> None:
         from oomguard.report.note import start_note
@@ -335,7 +423,9 @@ def _keeping_quiet(what: str) -> Iterator[None]:
 
 
 def _name_orphans() -> None:
-    """Name engines that outlived their program, a notebook that crashed: they hold memory, and are ended only by who owns them."""
+    """Name engines that outlived their program, a notebook that crashed: they hold memory, and are
+    ended only by who owns them.
+    """
     from oomguard.probe.device_checks import left_over_checks
 
     found = next(left_over_checks((), {}))
@@ -355,6 +445,12 @@ def _changed(name: str, value: FactValue, given: dict[str, SettingInForce]) -> S
 
 def _told(incident: Incident) -> dict[str, Any]:
     """Return what the log says of a failure."""
-    cause = incident.causes[0].id if incident.causes else None
-    process = {} if incident.location.process is None else {"process": incident.location.process}
+    if incident.causes:
+        cause = incident.causes[0].id
+    else:
+        cause = None
+    if incident.location.process is None:
+        process = {}
+    else:
+        process = {"process": incident.location.process}
     return {"kind": incident.kind, "what": incident.headline, "cause": cause, **process}

@@ -1,6 +1,7 @@
 """A failure inside the process: what its exception says, what it held, and the note it leaves with.
 
-What explains a failure is imported with the first one: a program that sees none does not wait for it.
+What explains a failure is imported with the first one: a program that sees none does not wait for
+it.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return a copy of a frame's locals; those of a module's own code are its globals, which stay as they are."""
+    """Return a copy of a frame's locals; those of a module's own code are its globals, which stay
+    as they are.
+    """
     seen = frame.f_locals
     copy = dict(seen)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         with contextlib.suppress(Exception):
-            seen.clear()  # before Python 3.13 a function's frame keeps this copy of its locals, tensors too
+            # before Python 3.13 a function's frame keeps this copy of its locals, tensors too
+            seen.clear()
     return copy
 
 
@@ -49,19 +53,29 @@ def module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def run_guarded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
-    """Return the function's result and None, or None and its exception with a traceback that starts at its own frames."""
+def run_guarded(
+    function: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Any, BaseException | None]:
+    """Return the function's result and None, or None and its exception with a traceback that starts
+    at its own frames.
+    """
     try:
         return function(*args, **kwargs), None
-    except Exception as error:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
-        # No local holds the traceback: it would hold this frame, a cycle that keeps the inputs until a collection.
+    except Exception as error:  # noqa: BLE001
+        # judged by the caller, and raised again unless it is remedied
+        # No local holds the traceback: it would hold this frame, a cycle that keeps the inputs
+        # until a collection.
         return None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def scan_error(
-    error: BaseException, settings: Mapping[str, SettingInForce] | None = None, *, unrecognized: bool = False
+    error: BaseException,
+    settings: Mapping[str, SettingInForce] | None = None,
+    *,
+    unrecognized: bool = False,
 ) -> Diagnosis:
-    """Return what an exception's messages say, not yet explained; no incidents where its type cannot be a memory failure.
+    """Return what an exception's messages say, not yet explained; no incidents where its type
+    cannot be a memory failure.
 
     With ``unrecognized`` words count that no signature has: enough to tell, too little to act on.
     """
@@ -70,17 +84,21 @@ def scan_error(
     from oomguard.diagnosis.diagnose import default_rules
     from oomguard.scan.scan import scan
 
-    lines, name = exception_lines(error), type(error).__name__
+    lines = exception_lines(error)
+    name = type(error).__name__
     return scan(lines, default_rules(), name, given=settings, unrecognized=unrecognized)
 
 
 def in_phase(diagnosis: Diagnosis, phase: str | None) -> Diagnosis:
-    """Return what a guarded call's exception says, in the phase that its guard knows: names of files and functions tell less.
+    """Return what a guarded call's exception says, in the phase that its guard knows: names of
+    files and functions tell less.
 
     Where it knows none, the frames count, but not those of training: what trains is known.
     """
     incidents = tuple(
-        replace(incident, phase=phase or ("unknown" if incident.phase == "training" else incident.phase))
+        replace(
+            incident, phase=phase or ("unknown" if incident.phase == "training" else incident.phase)
+        )
         for incident in diagnosis.incidents
     )
     return replace(diagnosis, incidents=incidents)
@@ -96,11 +114,15 @@ def facts_of(call: WatchedCall, model: CallModel) -> dict[str, Fact]:
         "baseline_bytes": model.base_bytes,
         "held_before_call_bytes": _held_before(call.model, model.base_bytes),
     }
-    return {name: Fact(name, value, "measured") for name, value in values.items() if value is not None}
+    return {
+        name: Fact(name, value, "measured") for name, value in values.items() if value is not None
+    }
 
 
 def _held_before(model: Any, base_bytes: int | None) -> int | None:
-    """Return the bytes that were alive before a call besides its model's; None if there is no model, or nothing counts them."""
+    """Return the bytes that were alive before a call besides its model's; None if there is no
+    model, or nothing counts them.
+    """
     if base_bytes is None or not hasattr(model, "parameters"):
         return None
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -109,7 +131,8 @@ def _held_before(model: Any, base_bytes: int | None) -> int | None:
 
 
 def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -> int | None:
-    """Return the bytes that one row held when the call failed, by the live bytes in the message; None where it has none.
+    """Return the bytes that one row held when the call failed, by the live bytes in the message;
+    None where it has none.
 
     The row would have gone on to more. ``base_bytes`` are those alive before the call.
     """
@@ -121,7 +144,8 @@ def row_bytes_at_failure(failure: Incident, base_bytes: int | None, rows: int) -
 
 
 def clear(error: BaseException, *, is_raised: bool = True) -> None:
-    """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed call's tensors.
+    """Drop the locals of the frames in an exception's traceback and its chain: they hold the failed
+    call's tensors.
 
     One that is not to be raised loses the frames too.
     """
@@ -135,13 +159,17 @@ def clear(error: BaseException, *, is_raised: bool = True) -> None:
 
 
 def forget(error: BaseException | None) -> None:
-    """Drop the frames of a failure that nobody will see: their callers hold it, a cycle that keeps the inputs until a collection."""
+    """Drop the frames of a failure that nobody will see: their callers hold it, a cycle that keeps
+    the inputs until a collection.
+    """
     for link in () if error is None else chain(error):
         link.__traceback__ = None
 
 
 def let_go(error: BaseException) -> None:
-    """Drop the locals of the frames that called those of a failure, as far as they have ended: one of them may hold the failure."""
+    """Drop the locals of the frames that called those of a failure, as far as they have ended: one
+    of them may hold the failure.
+    """
     for link in chain(error):
         frame = link.__traceback__ and link.__traceback__.tb_frame.f_back
         with contextlib.suppress(RuntimeError):  # this one, and those around it, still run
@@ -151,7 +179,9 @@ def let_go(error: BaseException) -> None:
 
 
 def _empty_closure(frame: FrameType) -> None:
-    """Drop what the call of a module with hooks holds: its arguments are in a closure of its own, which outlives its frame's locals."""
+    """Drop what the call of a module with hooks holds: its arguments are in a closure of its own,
+    which outlives its frame's locals.
+    """
     for function in gc.get_referents(frame):
         if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
             for cell in function.__closure__ or ():
@@ -169,7 +199,8 @@ def add_note(error: BaseException, text: str) -> None:
 def annotate(error: BaseException, incident: Incident, attempts: Sequence[Attempt] = ()) -> None:
     """Add the diagnosis to an exception's notes, and mark it as explained.
 
-    Where a guard inside has explained it, its note stands: it knew the call that failed. Only what was tried here is added.
+    Where a guard inside has explained it, its note stands: it knew the call that failed. Only what
+    was tried here is added.
     """
     from oomguard.report.note import note, tried
 

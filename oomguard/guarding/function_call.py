@@ -21,10 +21,12 @@ _SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One call of a function whose arguments ``names`` hold one entry per row, each in the same order.
+    """One call of a function whose arguments ``names`` hold one entry per row, each in the same
+    order.
 
-    ``handed_in`` is what its containers held before it, ``filled`` what its parts do to theirs; ``records`` says of the first part's
-    result whether it is a record of fields, which later ones are then too; ``told`` that the user knows of random numbers in it.
+    ``handed_in`` is what its containers held before it, ``filled`` what its parts do to theirs;
+    ``records`` says of the first part's result whether it is a record of fields, which later ones
+    are then too; ``told`` that the user knows of random numbers in it.
     """
 
     bound: inspect.BoundArguments
@@ -57,7 +59,9 @@ class RowsCall:
         kwargs: Mapping[str, Any],
         handed_in: AsHandedIn | None = None,
     ) -> RowsCall:
-        """Read a call; raises TypeError where the arguments do not fit the function, as calling it would."""
+        """Read a call; raises TypeError where the arguments do not fit the function, as calling it
+        would.
+        """
         bound = inspect.signature(function).bind(*args, **kwargs)
         handed_in = handed_in or AsHandedIn(args, kwargs)
         handed_in.put_back(
@@ -106,16 +110,23 @@ class RowsCall:
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Say once where the function draws random numbers: rows in parts draw others than they would together."""
+        """Say once where the function draws random numbers: rows in parts draw others than they
+        would together.
+        """
         del start, stop
-        before = None if self.told else _generator_state()
+        if self.told:
+            before = None
+        else:
+            before = _generator_state()
         yield
         if before is not None and before != _generator_state():
             from oomguard.core.log import get_logger
 
             self.told.append(True)
             hint = "seed each row by itself"
-            get_logger().warning("the function draws random numbers: other ones in parts than in one call", hint=hint)
+            get_logger().warning(
+                "the function draws random numbers: other ones in parts than in one call", hint=hint
+            )
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
         """Return why nothing of it is done another way."""
@@ -123,10 +134,14 @@ class RowsCall:
         return "the function is your own"
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why the result of a part cannot be put together with others; None where it has one entry for each row."""
+        """Return why the result of a part cannot be put together with others; None where it has one
+        entry for each row.
+        """
         if not self.records:
             self.records.append(is_record(part, rows))
-        return why_not_rows(part, rows, is_known_record=self.records[0]) or self.filled.note(part, rows)
+        return why_not_rows(part, rows, is_known_record=self.records[0]) or self.filled.note(
+            part, rows
+        )
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return a result as it is: nothing was left out."""
@@ -134,13 +149,17 @@ class RowsCall:
         return result
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result as it is put together: the caller's own container where the function fills and returns the one it is handed."""
+        """Return the result as it is put together: the caller's own container where the function
+        fills and returns the one it is handed.
+        """
         del place
         return self.filled.done_to(self.bound.arguments, result)
 
 
 def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> str | None:
-    """Return why the arguments that are not named forbid a split; None where none of them can belong to single rows."""
+    """Return why the arguments that are not named forbid a split; None where none of them can
+    belong to single rows.
+    """
     for name, value in _others(bound, names):
         if isinstance(value, Iterator):
             return f"the argument {name} is an iterator: what the first call took from it is gone"
@@ -148,13 +167,21 @@ def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> s
             together = ", ".join(f'"{each}"' for each in (*names, name))
             own = bound.signature.parameters.get(name)
             alone = own is not None and own.kind not in _SEVERAL
-            advice = f"batch=({together})" if alone else "each as an argument of its own"
-            return f"the argument {name} has {rows} entries too: name all that belongs to the rows, {advice}"
+            if alone:
+                advice = f"batch=({together})"
+            else:
+                advice = "each as an argument of its own"
+            return (
+                f"the argument {name} has {rows} entries too: name all that belongs to the rows, "
+                f"{advice}"
+            )
     return None
 
 
 def _others(bound: inspect.BoundArguments, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments that are not named, those in ``*args``, ``**kwargs`` and mappings one by one."""
+    """Yield the arguments that are not named, those in ``*args``, ``**kwargs`` and mappings one by
+    one.
+    """
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if name in names or name in _OWNERS:
@@ -177,7 +204,9 @@ def _with_entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _generator_state() -> bytes | None:
-    """Return where the CPU's generator stands, None where torch is not loaded; no tensor of it takes the device's memory."""
+    """Return where the CPU's generator stands, None where torch is not loaded; no tensor of it
+    takes the device's memory.
+    """
     if (torch := sys.modules.get("torch")) is None:
         return None
     with torch_memory.on_host():

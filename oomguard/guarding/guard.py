@@ -1,7 +1,8 @@
 """The guard: a decorator and a context manager that watch engine calls and remedy them one by one.
 
-A context variable holds the guard in force, so threads and tasks outside it see nothing, and guards nest: the
-innermost one's policy rules. What cannot be remedied is raised again as it was, with the diagnosis in its notes.
+A context variable holds the guard in force, so threads and tasks outside it see nothing, and guards
+nest: the innermost one's policy rules. What cannot be remedied is raised again as it was, with the
+diagnosis in its notes.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ from oomguard.telemetry import guarded_calls
 
 # The guard as a decorator: of a function that calls engines, and of one that works on rows itself.
 
-# The modules, not what is in them: a decorated function that is sent to another process (Ray's, by cloudpickle) finds them there.
+# The modules, not what is in them: a decorated function that is sent to another process (Ray's, by
+# cloudpickle) finds them there.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def decorate(made: Guard, function: F) -> F:
-    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no function.
+    """Return the function under a guard of ``made``'s policy; raises UsageError for what is no
+    function.
 
-    Of what is called elsewhere (Ray's remote functions, classes of actors) the code is guarded, where it runs.
+    Of what is called elsewhere (Ray's remote functions, classes of actors) the code is guarded,
+    where it runs.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return cast("F", type(function)(decorate(made, function.__func__)))
@@ -61,7 +65,10 @@ def decorate(made: Guard, function: F) -> F:
         if remote is not None:
             return cast("F", remote)
     if isinstance(function, type) or not callable(function):
-        what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        if isinstance(function, type):
+            what = f"the class {function.__name__}"
+        else:
+            what = repr(function)
         hint = "guard a function or a method, or a block: with oomguard.guard(): ..."
         if isinstance(function, type) and "ray" in sys.modules:
             hint += "; the guard of an actor's class stands above @ray.remote"
@@ -73,7 +80,9 @@ def decorate(made: Guard, function: F) -> F:
 
 
 def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
-    """Return the code of what is called elsewhere, guarded; a method without the arguments to split is guarded as it is."""
+    """Return the code of what is called elsewhere, guarded; a method without the arguments to split
+    is guarded as it is.
+    """
     is_whole = is_method and (
         is_special(function) or not set(made.batch) <= set(inspect.signature(function).parameters)
     )
@@ -81,7 +90,9 @@ def _of_remote(made: Guard, function: F, *, is_method: bool = False) -> F:
 
 
 def _as_watched(function: F) -> F:
-    """Return an engine's method that was taken from its object before it was watched (``guard(model.generate)``) as it is now."""
+    """Return an engine's method that was taken from its object before it was watched
+    (``guard(model.generate)``) as it is now.
+    """
     if isinstance(function, functools.partial):
         inner = _as_watched(function.func)
         return cast("F", functools.partial(inner, *function.args, **function.keywords))
@@ -91,7 +102,9 @@ def _as_watched(function: F) -> F:
         state.watch()
     now = getattr(function.__self__, function.__name__, function)
     was = getattr(now, "__wrapped__", None)
-    return cast("F", now) if was is function.__func__ else function
+    if was is function.__func__:
+        return cast("F", now)
+    return function
 
 
 def _around(current: Guard, function: F) -> F:
@@ -102,16 +115,25 @@ def _around(current: Guard, function: F) -> F:
         if name not in inspect.signature(function).parameters:
             raise SettingError(f"{function.__qualname__} has no argument {name!r} to split")
     if is_special(function):
-        what = "a generator" if inspect.isgeneratorfunction(function) else "async"
-        hint = "without batch= the engine calls in it are split; or guard the plain function that it calls, with batch="
+        if inspect.isgeneratorfunction(function):
+            what = "a generator"
+        else:
+            what = "async"
+        hint = (
+            "without batch= the engine calls in it are split; or guard the plain function that it "
+            "calls, with batch="
+        )
         raise SettingError(
-            f"{function.__qualname__} is {what} and cannot be split, as batch= splits plain functions: {hint}"
+            f"{function.__qualname__} is {what} and cannot be split, as batch= splits plain "
+            f"functions: {hint}"
         )
     return _splitting(current, function)
 
 
 def _guarding(current: Guard, function: F) -> F:
-    """Return the plain function with ``current`` in force while it runs; keep a call that succeeds cheap."""
+    """Return the plain function with ``current`` in force while it runs; keep a call that succeeds
+    cheap.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -136,12 +158,16 @@ def _guarding(current: Guard, function: F) -> F:
 
 
 def _splitting(current: Guard, function: F) -> F:
-    """Return the plain function, run in parts by its arguments ``batch`` where a call of it runs out of memory."""
+    """Return the plain function, run in parts by its arguments ``batch`` where a call of it runs
+    out of memory.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if told.observing and told.looking_on():
-            with told.ToldCall(function.__qualname__, "", lambda: _size(current, function, args, kwargs)):
+            with told.ToldCall(
+                function.__qualname__, "", lambda: _size(current, function, args, kwargs)
+            ):
                 return call(*args, **kwargs)
         if current.recording is not None:
             current.begin_recording()
@@ -162,12 +188,16 @@ def _splitting(current: Guard, function: F) -> F:
                 raise error
             return result
         finally:
-            del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+            # a frame that names its own exception is a cycle, and the exception holds the frames
+            # below
+            del error
 
     return cast("F", call)
 
 
-def _size(current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
+def _size(
+    current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SizeOfCall:
     return RowsCall.of(function, current.batch, args, kwargs).rows, None, None
 
 
@@ -185,7 +215,9 @@ def _in_parts(
     """
     rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs, handed_in), {})
     if unread is not None and failed is None:
-        return run_guarded(function, args, kwargs)  # the function itself says what is wrong with its arguments
+        return run_guarded(
+            function, args, kwargs
+        )  # the function itself says what is wrong with its arguments
     if unread is None:
         return in_parts(current, function, rows, None if failed is None else [failed])
     assert failed is not None  # noqa: S101 - a call that could not be read has failed
@@ -193,7 +225,8 @@ def _in_parts(
     return None, failed
 
 
-# A function under a guard, as type checkers see it: called as before, with what happened in its calls.
+# A function under a guard, as type checkers see it: called as before, with what happened in its
+# calls.
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -218,31 +251,46 @@ class GuardedFunction(Protocol[P, R_co]):
     @overload
     def __get__(self, instance: None, owner: Any) -> GuardedFunction[P, R_co]: ...
     @overload
-    def __get__(self: GuardedFunction[Concatenate[S, Q], R], instance: S, owner: Any) -> GuardedFunction[Q, R]: ...
+    def __get__(
+        self: GuardedFunction[Concatenate[S, Q], R], instance: S, owner: Any
+    ) -> GuardedFunction[Q, R]: ...
 
 
-# A guard that goes to another process with the function that it guards: what it permits and knows goes with it, what happened stays.
+# A guard that goes to another process with the function that it guards: what it permits and knows
+# goes with it, what happened stays.
 
 _HAPPENED = {"diagnosis": None, "partial": None}
 
 
 def state_of(guard: Guard) -> dict[str, Any]:
     """Return what another process makes the guard of."""
-    path = None if guard.recording is None else guard.recording.path
-    happened: dict[str, Any] = {"_attempts": deque(maxlen=guard._attempts.maxlen), "reported": set(), **_HAPPENED}
+    if guard.recording is None:
+        path = None
+    else:
+        path = guard.recording.path
+    happened: dict[str, Any] = {
+        "_attempts": deque(maxlen=guard._attempts.maxlen),
+        "reported": set(),
+        **_HAPPENED,
+    }
     state = {**vars(guard), **happened, "recording": path, "known": guard.known.learned()}
     del state["_lock"]
     return state
 
 
 def restore(guard: Guard, state: dict[str, Any]) -> None:
-    """Make the guard of what ``state_of`` returned, with what others of its job have learned since."""
+    """Make the guard of what ``state_of`` returned, with what others of its job have
+    learned since.
+    """
     from oomguard.guarding.batch_size_cache import share
     from oomguard.guarding.kill_recovery import AfterKill
 
     vars(guard).update(state)
     guard._lock, guard.known = threading.Lock(), KnownSizes()
-    guard.recording = None if state["recording"] is None else Recording(state["recording"])
+    if state["recording"] is None:
+        guard.recording = None
+    else:
+        guard.recording = Recording(state["recording"])
     guard.known.take(state["known"])
     guard.known.after_kill = AfterKill(state["_name"], guard.policy)
     share(state["_name"], guard.known)
@@ -262,12 +310,16 @@ class Guard:
         policy: what it permits.
         batch: the arguments along which a decorated function is split; empty: it is not.
         restart: whether an engine that dies at work of anything but memory is made again.
-        start_within_s: the seconds in which an engine must have started; None: it may take any number.
-        attempts: the last 1,000 attempts under ``with``, over all calls in it but those that succeeded at once, as they were
-            made. A decorated function's are on the function: those of the last call that ran out of memory.
-        diagnosis: the last failure; None: there was none. A decorated function's is on the function.
+        start_within_s: the seconds in which an engine must have started; None: it may take any
+            number.
+        attempts: the last 1,000 attempts under ``with``, over all calls in it but those that
+            succeeded at once, as they were made. A decorated function's are on the function: those
+            of the last call that ran out of memory.
+        diagnosis: the last failure; None: there was none. A decorated function's is on the
+            function.
         recording: what takes a memory snapshot at the first failure; None: none is asked for.
-        partial: the rows that are done of the last call under ``with``, where it was given up; None otherwise.
+        partial: the rows that are done of the last call under ``with``, where it was given up; None
+            otherwise.
         known: the sizes that ran in earlier calls, with which later ones begin.
         reported: the kinds of calls of which a warning said that they go on in parts.
     """
@@ -283,15 +335,21 @@ class Guard:
         on_incident: Callable[[Incident], object] | None = None,
         on_patch: Callable[[Patch], object] | None = None,
     ) -> None:
-        self.policy, self.restart, self.start_within_s = policy, restart, start_within_s
+        self.policy = policy
+        self.restart = restart
+        self.start_within_s = start_within_s
         self.batch: tuple[str, ...] = (batch,) if isinstance(batch, str) else tuple(batch or ())
         self._attempts: deque[Attempt] = deque(maxlen=MAX_ATTEMPTS_KEPT)
         self.reported: set[tuple[str, int]] = set()
         self.diagnosis: Diagnosis | None = None
         self.partial: Partial | None = None
         self.known = KnownSizes()
-        self.recording = None if snapshot is None else Recording(snapshot)
-        self._on_incident, self._on_patch = on_incident, on_patch
+        if snapshot is None:
+            self.recording = None
+        else:
+            self.recording = Recording(snapshot)
+        self._on_incident = on_incident
+        self._on_patch = on_patch
         self._function: Any = None
         self._name = ""
         self._lock = threading.Lock()
@@ -306,7 +364,10 @@ class Guard:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         in_force.pop()
         guards = list(entered.get())
@@ -322,7 +383,10 @@ class Guard:
         return self.__enter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.__exit__(kind, error, trace)
 
@@ -331,7 +395,9 @@ class Guard:
         return cast("GuardedFunction[P, R]", decorate(self, function))
 
     def explain(self, error: BaseException) -> None:
-        """Add the diagnosis to an exception that leaves the guard, once, and only where it is a memory failure."""
+        """Add the diagnosis to an exception that leaves the guard, once, and only where it is a
+        memory failure.
+        """
         if not may_be_oom(error) or disabled():
             return
         if "__oomguard__" in vars(error):
@@ -344,7 +410,9 @@ class Guard:
             from oomguard.guarding.advice import explained
 
             diagnosis = explained(
-                error, self.policy, self.attempts if self._function is None else self._function.attempts
+                error,
+                self.policy,
+                self.attempts if self._function is None else self._function.attempts,
             )
         except Exception:
             logger = get_plain_logger()
@@ -361,10 +429,14 @@ class Guard:
     @property
     def snapshot(self) -> Path | None:
         """The file of the memory snapshot that was taken in this process; None: none was."""
-        return None if self.recording is None else self.recording.taken
+        if self.recording is None:
+            return None
+        return self.recording.taken
 
     def for_function(self, batch: tuple[str, ...] | None = None) -> Guard:
-        """Return a guard of the same policy for all calls of one decorated function; ``batch`` None: split as this one says."""
+        """Return a guard of the same policy for all calls of one decorated function; ``batch``
+        None: split as this one says.
+        """
         return Guard(
             self.policy,
             batch=self.batch if batch is None else batch,
@@ -376,7 +448,9 @@ class Guard:
         )
 
     def begin_recording(self) -> None:
-        """Record for a memory snapshot from a decorated function's first call on, where one is asked for."""
+        """Record for a memory snapshot from a decorated function's first call on, where one is
+        asked for.
+        """
         if self.recording is not None and not self.recording.is_on and not disabled():
             self.recording.begin()
 
@@ -391,9 +465,13 @@ class Guard:
         restore(self, state)
 
     def shows_on(self, function: Any) -> None:
-        """Show on a decorated function what happened in its calls, as ``attempts`` and ``diagnosis``."""
-        self._function, self._name = function, f"{function.__module__}.{function.__qualname__}"
-        function.attempts, function.diagnosis = (), None
+        """Show on a decorated function what happened in its calls, as ``attempts`` and
+        ``diagnosis``.
+        """
+        self._function = function
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        function.attempts = ()
+        function.diagnosis = None
 
     def _keep(self, diagnosis: Diagnosis) -> None:
         if self._function is None:
@@ -402,7 +480,9 @@ class Guard:
             self._function.diagnosis = diagnosis
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
-        """Add an attempt, unless its call succeeded at once, as it was made; several threads may do so at once."""
+        """Add an attempt, unless its call succeeded at once, as it was made; several threads may do
+        so at once.
+        """
         attempted(attempt)
         guarded_calls.attempted(attempt)
         if self._function is None and not is_healthy:
@@ -421,7 +501,9 @@ class Guard:
             self._attempts = deque(kept, maxlen=MAX_ATTEMPTS_KEPT)
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
-        """Keep what is left of a call: under ``with`` its finished rows, of a function its attempts, where it failed at first."""
+        """Keep what is left of a call: under ``with`` its finished rows, of a function its
+        attempts, where it failed at first.
+        """
         guarded_calls.call_ended()
         if self._function is None:
             self.partial = partial
@@ -473,35 +555,44 @@ def guard(
     on_incident: Callable[[Incident], object] | None = None,
     on_patch: Callable[[Patch], object] | None = None,
 ) -> Any:
-    """Guard a function (``@guard``, ``@guard(...)``) or a block (``with guard() as g``) against running out of memory.
+    """Guard a function (``@guard``, ``@guard(...)``) or a block (``with guard() as g``) against
+    running out of memory.
 
-    Engine calls inside (``generate`` of transformers) are diagnosed when they fail for memory, changed by the least
-    that fits, and run again; completed rows are kept and the order of results never changes.
+    Engine calls inside (``generate`` of transformers) are diagnosed when they fail for memory,
+    changed by the least that fits, and run again; completed rows are kept and the order of results
+    never changes.
 
     Args:
-        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on what you left alone.
+        allow: highest effect a patch may have; None: output-preserving, and reduces-capacity on
+            what you left alone.
         floors: never go below these values, by setting.
         pin: settings that are never touched.
-        batch: the argument of a decorated function to split by rows, a list, tensor, array, table or a dict of them (a batch of
-            columns), or all of them where rows have several (``("texts", "labels")``); its result must be one of these too.
+        batch: the argument of a decorated function to split by rows, a list, tensor, array, table
+            or a dict of them (a batch of columns), or all of them where rows have several
+            (``("texts", "labels")``); its result must be one of these too.
         max_attempts: runs of one call, the first included.
-        restart: whether an engine that dies at work is made again as it was where memory was not the cause. For memory it is
-            made again with the least that fits, whatever this says.
-        snapshot: the file for torch's memory snapshot at the first allocation that fails, taken before anything is freed; torch
-            records from CUDA's first use on. No file is overwritten: NAME-1 is next. Where it cannot be taken, a line says so.
-        start_within_s: the seconds in which vLLM must have started; one that has not is ended, and raises what vLLM raises where its
-            processes died. None: it may take any number.
+        restart: whether an engine that dies at work is made again as it was where memory was not
+            the cause. For memory it is made again with the least that fits, whatever this says.
+        snapshot: the file for torch's memory snapshot at the first allocation that fails, taken
+            before anything is freed; torch records from CUDA's first use on. No file is
+            overwritten: NAME-1 is next. Where it cannot be taken, a line says so.
+        start_within_s: the seconds in which vLLM must have started; one that has not is ended, and
+            raises what vLLM raises where its processes died. None: it may take any number.
         on_incident: called with each incident, diagnosed and planned for.
         on_patch: called with each patch before it is applied.
 
     Raises:
-        SettingError: an unknown effect, setting or argument to split, not a time, or a snapshot in no folder.
+        SettingError: an unknown effect, setting or argument to split, not a time, or a snapshot in
+            no folder.
         UsageError: what is guarded is no function (a class, a number).
 
-    What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a memory failure.
+    What the guarded code raises comes out unchanged, with the diagnosis in its notes where it is a
+    memory failure.
     """
     if start_within_s is not None and not start_within_s > 0:
-        raise SettingError(f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None")
+        raise SettingError(
+            f"start_within_s={start_within_s!r}", hint="a number of seconds above 0, or None"
+        )
     path = snapshot_path(snapshot)
     policy = make_policy(allow, pin, floors, max_relaunches=max_attempts - 1)
     made = Guard(
@@ -513,11 +604,15 @@ def guard(
         on_incident=on_incident,
         on_patch=on_patch,
     )
-    return made if function is None else made(function)
+    if function is None:
+        return made
+    return made(function)
 
 
 def _tell(callback: Callable[[Any], object], record: Incident | Patch) -> None:
-    """Call a user's callback and log what it raises, which must not take the place of the failure."""
+    """Call a user's callback and log what it raises, which must not take the place of
+    the failure.
+    """
     try:
         callback(record)
     except Exception:

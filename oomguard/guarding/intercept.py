@@ -19,7 +19,14 @@ from oomguard.engines.registry import watch_calls
 from oomguard.guarding import concurrency
 from oomguard.guarding.failure import add_note, run_guarded
 from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
-from oomguard.guarding.observers import Owner, ToldCall, inside_told, looking_on, observing, size_of_tensors
+from oomguard.guarding.observers import (
+    Owner,
+    ToldCall,
+    inside_told,
+    looking_on,
+    observing,
+    size_of_tensors,
+)
 from oomguard.guarding.training import WHY_NOT
 from oomguard.probe import torch_memory
 from oomguard.scan.exceptions import may_be_oom
@@ -31,7 +38,8 @@ inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False
 in_force: Final[list[None]] = []
 _unguarded_threads: Final[list[str]] = []
 _installing = threading.RLock()
-# What engines' calls go through once it is in place: a guarded call that succeeds asks for no more than this.
+# What engines' calls go through once it is in place: a guarded call that succeeds asks for no more
+# than this.
 watching: Final[list[Handler]] = []
 
 
@@ -62,7 +70,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _watched(
-    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    read: ReadCall,
+    wrapped: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Run a watched call: as it is, unless a guard is in force and no watched call is around it."""
     if observing and looking_on():
@@ -92,7 +104,8 @@ def _watched(
             raise error
         return result
     finally:
-        del error  # a frame that names its own exception is a cycle, and the exception holds the frames below
+        # a frame that names its own exception is a cycle, and the exception holds the frames below
+        del error
 
 
 def _whole(
@@ -103,7 +116,9 @@ def _whole(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, BaseException | None]:
-    """Run a call as it was made, and in parts where that fails; a call that succeeds costs little more than itself."""
+    """Run a call as it was made, and in parts where that fails; a call that succeeds costs little
+    more than itself.
+    """
     began_s = time.monotonic()
     with torch_memory.Peak() as peak:
         read, unread = run_guarded(begun, (read, model, args, kwargs), {})
@@ -111,7 +126,10 @@ def _whole(
     if unread is not None or (error is not None and not may_be_oom(error)):
         return result, error
     took_s = time.monotonic() - began_s
-    measured = {} if peak.bytes is None else {"peak_bytes": peak.bytes}
+    if peak.bytes is None:
+        measured = {}
+    else:
+        measured = {"peak_bytes": peak.bytes}
     call = read_or_none(read, model, args, kwargs)
     if call is None:
         return result, error
@@ -124,10 +142,17 @@ def _whole(
 
 
 def _watched_often(
-    read: ReadCall, wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    read: ReadCall,
+    wrapped: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """Run a watched call of a kind that is made often: read and noted only where one under this guard has failed."""
-    # Each forward pass of a generation comes here: of a watch it asks for no more than whether the generation is told.
+    """Run a watched call of a kind that is made often: read and noted only where one under this
+    guard has failed.
+    """
+    # Each forward pass of a generation comes here: of a watch it asks for no more than whether the
+    # generation is told.
     if observing and inside_told.get() is None and looking_on():
         with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
@@ -150,7 +175,10 @@ def _watched_often(
 
 
 def _run_often(
-    owner: Owner, read: ReadCall, wrapped: Callable[..., Any], given: tuple[Any, tuple[Any, ...], dict[str, Any]]
+    owner: Owner,
+    read: ReadCall,
+    wrapped: Callable[..., Any],
+    given: tuple[Any, tuple[Any, ...], dict[str, Any]],
 ) -> tuple[Any, BaseException | None]:
     failed = None
     if not owner.known:
@@ -163,21 +191,28 @@ def _run_often(
             return run_guarded(wrapped, given[1], given[2])
         add_note(failed, f"oomguard: not run in parts: {WHY_NOT if unread is None else unread}")
         return None, failed
-    given_up, failed = [] if failed is None else [failed], None
+    given_up = [] if failed is None else [failed]
+    failed = None
     return in_parts(owner, wrapped, call, given_up)
 
 
 def _names(wrapped: Callable[..., Any], model: Any) -> tuple[str, str]:
-    """Return what a call and its model are called where they are shown; calling a model itself is its forward pass."""
+    """Return what a call and its model are called where they are shown; calling a model itself is
+    its forward pass.
+    """
     return getattr(wrapped, "__name__", "forward"), type(model).__name__
 
 
 def _tell_of_thread() -> None:
-    """Say once that a call runs in a thread that the guard of another one does not reach, as those of a pool."""
+    """Say once that a call runs in a thread that the guard of another one does not reach, as those
+    of a pool.
+    """
     thread = threading.current_thread()
     if thread is not threading.main_thread():
         from oomguard.core.log import get_logger
 
         _unguarded_threads.append(thread.name)
         hint = "guard the function that the thread runs"
-        get_logger().warning("a call runs in a thread that no guard reaches", thread=thread.name, hint=hint)
+        get_logger().warning(
+            "a call runs in a thread that no guard reaches", thread=thread.name, hint=hint
+        )

@@ -1,6 +1,8 @@
-"""A guarded function that is run again in another process after the last one was killed for memory: with half as many rows each time.
+"""A guarded function that is run again in another process after the last one was killed for memory:
+with half as many rows each time.
 
-A kill leaves no measurement, so nothing better is known; a function without rows to split runs as it was, and that is told.
+A kill leaves no measurement, so nothing better is known; a function without rows to split runs as
+it was, and that is told.
 """
 
 from __future__ import annotations
@@ -25,23 +27,36 @@ class AfterKill:
     """
 
     def __init__(self, name: str, policy: Policy) -> None:
-        self._name, self._policy = name, policy
+        self._name = name
+        self._policy = policy
 
     def __bool__(self) -> bool:
         return killed_before() is not None
 
     def rows(self, call: WatchedCall, rows: int) -> int:
-        """Return how many rows of a call to begin with, after telling it once; ``rows``: how many there would be without the kill."""
+        """Return how many rows of a call to begin with, after telling it once; ``rows``: how many
+        there would be without the kill.
+        """
         killed = killed_before()
         if killed is None:
             return rows
-        why = call.not_splittable or ("batch_size is pinned" if _BATCH in self._policy.pinned else None)
+        why = call.not_splittable or (
+            "batch_size is pinned" if _BATCH in self._policy.pinned else None
+        )
         least = self._policy.minimum.get(_BATCH, 1)
-        fewer = rows if why is not None else max(int(least), rows >> killed.times, 1)
+        if why is not None:
+            fewer = rows
+        else:
+            fewer = max(int(least), rows >> killed.times, 1)
         if fewer < rows:
             _tell(self._name, killed, f"{rows} -> {fewer}")
             return fewer
-        _tell(self._name, killed, None, why or "no fewer rows are permitted" if rows > 1 else "it has one row")
+        _tell(
+            self._name,
+            killed,
+            None,
+            why or "no fewer rows are permitted" if rows > 1 else "it has one row",
+        )
         return rows
 
     def tell_as_it_was(self) -> None:
@@ -55,6 +70,8 @@ class AfterKill:
 def _tell(name: str, killed: KilledBefore, rows: str | None, why: str | None = None) -> None:
     fields = {"function": name, "killed_by": killed.by, "times": killed.times}
     if rows is not None:
-        get_logger().warning("run again after a kill for memory, with fewer rows", **fields, rows=rows)
+        get_logger().warning(
+            "run again after a kill for memory, with fewer rows", **fields, rows=rows
+        )
     else:
         get_logger().warning("run again after a kill for memory, as it was", **fields, why=why)

@@ -53,35 +53,52 @@ def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> No
         add_note(failure, f"oomguard: not run in parts: {why}")
 
 
-# What lies on the device beside a call that ran out of memory: results of its own finished parts and of calls before it, other calls.
+# What lies on the device beside a call that ran out of memory: results of its own finished parts
+# and of calls before it, other calls.
 
 # Smaller results than this share of what was asked for make no room for it on the host.
 _PARKED_SHARE: Final = 16
 
 
 def make_room(error: BaseException, gathered: Gathered, call: WatchedCall) -> bool:
-    """Move results to the host where a call failed for memory beside them, else let other calls end; return whether it may run again."""
-    return _move_results(error, gathered) or (call.not_splittable is None and concurrency.have_ended(error, call.model))
+    """Move results to the host where a call failed for memory beside them, else let other calls
+    end; return whether it may run again.
+    """
+    return _move_results(error, gathered) or (
+        call.not_splittable is None and concurrency.have_ended(error, call.model)
+    )
 
 
 def _move_results(error: BaseException, gathered: Gathered) -> bool:
-    own, earlier = gathered.device_bytes, held_results_bytes()
-    failure = scan_error(error).first_cause if (own or earlier) and may_be_oom(error) else None
+    own = gathered.device_bytes
+    earlier = held_results_bytes()
+    if (own or earlier) and may_be_oom(error):
+        failure = scan_error(error).first_cause
+    else:
+        failure = None
     if failure is None or (own + earlier) * _PARKED_SHARE < (failure.number("tried_bytes") or 0):
         return False
     clear(error)
-    failed = [run_guarded(move, (), {})[1] for move, size in ((gathered.park, own), (move_results, earlier)) if size]
+    failed = [
+        run_guarded(move, (), {})[1]
+        for move, size in ((gathered.park, own), (move_results, earlier))
+        if size
+    ]
     torch_memory.release()
     if earlier and not any(failed):
         get_logger().warning("results of earlier batches wait on the host", size_bytes=earlier)
     return not any(failed)
 
 
-# Some rows of a call run by themselves: where there is no room to cut them out, they failed as where there is none to run them.
+# Some rows of a call run by themselves: where there is no room to cut them out, they failed as
+# where there is none to run them.
 
 
-def run_rows(wrapped: Callable[..., Any], call: WatchedCall, start: int, stop: int) -> tuple[Any, BaseException | None]:
-    """Return what rows ``start`` to ``stop`` give and None, or None and the exception that their call raised.
+def run_rows(
+    wrapped: Callable[..., Any], call: WatchedCall, start: int, stop: int
+) -> tuple[Any, BaseException | None]:
+    """Return what rows ``start`` to ``stop`` give and None, or None and the exception that their
+    call raised.
 
     Raises:
         Exception: a mistake of ours in cutting them out.
@@ -97,7 +114,8 @@ def run_rows(wrapped: Callable[..., Any], call: WatchedCall, start: int, stop: i
 
 # What the parts of one call took, and how many rows the next part may have.
 
-# Rows to come may be heavier than those that ran, so a part is at most so many times the largest before it.
+# Rows to come may be heavier than those that ran, so a part is at most so many times the largest
+# before it.
 _MOST_GROWTH: Final = 8
 # One part says little of the rows to come: without padding, say, it needs no mask.
 _ONE_PART_MARGIN_RATIO: Final = 0.06
@@ -129,11 +147,17 @@ class RowMeasurements:
         self._taken_bytes[rows] = max(taken, self._taken_bytes.get(rows, 0))
 
     def failed(self, rows: int) -> None:
-        """Note rows that ran out of memory together: what was measured before them is not enough."""
+        """Note rows that ran out of memory together: what was measured before them is
+        not enough.
+        """
         limit = max(1, int(rows * _BELOW_FAILED_RATIO))
-        self._limit_rows = limit if self._limit_rows is None else min(self._limit_rows, limit)
+        if self._limit_rows is None:
+            self._limit_rows = limit
+        else:
+            self._limit_rows = min(self._limit_rows, limit)
         self._taken_bytes.clear()
-        self.most_rows, self.row_bytes = 0, 0.0
+        self.most_rows = 0
+        self.row_bytes = 0.0
 
     def rows_within(self, room_bytes: float) -> int | None:
         """Return how many rows fit in ``room_bytes``; None before any part was measured.
@@ -150,7 +174,10 @@ class RowMeasurements:
         if smaller and smaller[0][1] < taken:
             slope = (taken - smaller[0][1]) / (rows - smaller[0][0])
         found = rows + int((room_bytes - taken) // max(1.0, slope))
-        limit = found if self._limit_rows is None else self._limit_rows
+        if self._limit_rows is None:
+            limit = found
+        else:
+            limit = self._limit_rows
         return max(1, min(found, _MOST_GROWTH * rows, limit))
 
 
@@ -181,9 +208,14 @@ class ChangedCall:
         self._refused: dict[str, str] = {}
 
     def failed(self, error: BaseException) -> None:
-        """Note the functions that a failure went through: what no failure of the call left may have run already."""
+        """Note the functions that a failure went through: what no failure of the call left may have
+        run already.
+        """
         functions = frozenset(frame.f_code.co_name for frame in frames_of(error))
-        self._failed_in = functions if self._failed_in is None else self._failed_in & functions
+        if self._failed_in is None:
+            self._failed_in = functions
+        else:
+            self._failed_in = self._failed_in & functions
 
     def change(self, setting: str, value: FactValue) -> None:
         """Change one more setting, if that can be done."""
@@ -196,20 +228,31 @@ class ChangedCall:
     def take_back(self, why: str) -> dict[str, FactValue]:
         """Go back to the call as it was made, and return what was changed."""
         self._refused.update(dict.fromkeys(self.settings, f"with it: {why}"))
-        changed, self.call, self.settings = self.settings, self.made, {}
+        changed = self.settings
+        self.call = self.made
+        self.settings = {}
         return changed
 
     @property
     def lasting(self) -> dict[str, FactValue]:
         """What later calls may begin with: what changes no output."""
-        return {name: v for name, v in self.settings.items() if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING}
+        return {
+            name: v
+            for name, v in self.settings.items()
+            if effect_of(name, None, v) is Effect.OUTPUT_PRESERVING
+        }
 
     def variants(self) -> dict[str, Variant]:
         """Return what may be done another way; empty if the call has no prompt of known length."""
-        prompt, new = self.made.prompt_tokens, self.made.max_new_tokens
+        prompt = self.made.prompt_tokens
+        new = self.made.max_new_tokens
         if prompt is None:
             return {}
-        now: dict[str, FactValue | None] = {CHUNK: prompt, "max_new_tokens": new, "truncate_prompt_tokens": prompt}
+        now: dict[str, FactValue | None] = {
+            CHUNK: prompt,
+            "max_new_tokens": new,
+            "truncate_prompt_tokens": prompt,
+        }
         now.update(self.settings)
         return {name: self._variant(name, now.get(name)) for name in VARIED}
 
@@ -218,11 +261,15 @@ class ChangedCall:
             if name in self._refused:
                 return self._refused[name]
             changed = self._with(name, value)
-            return changed if isinstance(changed, str) else None
+            if isinstance(changed, str):
+                return changed
+            return None
 
         def row_bytes(value: FactValue) -> int | None:
             changed = self._with(name, value)
-            return None if isinstance(changed, str) else changed.estimated_row_bytes
+            if isinstance(changed, str):
+                return None
+            return changed.estimated_row_bytes
 
         return Variant(now, why_not, row_bytes, is_changed=name in self.settings)
 
@@ -236,18 +283,22 @@ def log_patch(patch: Patch, kind: str | None, done: int) -> None:
         message, name = _MESSAGES[patch.setting]
         get_logger().warning(message, **{name: patch.new}, kind=kind, done=done)
     else:
-        get_logger().info("splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=kind, done=done)
+        get_logger().info(
+            "splitting the batch", rows=f"{patch.old} -> {patch.new}", kind=kind, done=done
+        )
 
 
 # Results that would take more than this part of the room wait on the host.
 _RESULTS_SHARE: Final = 4
 _FEWER_RESULTS: Final = (
-    "Make the call and compute what you need of it in one function, under @oomguard.guard(batch=...)"
+    "Make the call and compute what you need of it in one function, under "
+    "@oomguard.guard(batch=...)"
 )
 
 
 class MicroBatchRun:
-    """One call under the guard: run whole, then in parts of as many rows as fit; finished rows are kept.
+    """One call under the guard: run whole, then in parts of as many rows as fit; finished rows are
+    kept.
 
     Args:
         owner: the guard in force, which is told of each attempt, incident and patch.
@@ -256,7 +307,8 @@ class MicroBatchRun:
     """
 
     def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
-        self._owner, self._wrapped = owner, wrapped
+        self._owner = owner
+        self._wrapped = wrapped
         self._changed = ChangedCall(call)
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
@@ -264,7 +316,8 @@ class MicroBatchRun:
         self._next_row = self._base_bytes = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
-        self._measured, self._generators = RowMeasurements(), Generators({})
+        self._measured = RowMeasurements()
+        self._generators = Generators({})
         unknown: float | None = None
         self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
@@ -280,10 +333,15 @@ class MicroBatchRun:
     ) -> tuple[Any, BaseException | None]:
         """Return the call's result and None, or None and the exception to raise.
 
-        ``failed`` holds the exception of the whole call, where it has been run already, and is emptied: no frame may keep it.
+        ``failed`` holds the exception of the whole call, where it has been run already, and is
+        emptied: no frame may keep it.
         """
-        self._first_error = failed.pop() if failed else None
-        self._peak_bytes, self._seconds = (measured or {}).get("peak_bytes"), seconds
+        if failed:
+            self._first_error = failed.pop()
+        else:
+            self._first_error = None
+        self._peak_bytes = (measured or {}).get("peak_bytes")
+        self._seconds = seconds
         if self._first_error is None:
             self._begin()
         try:
@@ -293,7 +351,9 @@ class MicroBatchRun:
                 if self._attempt():
                     return self._joined()
             return None, self._given_up()
-        except BaseException as stop:  # or our own mistake: what is done can be reached all the same
+        except (
+            BaseException
+        ) as stop:  # or our own mistake: what is done can be reached all the same
             partial = partial_of(self._gathered)
             self._owner.ended((), partial)
             if partial is not None:
@@ -303,11 +363,14 @@ class MicroBatchRun:
             tell_of_mistake(stop, self._first_error)
             return None, self._given_up()
         finally:
-            self._first_error = None  # its frames' callers hold this run: neither would go before a collection
+            self._first_error = (
+                None  # its frames' callers hold this run: neither would go before a collection
+            )
 
     def _begin(self) -> None:
         """Begin with the rows that earlier calls ran with, and with what is free for them now."""
-        self._base_bytes, free = torch_memory.live_bytes(self._call.model) or 0, torch_memory.free_bytes()
+        self._base_bytes = torch_memory.live_bytes(self._call.model) or 0
+        free = torch_memory.free_bytes()
         if not self._owner.known or not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
             return
         self._generators = Generators.now()
@@ -317,19 +380,34 @@ class MicroBatchRun:
             self._gathered.park()  # what is known to fit was alone with the rows
         for name, value in self._owner.known.varied(self._call).items():
             self._changed.change(name, value)
-        self._room_bytes = None if free is None else free * (1 - BATCH_MARGIN_RATIO)
+        if free is None:
+            self._room_bytes = None
+        else:
+            self._room_bytes = free * (1 - BATCH_MARGIN_RATIO)
 
     def _attempt(self) -> bool:
         """Run the rows that are left; return False where one part failed."""
         if self._ledger.attempts:
             self._peak_bytes = self._seconds = None
         self._ledger.settings.update(self._changed.settings)
-        failed = self._run_whole() if self._size >= self._rows else self._run_parts()
+        if self._size >= self._rows:
+            failed = self._run_whole()
+        else:
+            failed = self._run_parts()
         # Measured parts made room for larger ones: the last size is the one that holds.
         self._ledger.settings["batch_size"] = self._size
-        measured = {} if self._peak_bytes is None else {"peak_bytes": self._peak_bytes}
-        incident = None if failed is None else self._explain(failed)
-        error = "" if failed is None else self._part_error or type(failed).__name__
+        if self._peak_bytes is None:
+            measured = {}
+        else:
+            measured = {"peak_bytes": self._peak_bytes}
+        if failed is None:
+            incident = None
+        else:
+            incident = self._explain(failed)
+        if failed is None:
+            error = ""
+        else:
+            error = self._part_error or type(failed).__name__
         ended = self._ledger.end(incident, error=error, seconds=self._seconds, measured=measured)
         is_changed = self._first_error is not None or self._changed.settings or self._gathered.done
         self._owner.record(ended, is_healthy=not is_changed)
@@ -338,11 +416,16 @@ class MicroBatchRun:
         return failed is None
 
     def _run_whole(self, *, again: bool = False) -> BaseException | None:
-        """Run the call as the user made it, unless it has been run, or another way, and keep its result; ``again``: it has begun."""
+        """Run the call as the user made it, unless it has been run, or another way, and keep its
+        result; ``again``: it has begun.
+        """
         if self._changed.settings:
             return self._run_changed()
         error = self._first_error
-        around = self._call.around(0, self._rows) if again or error is not None else nullcontext()
+        if again or error is not None:
+            around = self._call.around(0, self._rows)
+        else:
+            around = nullcontext()
         while error is None or make_room(error, self._gathered, self._call):
             with torch_memory.Peak() as measured, around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
@@ -356,13 +439,19 @@ class MicroBatchRun:
         return error
 
     def _run_changed(self) -> BaseException | None:
-        """Run all rows another way; return the first failure where that shows that it cannot be done."""
+        """Run all rows another way; return the first failure where that shows that it cannot be
+        done.
+        """
         with torch_memory.Peak() as measured, self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = measured.bytes
         if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
             return error
-        why = f"{type(error).__name__}: {error}" if error is not None else self._call.problem(self._whole, self._rows)
+        why = (
+            f"{type(error).__name__}: {error}"
+            if error is not None
+            else self._call.problem(self._whole, self._rows)
+        )
         if why is None:
             self._whole = self._call.completed(self._whole, 0, self._rows)
             self._gathered = Gathered(self._rows)  # its rows stand in the whole result too
@@ -374,14 +463,22 @@ class MicroBatchRun:
     def _run_parts(self) -> BaseException | None:
         while self._next_row < self._rows:
             stop = min(self._rows, self._next_row + self._size)
-            torch_memory.empty_cache()  # blocks of parts of another size hold no whole tensor of this one's
-            rows, before = stop - self._next_row, torch_memory.live_bytes(self._call.model)
+            # blocks of parts of another size hold no whole tensor of this one's
+            torch_memory.empty_cache()
+            rows = stop - self._next_row
+            before = torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
             with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
                 part, error = run_rows(self._wrapped, self._call, self._next_row, stop)
             peak = measured.bytes
-            self._peak_bytes = peak if peak is None else max(peak, self._peak_bytes or 0)
-            problem = None if error is not None else self._call.problem(part, rows)
+            if peak is None:
+                self._peak_bytes = peak
+            else:
+                self._peak_bytes = max(peak, self._peak_bytes or 0)
+            if error is not None:
+                problem = None
+            else:
+                problem = self._call.problem(part, rows)
             if problem is not None:
                 self._gathered, self._next_row = Gathered(self._rows), 0  # nothing done is of use
             elif error is None:
@@ -399,7 +496,9 @@ class MicroBatchRun:
         return None
 
     def _failed_in_part(self, error: BaseException, stop: int) -> BaseException | None:
-        """Return what a part's failure is judged by: itself, or the call as it was made where the split may have caused it."""
+        """Return what a part's failure is judged by: itself, or the call as it was made where the
+        split may have caused it.
+        """
         if isinstance(error, GradientRecorded):
             forget(error)
             return self._as_it_was_made(str(error))
@@ -410,20 +509,29 @@ class MicroBatchRun:
             return error  # earlier calls ran in parts of this size
         self._part_error = type(error).__name__
         forget(error)
-        return self._as_it_was_made(f"rows {self._next_row} to {stop} by themselves raised {self._part_error}: {error}")
+        return self._as_it_was_made(
+            f"rows {self._next_row} to {stop} by themselves raised {self._part_error}: {error}"
+        )
 
     def _as_it_was_made(self, why_not: str) -> BaseException | None:
-        """Return the failure of the whole call, whose parts cannot stand for it; run it where it has not been run."""
-        self._not_splittable, self._size = why_not, self._rows
+        """Return the failure of the whole call, whose parts cannot stand for it; run it where it
+        has not been run.
+        """
+        self._not_splittable = why_not
+        self._size = self._rows
         self._ledger.forget(self._changed.take_back(why_not))
         if self._first_error is None:
             self._owner.known.forget(self._call)
-            self._gathered, self._next_row, self._part_error = Gathered(self._rows), 0, None
+            self._gathered = Gathered(self._rows)
+            self._next_row = 0
+            self._part_error = None
             self._generators.put_back()
         return self._run_whole(again=True)
 
     def _resize(self, before_bytes: int | None) -> None:
-        """Set the rows of the next part from what the parts so far took; results that would fill the room wait on the host."""
+        """Set the rows of the next part from what the parts so far took; results that would fill
+        the room wait on the host.
+        """
         if before_bytes is None or self._room_bytes is None:
             return
         if self._gathered.device_bytes * _RESULTS_SHARE > self._room_bytes:
@@ -434,19 +542,31 @@ class MicroBatchRun:
             self._size = min(self._rows, rows)
 
     def _explain(self, error: BaseException) -> Incident | None:
-        """Diagnose a failure and plan for it; None where it is no memory failure. The first one is what is raised in the end."""
+        """Diagnose a failure and plan for it; None where it is no memory failure. The first one is
+        what is raised in the end.
+        """
         if self._first_error in (None, error):
             self._report_split(error)
-        size = self._size if self._not_splittable is None else self._rows
-        scanned = scan_error(error, {"batch_size": SettingInForce("batch_size", size, None, "given")})
+        if self._not_splittable is None:
+            size = self._size
+        else:
+            size = self._rows
+        scanned = scan_error(
+            error, {"batch_size": SettingInForce("batch_size", size, None, "given")}
+        )
         if (failure := scanned.first_cause) is None:
-            self._first_error, self._incident = error, None  # no memory failure: not ours to explain or to replace
+            self._first_error, self._incident = (
+                error,
+                None,
+            )  # no memory failure: not ours to explain or to replace
             return None
         self._first_error = self._first_error or error
         self._changed.failed(error)
         if self._call.may_train and trains(error):
             self._not_splittable = WHY_NOT
-        scanned = in_phase(scanned, self._call.phase or ("training" if self._not_splittable == WHY_NOT else None))
+        scanned = in_phase(
+            scanned, self._call.phase or ("training" if self._not_splittable == WHY_NOT else None)
+        )
         failure = scanned.first_cause or failure
         clear(error, is_raised=error is self._first_error)
         torch_memory.release()
@@ -456,29 +576,43 @@ class MicroBatchRun:
         diagnosis = self._ledger.diagnose(
             scanned,
             default_rules(),
-            failed_with={**self._ledger.settings, "batch_size": model.rows},  # one that ran may be planned again
+            failed_with={
+                **self._ledger.settings,
+                "batch_size": model.rows,
+            },  # one that ran may be planned again
             given=facts_of(self._call, model),
             behind=model,
         )
         incident = diagnosis.first_cause or failure
-        self._base_bytes, self._room_bytes = model.base_bytes or 0, model.room_bytes(incident)
+        self._base_bytes = model.base_bytes or 0
+        self._room_bytes = model.room_bytes(incident)
         self._incident = incident
         self._owner.incident(diagnosis)
         return incident
 
     def _report_split(self, error: BaseException) -> None:
-        """Log at once that the call goes on in parts, once for each kind of call: finding their size takes a moment."""
+        """Log at once that the call goes on in parts, once for each kind of call: finding their
+        size takes a moment.
+        """
         if self._not_splittable is not None or self._rows < 2 or "memory" not in str(error):
             return
         kind = type(self._call).__name__, id(self._call.model)
         logger = get_logger()
-        log = logger.info if kind in self._owner.reported else logger.warning
+        if kind in self._owner.reported:
+            log = logger.info
+        else:
+            log = logger.warning
         self._owner.reported.add(kind)
         log("out of memory: trying a few of the rows, then as many as fit", rows=self._rows)
 
     def _model(self, failure: Incident) -> CallModel:
-        """Return the call as its model: what its rows held when they failed, and what of it may be done another way."""
-        rows = self._rows if self._not_splittable is not None else min(self._size, self._rows - self._next_row)
+        """Return the call as its model: what its rows held when they failed, and what of it may be
+        done another way.
+        """
+        if self._not_splittable is not None:
+            rows = self._rows
+        else:
+            rows = min(self._size, self._rows - self._next_row)
         base = torch_memory.live_bytes(self._call.model)
         return CallModel(
             rows,
@@ -500,7 +634,8 @@ class MicroBatchRun:
         elif patch.new is not None:
             self._changed.change(patch.setting, patch.new)
             if patch.effect > Effect.OUTPUT_PRESERVING:  # the same for all rows
-                self._gathered, self._next_row = Gathered.of(self._changed.made), 0
+                self._gathered = Gathered.of(self._changed.made)
+                self._next_row = 0
         log_patch(patch, self._incident.kind if self._incident else None, self._next_row)
 
     @property
@@ -508,27 +643,40 @@ class MicroBatchRun:
         return self._changed.call
 
     def _joined(self) -> tuple[Any, BaseException | None]:
-        """Return the call's result, whole or put together; where that runs out of memory, the rows stand in the exception."""
+        """Return the call's result, whole or put together; where that runs out of memory, the rows
+        stand in the exception.
+        """
         is_whole = not self._gathered.done
-        result, error = (self._whole, None) if is_whole else run_guarded(self._gathered.result_of, (self._call,), {})
+        result, error = (
+            (self._whole, None)
+            if is_whole
+            else run_guarded(self._gathered.result_of, (self._call,), {})
+        )
         if error is not None:
             clear(error)
             why = f"its rows cannot be put together: {error}"
             if may_be_oom(error):
-                why = f"the results of all {self._rows} rows do not fit on the device together. {_FEWER_RESULTS}"
+                why = (
+                    f"the results of all {self._rows} rows do not fit on the device together. "
+                    f"{_FEWER_RESULTS}"
+                )
             self._not_splittable = self._not_splittable or why
             self._first_error = self._first_error or error
             return None, self._given_up()
         failed = self._first_error is not None
         forget(self._first_error)
-        rows, row_bytes = self._measured.most_rows or self._rows, self._measured.row_bytes or None
-        self._owner.known.ran(self._call, rows, row_bytes, after_failure=failed, varied=self._changed.lasting)
+        rows = self._measured.most_rows or self._rows
+        row_bytes = self._measured.row_bytes or None
+        self._owner.known.ran(
+            self._call, rows, row_bytes, after_failure=failed, varied=self._changed.lasting
+        )
         self._owner.ended(tuple(self._ledger.attempts) if failed else (), None)
         return result, None
 
     def _given_up(self) -> BaseException | None:
         """Return the first failure, with the diagnosis and the finished rows in it."""
-        error, partial = self._first_error, partial_of(self._gathered)
+        error = self._first_error
+        partial = partial_of(self._gathered)
         self._owner.ended(tuple(self._ledger.attempts), partial)
         if error is None or self._incident is None:
             return error
@@ -537,12 +685,15 @@ class MicroBatchRun:
         return leave_in(error, partial, self._not_splittable)
 
 
-# A call handed over to be run in parts: our own mistake there never takes the place of what the user's call does.
+# A call handed over to be run in parts: our own mistake there never takes the place of what the
+# user's call does.
 
 Outcome = tuple[Any, BaseException | None]
 
 
-def read_or_none(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchedCall | None:
+def read_or_none(
+    read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> WatchedCall | None:
     """Read a call; return None where that fails, as of arguments that the call itself refuses."""
     with contextlib.suppress(Exception):
         return read(model, args, kwargs)
@@ -565,7 +716,8 @@ def in_parts(
     seconds: float | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """Return the call's result and None, or None and the exception to raise: its own, also where our own mistake ends the run.
+    """Return the call's result and None, or None and the exception to raise: its own, also where
+    our own mistake ends the run.
 
     ``failed`` holds the exception of the whole call, where it has been run already.
     """
@@ -575,7 +727,9 @@ def in_parts(
     run, mistake = run_guarded(MicroBatchRun, (owner, wrapped, call), {})
     if mistake is None:
         try:
-            outcome, mistake = run_guarded(run.run, (failed,), {"seconds": seconds, "measured": measured})
+            outcome, mistake = run_guarded(
+                run.run, (failed,), {"seconds": seconds, "measured": measured}
+            )
         finally:
             concurrency.leave()
         if mistake is None:

@@ -1,4 +1,5 @@
-"""Who looks on while watched calls run: told of each outermost call and of the attempts inside it, and changes nothing.
+"""Who looks on while watched calls run: told of each outermost call and of the attempts inside it,
+and changes nothing.
 
 Context variables hold them, so threads and tasks outside see nothing.
 """
@@ -23,7 +24,9 @@ from oomguard.remedy.policy import Policy
 
 
 class Owner(Protocol):
-    """Whose policy a call runs under, what it learned of earlier calls, and who is told of this one."""
+    """Whose policy a call runs under, what it learned of earlier calls, and who is told of this
+    one.
+    """
 
     policy: Policy
     known: KnownSizes
@@ -35,7 +38,9 @@ class Owner(Protocol):
         """Take what is to be kept of a failure before anything of it is freed."""
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
-        """Take an attempt that ended; ``is_healthy``: of a call that succeeded at once, as it was made."""
+        """Take an attempt that ended; ``is_healthy``: of a call that succeeded at once, as it was
+        made.
+        """
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Take an attempt that ended well and has failed since."""
@@ -47,7 +52,9 @@ class Owner(Protocol):
         """Take a change before it is made."""
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
-        """Take a call's end: its attempts where it failed at first, and the rows that are done where it was given up."""
+        """Take a call's end: its attempts where it failed at first, and the rows that are done
+        where it was given up.
+        """
 
 
 P = ParamSpec("P")
@@ -74,14 +81,19 @@ class Observer(Protocol):
 
 observers: ContextVar[tuple[Observer, ...]] = ContextVar("oomguard_observers", default=())
 # The calls that run here with those who look on told of them; None outside any.
-inside_told: ContextVar[tuple[LookedOn, ...] | None] = ContextVar("oomguard_looked_on", default=None)
-# One entry for each observer, whichever thread it is in: while it is empty a call asks for no more than this.
+inside_told: ContextVar[tuple[LookedOn, ...] | None] = ContextVar(
+    "oomguard_looked_on", default=None
+)
+# One entry for each observer, whichever thread it is in: while it is empty a call asks for no more
+# than this.
 observing: Final[list[None]] = []
 
 
 def looking_on() -> tuple[Observer, ...]:
     """Return who is to be told of a call that begins now: nobody inside another call."""
-    return () if inside_told.get() is not None else observers.get()
+    if inside_told.get() is not None:
+        return ()
+    return observers.get()
 
 
 class Told:
@@ -101,14 +113,19 @@ class Told:
         return self._calls
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for call in reversed(self._calls):
             without_mistake(call.ended, error)
 
 
 class ToldCall:
-    """A call of an engine, told to those who look on; make it only where ``looking_on`` names somebody."""
+    """A call of an engine, told to those who look on; make it only where ``looking_on`` names
+    somebody.
+    """
 
     __slots__ = ("_token", "_told")
 
@@ -116,13 +133,18 @@ class ToldCall:
         told = NO_SIZE
         with contextlib.suppress(Exception):  # arguments that the call itself refuses
             told = size()
-        self._told = Told(*(functools.partial(observer.began, what, model, told) for observer in looking_on()))
+        self._told = Told(
+            *(functools.partial(observer.began, what, model, told) for observer in looking_on())
+        )
 
     def __enter__(self) -> None:
         self._token: Token[tuple[LookedOn, ...] | None] = inside_told.set(self._told.__enter__())
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         inside_told.reset(self._token)
         self._told.__exit__(kind, error, trace)
@@ -149,7 +171,9 @@ def attempted(attempt: Attempt) -> None:
 
 
 def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Return what looking on gives; log what goes wrong in it: that never takes the place of what the user's call gives or raises."""
+    """Return what looking on gives; log what goes wrong in it: that never takes the place of what
+    the user's call gives or raises.
+    """
     try:
         return function(*args, **kwargs)
     except Exception:
@@ -159,7 +183,9 @@ def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
-    """Return the rows and tokens of a call that is made often, by its first argument with a shape."""
+    """Return the rows and tokens of a call that is made often, by its first argument
+    with a shape.
+    """
     for value in (*args, *kwargs.values()):
         shape = getattr(value, "shape", ())
         if shape:

@@ -1,4 +1,6 @@
-"""Where torch's generators stood when a call began, and whether a call may begin in parts: it may have to be run again, whole."""
+"""Where torch's generators stood when a call began, and whether a call may begin in parts: it may
+have to be run again, whole.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 # What the user gives to a call that changes as it runs, and cannot be put back.
-_FILLED: Final = ("cache", "past_key_values", "cache_params", "streamer", "prefix_allowed_tokens_fn")
+_FILLED: Final = (
+    "cache",
+    "past_key_values",
+    "cache_params",
+    "streamer",
+    "prefix_allowed_tokens_fn",
+)
 _LISTS: Final = ("logits_processor", "stopping_criteria")
 
 
@@ -40,7 +48,8 @@ class Generators:
 
 
 def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] = ()) -> bool:
-    """Return whether a call may be run whole after parts of it ran: nothing of the user's in it may have changed by then.
+    """Return whether a call may be run whole after parts of it ran: nothing of the user's in it may
+    have changed by then.
 
     ``puts_back`` are those of its arguments that the call itself puts back.
     """
@@ -51,4 +60,8 @@ def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] 
 
 
 def _entries(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if value is None:
+        return []
+    return [value]

@@ -1,6 +1,8 @@
-"""What holds one entry a row: how many there are, some of them cut out, and whether a result has one for each row.
+"""What holds one entry a row: how many there are, some of them cut out, and whether a result has
+one for each row.
 
-A kind of value that is cut or joined in its own way is a row in ``_FRAMES``, or a function beside ``entries`` and ``cut``.
+A kind of value that is cut or joined in its own way is a row in ``_FRAMES``, or a function beside
+``entries`` and ``cut``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections import UserDict
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-# Libraries whose tables hold a row an entry, though a slice of them may mean labels; each has ``concat``.
+# Libraries whose tables hold a row an entry, though a slice of them may mean labels; each has
+# ``concat``.
 _FRAMES: Final = frozenset({"pandas", "polars", "cudf", "modin"})
 # One thing, however many entries they have.
 _WHOLE: Final = (str, bytes, bytearray, Mapping, Set)
@@ -29,36 +32,55 @@ def is_frame(value: Any) -> bool:
 
 
 def is_arrow_table(value: Any) -> bool:
-    """Return whether a value is a table of Arrow, of whose other types a slice is no row, or none is joined to its own type."""
+    """Return whether a value is a table of Arrow, of whose other types a slice is no row, or none
+    is joined to its own type.
+    """
     return library(value) == "pyarrow" and type(value).__name__ == "Table"
 
 
 def entries(value: Any) -> int | None:
-    """Return how many rows a value may hold; None for one thing: a text, a number, a mapping, a model, a class."""
+    """Return how many rows a value may hold; None for one thing: a text, a number, a mapping, a
+    model, a class.
+    """
     if isinstance(value, (*_WHOLE, type)) or hasattr(value, "parameters"):
         return None
     shape = getattr(value, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else None
-    return len(value) if hasattr(value, "__len__") and hasattr(value, "__getitem__") else None
+        if len(shape):
+            return int(shape[0])
+        return None
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return len(value)
+    return None
 
 
 def is_columns(value: Any) -> bool:
-    """Return whether a value is a mapping of columns: a dict, transformers' BatchEncoding, whatever gives values by name."""
+    """Return whether a value is a mapping of columns: a dict, transformers' BatchEncoding, whatever
+    gives values by name.
+    """
     return isinstance(value, Mapping) and not hasattr(value, "shape")
 
 
 def rows_of(value: Any) -> int:
-    """Return how many rows an argument holds: of a mapping of columns those of its longest, of nothing 0."""
-    columns = value.values() if is_columns(value) else (value,)
+    """Return how many rows an argument holds: of a mapping of columns those of its longest, of
+    nothing 0.
+    """
+    if is_columns(value):
+        columns = value.values()
+    else:
+        columns = (value,)
     return max((entries(column) or 0 for column in columns), default=0)
 
 
 def why_not_cut(name: str, value: Any) -> str | None:
-    """Return why ``cut`` cannot give entries of the argument of that name, in their order and as a value of the same type."""
+    """Return why ``cut`` cannot give entries of the argument of that name, in their order and as a
+    value of the same type.
+    """
     if not is_columns(value):
         needed = "no list and no tensor, and no dict of them"
-        return None if _can_be_cut(value) else f"the argument {name} is {needed}"
+        if _can_be_cut(value):
+            return None
+        return f"the argument {name} is {needed}"
     for key, column in value.items():
         if not _can_be_cut(column):
             return f"{key!r} in the argument {name} is no list and no tensor"
@@ -67,72 +89,111 @@ def why_not_cut(name: str, value: Any) -> str | None:
         told = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
         return f"what is in the argument {name} differs in its number of entries: {told}"
     if with_columns(value, dict(value)) is None:
-        return f"the argument {name} is of the type {type(value).__name__}, of which none can be made with fewer rows: pass a dict"
+        return (
+            f"the argument {name} is of the type {type(value).__name__}, of which none can be made "
+            "with fewer rows: pass a dict"
+        )
     return None
 
 
 def _can_be_cut(value: Any) -> bool:
-    return isinstance(value, (list, tuple, range)) or (hasattr(value, "shape") and len(value.shape) > 0)
+    return isinstance(value, (list, tuple, range)) or (
+        hasattr(value, "shape") and len(value.shape) > 0
+    )
 
 
 def cut(value: Any, start: int, stop: int) -> Any:
-    """Return entries ``start`` to ``stop`` by their place, never by a label; of a mapping of columns those of each."""
+    """Return entries ``start`` to ``stop`` by their place, never by a label; of a mapping of
+    columns those of each.
+    """
     if is_columns(value):
         part = with_columns(value, {key: cut(column, start, stop) for key, column in value.items()})
         for name, beside in lists_beside(value).items():
             setattr(part, name, beside[start:stop])
         return part
-    return value.iloc[start:stop] if hasattr(value, "iloc") else value[start:stop]
+    if hasattr(value, "iloc"):
+        return value.iloc[start:stop]
+    return value[start:stop]
 
 
 def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with these columns, None where its type makes none of them; ``value`` stays as it is."""
+    """Return a mapping of the same type with these columns, None where its type makes none of them;
+    ``value`` stays as it is.
+    """
     if isinstance(value, (dict, UserDict)):  # their copies share no column
         part = copy.copy(value)
         part.update(columns)
         return part
     with contextlib.suppress(Exception):
         made = type(value)(columns)
-        if list(made) == list(columns) and all(made[key] is column for key, column in columns.items()):
+        if list(made) == list(columns) and all(
+            made[key] is column for key, column in columns.items()
+        ):
             return made
     return None
 
 
 def lists_beside(value: Any) -> dict[str, list[Any]]:
-    """Return the lists with one entry a row that an object keeps beside its columns: of a BatchEncoding what the tokenizer found."""
+    """Return the lists with one entry a row that an object keeps beside its columns: of a
+    BatchEncoding what the tokenizer found.
+    """
     if not isinstance(value, UserDict):
         return {}
     rows = rows_of(value)
-    return {name: beside for name, beside in vars(value).items() if isinstance(beside, list) and len(beside) == rows}
+    return {
+        name: beside
+        for name, beside in vars(value).items()
+        if isinstance(beside, list) and len(beside) == rows
+    }
 
 
 def first_rows(value: Any, rows: int) -> Any:
-    """Return the first rows of what was put together: it may have those of a part that another field did not take."""
-    return value if entries(value) == rows else cut(value, 0, rows)
+    """Return the first rows of what was put together: it may have those of a part that another
+    field did not take.
+    """
+    if entries(value) == rows:
+        return value
+    return cut(value, 0, rows)
 
 
 def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
-    """Return whether a result is a record of fields with one entry a row each: a mapping, a tuple that cannot be one of rows.
+    """Return whether a result is a record of fields with one entry a row each: a mapping, a tuple
+    that cannot be one of rows.
 
     ``is_known``: another part's is one, so that a tuple of as many fields as rows is too.
     """
     if is_columns(result):
-        fields = list(result.values()) if with_columns(result, dict(result)) is not None else []
+        if with_columns(result, dict(result)) is not None:
+            fields = list(result.values())
+        else:
+            fields = []
+    elif isinstance(result, tuple) and (is_known or len(result) != rows):
+        fields = list(result)
     else:
-        fields = list(result) if isinstance(result, tuple) and (is_known or len(result) != rows) else []
+        fields = []
     return bool(fields) and all(_is_field(field) and entries(field) == rows for field in fields)
 
 
 def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> str | None:
-    """Return why a result is not one entry for each row, in itself or in each of its fields; None where it is."""
+    """Return why a result is not one entry for each row, in itself or in each of its fields; None
+    where it is.
+    """
     if is_record(result, rows, is_known=is_known_record):
         return None
     if not _is_field(result):
-        needed = "a list, tuple, tensor, array or table with one entry a row is needed, or a dict of them"
+        needed = (
+            "a list, tuple, tensor, array or table with one entry a row is needed, or a dict of "
+            "them"
+        )
         return f"its result is a {type(result).__name__}: {needed}"
     size = entries(result)
-    if isinstance(result, tuple) and all(_is_field(entry) and entries(entry) == rows for entry in result):
-        return f"its result is a tuple of {size} that hold {rows} entries each: whether it is one entry a row cannot be told"
+    if isinstance(result, tuple) and all(
+        _is_field(entry) and entries(entry) == rows for entry in result
+    ):
+        return (
+            f"its result is a tuple of {size} that hold {rows} entries each: whether it is one "
+            "entry a row cannot be told"
+        )
     if size != rows:
         return f"its result has {size} entries for {rows} rows"
     return None

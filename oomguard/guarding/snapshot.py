@@ -1,4 +1,6 @@
-"""The memory snapshot that a guard or a loop of attempts is asked for: where it goes, and for which failure it is taken."""
+"""The memory snapshot that a guard or a loop of attempts is asked for: where it goes, and for which
+failure it is taken.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,17 @@ def snapshot_path(given: str | Path | None) -> Path | None:
     """
     if given is None:
         return None
-    path = Path(given).absolute() if isinstance(given, (str, os.PathLike)) else None
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given).absolute()
+    else:
+        path = None
     if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
-        what = "is no path" if path is None else "is a folder" if path.is_dir() else "its folder is not there"
+        if path is None:
+            what = "is no path"
+        elif path.is_dir():
+            what = "is a folder"
+        else:
+            what = "its folder is not there"
         raise SettingError(
             f"snapshot={(given if path is None else str(given))!r}: {what}",
             hint="name a file in a folder that exists: snapshot.pickle",
@@ -29,6 +39,10 @@ def snapshot_path(given: str | Path | None) -> Path | None:
 
 
 def take_at(error: BaseException, recording: Recording | None) -> None:
-    """Take the snapshot where torch's allocator refused something and did not call for one itself."""
-    if recording is not None and any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
+    """Take the snapshot where torch's allocator refused something and did not call for
+    one itself.
+    """
+    if recording is not None and any(
+        type(link).__name__ == "OutOfMemoryError" for link in chain(error)
+    ):
         recording.take()

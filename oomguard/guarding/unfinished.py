@@ -10,15 +10,21 @@ from oomguard.guarding.failure import add_note, run_guarded
 
 
 def partial_of(gathered: Gathered) -> Partial | None:
-    """Return the rows of a call that are done, put together; None before the first, or if they cannot be."""
+    """Return the rows of a call that are done, put together; None before the first, or if they
+    cannot be.
+    """
     if not gathered.done:
         return None
     finished, error = run_guarded(gathered.finished, (), {})
-    return Partial(gathered.rows, gathered.done, finished) if error is None else None
+    if error is None:
+        return Partial(gathered.rows, gathered.done, finished)
+    return None
 
 
 def leave_in(error: BaseException, partial: Partial | None, why_whole: str | None) -> BaseException:
-    """Return an explained exception with why its call was not run in parts, and the rows that are done."""
+    """Return an explained exception with why its call was not run in parts, and the rows that are
+    done.
+    """
     if why_whole is not None and why_whole not in "".join(getattr(error, "__notes__", ())):
         add_note(error, f"oomguard: not run in parts: {why_whole}")
     if partial is not None:
@@ -29,7 +35,9 @@ def leave_in(error: BaseException, partial: Partial | None, why_whole: str | Non
 
 
 def keep_in(error: BaseException, partial: Partial) -> None:
-    """Put the finished rows into an exception as ``partial``, unless it has an attribute of that name or takes none."""
+    """Put the finished rows into an exception as ``partial``, unless it has an attribute of that
+    name or takes none.
+    """
     if not hasattr(error, "partial"):
         with contextlib.suppress(AttributeError, TypeError):
             error.partial = partial  # type: ignore[attr-defined]

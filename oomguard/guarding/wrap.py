@@ -1,7 +1,8 @@
-"""Functions that are more than one call: coroutines and generators, with a context entered while their code runs.
+"""Functions that are more than one call: coroutines and generators, with a context entered while
+their code runs.
 
-A generator's code runs only between two of its caller's steps, so the context is entered for each step; ``send``,
-``throw`` and ``close`` reach the function as if nothing stood between.
+A generator's code runs only between two of its caller's steps, so the context is entered for each
+step; ``send``, ``throw`` and ``close`` reach the function as if nothing stood between.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _generator(function: Callable[..., Any], context: Context) -> Any:
     @functools.wraps(function)
     def generator(*args: Any, **kwargs: Any) -> Any:
         items = function(*args, **kwargs)
-        step, value = items.send, None
+        step = items.send
+        value = None
         try:
             while True:
                 with context:
@@ -62,8 +64,10 @@ def _generator(function: Callable[..., Any], context: Context) -> Any:
                     step = items.send
                 except GeneratorExit:
                     raise
-                except BaseException as error:  # noqa: BLE001 - thrown in by the caller: the function's to handle
-                    step, value = items.throw, error
+                except BaseException as error:  # noqa: BLE001
+                    # thrown in by the caller: the function's to handle
+                    step = items.throw
+                    value = error
         finally:
             items.close()
 
@@ -74,7 +78,8 @@ def _async_generator(function: Callable[..., Any], context: Context) -> Any:
     @functools.wraps(function)
     async def async_generator(*args: Any, **kwargs: Any) -> Any:
         items = function(*args, **kwargs)
-        step, value = items.asend, None
+        step = items.asend
+        value = None
         try:
             while True:
                 with context:
@@ -87,8 +92,10 @@ def _async_generator(function: Callable[..., Any], context: Context) -> Any:
                     step = items.asend
                 except GeneratorExit:
                     raise
-                except BaseException as error:  # noqa: BLE001 - thrown in by the caller: the function's to handle
-                    step, value = items.athrow, error
+                except BaseException as error:  # noqa: BLE001
+                    # thrown in by the caller: the function's to handle
+                    step = items.athrow
+                    value = error
         finally:
             await items.aclose()
 

@@ -1,4 +1,6 @@
-"""Every counter of this machine, read again and again: torch's, NVML's, the host's; one that is unknown is left out."""
+"""Every counter of this machine, read again and again: torch's, NVML's, the host's; one that is
+unknown is left out.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Readings:
 
     def forget_files(self) -> None:
         """Close the kernel's file: in a fork of this process it tells of the parent."""
-        resident, self._resident = self._resident, None
+        resident = self._resident
+        self._resident = None
         if resident is not None:
             resident.end()
 
@@ -51,7 +54,9 @@ class Readings:
         return self._with_others(torch_memory.now())
 
     def of_call(self) -> Bytes:
-        """Return what a call's use is told by: torch's counters, and where it has none here NVML's and the host's."""
+        """Return what a call's use is told by: torch's counters, and where it has none here NVML's
+        and the host's.
+        """
         found = torch_memory.now()
         return found or self._with_others(found)
 
@@ -70,7 +75,10 @@ class Readings:
         if self._nvml is not None:
             found |= self._of_nvml(found)
         kept = self._resident
-        resident = resident_bytes() if kept is None else kept.bytes()
+        if kept is None:
+            resident = resident_bytes()
+        else:
+            resident = kept.bytes()
         if resident is not None:
             found[_RESIDENT] = resident
         return found
@@ -82,14 +90,25 @@ class Readings:
         names = self._names(of_torch)
         for device in self._nvml.devices():
             if device.index in names:
-                found |= {Counter(names[device.index], what): size for what, size in self._shares(device).items()}
+                found |= {
+                    Counter(names[device.index], what): size
+                    for what, size in self._shares(device).items()
+                }
         return found
 
     def _names(self, of_torch: Bytes) -> dict[int, str]:
-        """Return what NVML's devices are called: by torch's number those that torch works on, else all by NVML's own."""
+        """Return what NVML's devices are called: by torch's number those that torch works on, else
+        all by NVML's own.
+        """
         assert self._nvml is not None  # noqa: S101 - asked only while it is open
         uuids = self._nvml.uuids
-        worked_on = sorted({key.device for key in of_torch if key.what == ALLOCATED and key.device.startswith("cuda:")})
+        worked_on = sorted(
+            {
+                key.device
+                for key in of_torch
+                if key.what == ALLOCATED and key.device.startswith("cuda:")
+            }
+        )
         if not worked_on:
             return {index: f"GPU {index}" for index in uuids}
         names: dict[int, str] = {}
@@ -97,11 +116,15 @@ class Readings:
             cuda = sys.modules["torch"].cuda
             for name in worked_on:
                 own = str(cuda.get_device_properties(int(name.removeprefix("cuda:"))).uuid)
-                names |= {index: name for index, uuid in uuids.items() if uuid and uuid.endswith(own)}
+                names |= {
+                    index: name for index, uuid in uuids.items() if uuid and uuid.endswith(own)
+                }
         return names
 
     def _shares(self, device: Device) -> dict[str, int]:
-        """Return what all processes use of a device, and this one and the others where NVML tells them apart."""
+        """Return what all processes use of a device, and this one and the others where NVML tells
+        them apart.
+        """
         if device.total_bytes is None or device.free_bytes is None:
             return {}
         used = device.total_bytes - device.free_bytes

@@ -1,4 +1,6 @@
-"""One thread that reads the counters for every watch that is open, as often as each asks; it ends with the last of them."""
+"""One thread that reads the counters for every watch that is open, as often as each asks; it ends
+with the last of them.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,16 @@ from oomguard.instrumentation.readings import Bytes, Readings
 from oomguard.probe.host import peak_resident_bytes
 from oomguard.probe.torch_memory import Peaks
 
-# The samples of one watch: every one of them at first, then fewer, with what was most between two kept.
+# The samples of one watch: every one of them at first, then fewer, with what was most between two
+# kept.
 
 MOST_SAMPLES: Final = 8192
 
 
 class Samples:
-    """Samples in the order of time; twice as many seconds lie between two each time that they are too many."""
+    """Samples in the order of time; twice as many seconds lie between two each time that they are
+    too many.
+    """
 
     def __init__(self, most: int = MOST_SAMPLES) -> None:
         self._most = most
@@ -37,7 +42,9 @@ class Samples:
         else:
             self._wait(sample)
         if len(self._samples) > self._most:
-            self._samples = [_most(self._samples[i : i + 2]) for i in range(0, len(self._samples), 2)]
+            self._samples = [
+                _most(self._samples[i : i + 2]) for i in range(0, len(self._samples), 2)
+            ]
             self._together *= 2
 
     def _wait(self, sample: Sample) -> None:
@@ -76,7 +83,9 @@ def uses_of(
     after: Mapping[Counter, int],
     limits: Mapping[Counter, int],
 ) -> tuple[MemoryUse, ...]:
-    """Return the use of every counter that was read at any time; only torch keeps the exact peak of its own."""
+    """Return the use of every counter that was read at any time; only torch keeps the exact peak of
+    its own.
+    """
     return tuple(
         MemoryUse(
             key.device,
@@ -105,7 +114,9 @@ class Sampled(Protocol):
         """Take what the counters showed at this moment of ``time.monotonic``."""
 
     def renew_lock(self) -> None:
-        """In a fork of this process the thread may have held it, and nobody is left to release it."""
+        """In a fork of this process the thread may have held it, and nobody is left to
+        release it.
+        """
 
 
 class _Sampler:
@@ -143,7 +154,9 @@ class _Sampler:
                 self._wake()
 
     def remove(self, sampled: Sampled, *, stays: bool = False) -> threading.Thread | None:
-        """Sample for one fewer; with the last return the thread, which ends now, or soon where it ``stays``."""
+        """Sample for one fewer; with the last return the thread, which ends now, or soon where it
+        ``stays``.
+        """
         with self._lock:
             self._due.pop(sampled, None)
             if self._due or stays or self._thread is None:
@@ -164,9 +177,11 @@ class _Sampler:
 
     def _run(self, news: threading.Lock) -> None:
         me = threading.current_thread()
-        wait_s, is_last_wait = 0.0, False
+        wait_s = 0.0
+        is_last_wait = False
         while True:
-            # A plain lock: a condition makes one at each wait, in a thread that has to wake up as seldom and as briefly as it can.
+            # A plain lock: a condition makes one at each wait, in a thread that has to wake up as
+            # seldom and as briefly as it can.
             is_told = news.acquire(timeout=wait_s)
             values: Bytes = {}
             with self._lock:
@@ -180,7 +195,9 @@ class _Sampler:
                 for sampled in due:
                     self._due[sampled] = now_s + sampled.sample_every_s
                 if due:
-                    with contextlib.suppress(Exception):  # a device that is lost: this sample is, not the user's work
+                    with contextlib.suppress(
+                        Exception
+                    ):  # a device that is lost: this sample is, not the user's work
                         values = readings.now()
                 is_last_wait = not self._due
                 self._waits_until_s = min(self._due.values(), default=now_s + _STAYS_S)
@@ -204,13 +221,16 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-# The counters over a whole watch: before it, at most during it, after it, and samples of the time between.
+# The counters over a whole watch: before it, at most during it, after it, and samples of the time
+# between.
 
 _RESIDENT: Final = Counter(HOST, RESIDENT)
 
 
 class Measured:
-    """What a watch measures each time that it is entered and left; before is what was before the first time."""
+    """What a watch measures each time that it is entered and left; before is what was before the
+    first time.
+    """
 
     def __init__(self) -> None:
         self.began_s = 0.0
@@ -227,9 +247,11 @@ class Measured:
 
     def begin(self) -> None:
         """Begin, or go on."""
-        values, now_s = readings.now(), time.monotonic()
+        values = readings.now()
+        now_s = time.monotonic()
         if self.ended_s is None:
-            self._before, self.began_s = values, now_s
+            self._before = values
+            self.began_s = now_s
         self._ask_limits_of(values)
         self._resident_before = peak_resident_bytes()
         self._peaks = Peaks()
@@ -237,13 +259,16 @@ class Measured:
 
     def end(self) -> None:
         """End, so far."""
-        self._after, self.ended_s = readings.now(), time.monotonic()
+        self._after = readings.now()
+        self.ended_s = time.monotonic()
         self.take(self._after, self.ended_s)
         if self._peaks is not None:
             self._rise_to(self._peaks.end())
             self._peaks = None
-        peak, before = peak_resident_bytes(), self._resident_before
-        # The kernel keeps one peak for the whole life of the process: it is that of the watch where it rose in it.
+        peak = peak_resident_bytes()
+        before = self._resident_before
+        # The kernel keeps one peak for the whole life of the process: it is that of the watch where
+        # it rose in it.
         self._is_resident_exact = peak is not None and before is not None and peak > before
         if peak is not None and self._is_resident_exact:
             self._rise_to({_RESIDENT: peak})
@@ -265,12 +290,16 @@ class Measured:
             self._rise_to(self._peaks.so_far())
         found = uses_of(self._before, self._most, self._after, self.limits)
         return tuple(
-            replace(use, sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact))
+            replace(
+                use, sampled=use.sampled and not (use.what == RESIDENT and self._is_resident_exact)
+            )
             for use in found
         )
 
     def _ask_limits_of(self, values: Bytes) -> None:
-        self.limits = self.limits | readings.limits()  # another dict: rows keep the one that was there when they ended
+        self.limits = (
+            self.limits | readings.limits()
+        )  # another dict: rows keep the one that was there when they ended
         self._limits_asked_of.update(values)
 
     def _rise_to(self, values: Bytes) -> None:

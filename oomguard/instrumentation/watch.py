@@ -1,4 +1,5 @@
-"""The watch: a context manager and a decorator that see what memory was before, at most during, and after.
+"""The watch: a context manager and a decorator that see what memory was before, at most during, and
+after.
 
 It changes nothing: what the body does, and what it raises, is as without it.
 """
@@ -18,7 +19,17 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from oomguard.core import records
 from oomguard.core.disable import disabled
@@ -40,11 +51,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# What is told of a span or a mark that is made while its watch is not entered: nothing of it is in what the watch saw.
+# What is told of a span or a mark that is made while its watch is not entered: nothing of it is in
+# what the watch saw.
 
 
 class Outside:
-    """Those of one watch: a warning for the first span and the first mark, as a function in a loop may make a million."""
+    """Those of one watch: a warning for the first span and the first mark, as a function in a loop
+    may make a million.
+    """
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -56,26 +70,51 @@ class Outside:
         self._told.add(kind)
         from oomguard.core.log import get_logger
 
-        hint = f"make it inside with oomguard.watch() as seen:, or enter the watch again around it (with seen:); a later {kind} is not told"
+        hint = (
+            "make it inside with oomguard.watch() as seen:, or enter the watch again around it "
+            f"(with seen:); a later {kind} is not told"
+        )
         get_logger().warning(
-            f"a {kind} is not noted: its watch has ended or has not begun", label=records.shown(str(label)), hint=hint
+            f"a {kind} is not noted: its watch has ended or has not begun",
+            label=records.shown(str(label)),
+            hint=hint,
         )
 
 
 # A file that the user asks for, by a name of the user's: written whole, or left as it was.
 
-_OPEN_FILES: Final = {Path("/dev"), Path("/proc")}  # /dev/stdout may be a file, and others write to it too
+_OPEN_FILES: Final = {
+    Path("/dev"),
+    Path("/proc"),
+}  # /dev/stdout may be a file, and others write to it too
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_OTHER_PICTURES: Final = {".pdf", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".eps", ".html"}
+_OTHER_PICTURES: Final = {
+    ".pdf",
+    ".svg",
+    ".jpg",
+    ".jpeg",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".bmp",
+    ".eps",
+    ".html",
+}
 
 
 def refuse_other_format(path: str | PathLike[str]) -> None:
-    """Raise UsageError if a PNG's name ends in the suffix of another format: viewers would call the file damaged."""
+    """Raise UsageError if a PNG's name ends in the suffix of another format: viewers would call the
+    file damaged.
+    """
     suffix = Path(path).suffix.lower()
     if suffix in _OTHER_PICTURES:
         raise UsageError(
             f"{path}: to_png writes PNG, and {suffix} is another format",
-            hint=f"name it {Path(path).with_suffix('.png')}; seen.plot().savefig(path) writes matplotlib's other formats",
+            hint=(
+                f"name it {Path(path).with_suffix('.png')}; seen.plot().savefig(path) writes "
+                "matplotlib's other formats"
+            ),
         )
 
 
@@ -96,12 +135,17 @@ def write(path: str | PathLike[str], content: bytes) -> None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         write_whole(target, content)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=_hint(error, len(content))) from None
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint=_hint(error, len(content))
+        ) from None
 
 
 def _hint(error: OSError, size_bytes: int) -> str:
     if error.errno in _NO_ROOM:
-        return f"make room for {size_bytes:,} bytes, or name a file on another disk; nothing there was changed"
+        return (
+            f"make room for {size_bytes:,} bytes, or name a file on another disk; nothing there "
+            "was changed"
+        )
     if isinstance(error, PermissionError):
         return "name a file in a folder in which you may write"
     return "name a file in a folder that is there"
@@ -114,7 +158,8 @@ class Span:
     """A row for one block, or for each call of the function that it decorates."""
 
     def __init__(self, watch: Watch, label: object) -> None:
-        self._watch, self._label = watch, label
+        self._watch = watch
+        self._label = label
         self._row: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
@@ -127,7 +172,10 @@ class Span:
         self._row.__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._row is not None:
             self._row.__exit__(kind, error, trace)
@@ -143,16 +191,21 @@ class Span:
         return cast("F", call)
 
 
-# The watch as a decorator: a plain function's and a coroutine's calls are rows, a generator's steps are watched one by one.
+# The watch as a decorator: a plain function's and a coroutine's calls are rows, a generator's steps
+# are watched one by one.
 
 
 def decorate(watch: Watch, function: F) -> F:
     """Return the function under a watch; raises UsageError for what is no function."""
     if isinstance(function, type) or not callable(function):
-        what = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        if isinstance(function, type):
+            what = f"the class {function.__name__}"
+        else:
+            what = repr(function)
         hint = "watch a function or a method, or a block: with oomguard.watch() as seen: ..."
         raise UsageError(f"watch expects a function, not {what}", hint=hint)
-    name, runs = _name(function), _runs(function)
+    name = _name(function)
+    runs = _runs(function)
     if inspect.iscoroutinefunction(runs):
         decorated = _coroutine(watch, runs, name)
     else:
@@ -162,7 +215,9 @@ def decorate(watch: Watch, function: F) -> F:
 
 
 class _Steps:
-    """What is entered for each step of a generator: the next one follows soon, and the sampling thread stays for it."""
+    """What is entered for each step of a generator: the next one follows soon, and the sampling
+    thread stays for it.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -171,25 +226,37 @@ class _Steps:
         self._watch.__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._watch.leave(kind, stays=True)
 
 
 def _runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what tells whether its calls are coroutines or generators: of an object with such a ``__call__`` that method."""
+    """Return what tells whether its calls are coroutines or generators: of an object with such a
+    ``__call__`` that method.
+    """
     if inspect.isroutine(function) or isinstance(function, functools.partial):
         return function
-    method = getattr(function, "__call__", function)  # noqa: B004 - not whether it can be called, but what is
-    return method if is_special(method) else function
+    # not whether it can be called, but what is
+    method = getattr(function, "__call__", function)  # noqa: B004
+    if is_special(method):
+        return method
+    return function
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Return what a row calls it: a function's name, that of a partial's function, or the class of an object."""
+    """Return what a row calls it: a function's name, that of a partial's function, or the class of
+    an object.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None)
-    return name if isinstance(name, str) else type(function).__qualname__
+    if isinstance(name, str):
+        return name
+    return type(function).__qualname__
 
 
 def _plain(watch: Watch, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -210,11 +277,14 @@ def _coroutine(watch: Watch, function: Callable[..., Any], name: str) -> Callabl
     return coroutine
 
 
-# What is noted of a call when it ends; the row is made of it later: making it there would keep the model's next call waiting.
+# What is noted of a call when it ends; the row is made of it later: making it there would keep the
+# model's next call waiting.
 
 
 class EndedCall(NamedTuple):
-    """One call or span that ended; ``began_s`` counts since the watch began, the rest is as in its row."""
+    """One call or span that ended; ``began_s`` counts since the watch began, the rest is as in its
+    row.
+    """
 
     what: str
     kind: str
@@ -269,7 +339,11 @@ class Watched:
     """What is measured of a call between its beginning and its end."""
 
     def __init__(self, keeper: Keeper, what: str, kind: str, model: str, size: SizeOfCall) -> None:
-        self._keeper, self._what, self._kind, self._model, self._size = keeper, what, kind, model, size
+        self._keeper = keeper
+        self._what = what
+        self._kind = kind
+        self._model = model
+        self._size = size
         self._attempts: list[TimedAttempt] = []
         self._before = readings.of_call()
         keeper.read(self._before)
@@ -281,7 +355,9 @@ class Watched:
         self._peaks.take({key: value for key, value in values.items() if key in self._before})
 
     def attempted(self, attempt: Attempt) -> None:
-        """Take an attempt of a guard: it began after the last one was explained, and took its own seconds."""
+        """Take an attempt of a guard: it began after the last one was explained, and took its own
+        seconds.
+        """
         began_s = self._attempt_began_s - self._keeper.began_s
         self._attempts.append(TimedAttempt(attempt, began_s, began_s + attempt.seconds))
         self._attempt_began_s = time.monotonic()
@@ -309,14 +385,17 @@ class Watched:
         self._keeper.keep(self, ended)
 
 
-# The calls that one watch has seen: the first ones row by row, later ones added up by name, so that a night fits.
+# The calls that one watch has seen: the first ones row by row, later ones added up by name, so that
+# a night fits.
 
 MOST_ROWS: Final = 10_000
 _MADE_AT_ONCE: Final = 64
 
 
 class Rows:
-    """Rows in the order in which they began; a row that failed or took several attempts is always one by itself."""
+    """Rows in the order in which they began; a row that failed or took several attempts is always
+    one by itself.
+    """
 
     def __init__(self) -> None:
         self._rows: list[SeenCall] = []
@@ -339,7 +418,10 @@ class Rows:
             self._rows.append(row)
             return
         key = row.what, row.kind, row.model
-        self._added_up[key] = _sum(self._added_up[key], row) if key in self._added_up else row
+        if key in self._added_up:
+            self._added_up[key] = _sum(self._added_up[key], row)
+        else:
+            self._added_up[key] = row
 
     def all(self) -> tuple[SeenCall, ...]:
         """Return them, those that are added up at the end."""
@@ -372,7 +454,9 @@ def _sum(sum_of_rows: SeenCall, row: SeenCall) -> SeenCall:
 
 
 def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+    if one is None or other is None:
+        return None
+    return one + other
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -393,7 +477,8 @@ class Watch:
         self._lock = threading.RLock()
         self._entered = 0
         self._error = ""
-        self._measured, self._rows = Measured(), Rows()
+        self._measured = Measured()
+        self._rows = Rows()
         self._marks: list[Mark] = []
         self._under_way: list[Watched] = []
         self._outside = Outside()
@@ -412,7 +497,10 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.leave(kind)
 
@@ -427,7 +515,10 @@ class Watch:
             if not self._entered:
                 return
             self._entered -= 1
-            self._error = "" if kind is None else kind.__name__
+            if kind is None:
+                self._error = ""
+            else:
+                self._error = kind.__name__
             thread = None
             if not self._entered:
                 without_mistake(self._measured.end)
@@ -447,7 +538,9 @@ class Watch:
         self.leave(kind)
 
     def __call__(self, function: F) -> F:
-        """Watch every call of a function: sync, async, generator or async generator, also a method; ``function.seen`` is this."""
+        """Watch every call of a function: sync, async, generator or async generator, also a method;
+        ``function.seen`` is this.
+        """
         return decorate(self, function)
 
     def __repr__(self) -> str:
@@ -481,7 +574,8 @@ class Watch:
     def timeline(self) -> Timeline:
         """All that was seen so far, as one record."""
         with self._lock:
-            uses, measured = self._measured.uses(), self._measured
+            uses = self._measured.uses()
+            measured = self._measured
             ended_s = time.monotonic() if self._entered else measured.ended_s
             return Timeline(
                 seconds=0.0 if ended_s is None else ended_s - measured.began_s,
@@ -503,19 +597,24 @@ class Watch:
 
     @property
     def uses(self) -> tuple[MemoryUse, ...]:
-        """Every counter of every device: before the watch, at most during it, and after it (up to now, while it goes on)."""
+        """Every counter of every device: before the watch, at most during it, and after it (up to
+        now, while it goes on).
+        """
         with self._lock:
             return self._measured.uses()
 
     def mark(self, label: object) -> None:
-        """Note this moment under a label, taken as text, with what the counters show; outside the watch warn that it is not noted."""
+        """Note this moment under a label, taken as text, with what the counters show; outside the
+        watch warn that it is not noted.
+        """
         if self._entered:
             without_mistake(self._mark, str(label))
         else:
             without_mistake(self._outside.tell, "mark", label)
 
     def span(self, label: object) -> Span:
-        """Give a phase of your own a row: memory before it, at most, and after; outside the watch warn that it has none.
+        """Give a phase of your own a row: memory before it, at most, and after; outside the watch
+        warn that it has none.
 
         Args:
             label: any value, taken as text.
@@ -533,7 +632,8 @@ class Watch:
         return tables(self.timeline, most_rows=most_rows)
 
     def to_csv(self, path: str | PathLike[str], *, samples: bool = False) -> None:
-        """Write one line for each row and counter, sizes in bytes; with ``samples`` one for each sample and counter.
+        """Write one line for each row and counter, sizes in bytes; with ``samples`` one for each
+        sample and counter.
 
         Raises:
             UsageError: the file cannot be written.
@@ -543,7 +643,8 @@ class Watch:
         write(path, (samples_csv if samples else rows_csv)(self.timeline).encode())
 
     def to_trace(self, path: str | PathLike[str]) -> None:
-        """Write the timeline as Chrome trace JSON, for example ``watch.trace.json``, to open at ui.perfetto.dev.
+        """Write the timeline as Chrome trace JSON, for example ``watch.trace.json``, to open at
+        ui.perfetto.dev.
 
         Raises:
             UsageError: the file cannot be written.
@@ -566,7 +667,8 @@ class Watch:
         """Write the plot as PNG.
 
         Raises:
-            UsageError: matplotlib is not installed, the name is that of another format, or the file cannot be written.
+            UsageError: matplotlib is not installed, the name is that of another format, or the file
+                cannot be written.
         """
         refuse_other_format(path)
         from oomguard.report.timeline import png
@@ -575,7 +677,10 @@ class Watch:
 
     def to_html(self, path: str | PathLike[str]) -> NoReturn:
         """Raise UsageError: the page was removed."""
-        hint = 'seen.to_png("watch.png"), seen.to_csv("watch.csv"), or seen.to_trace("watch.trace.json") for ui.perfetto.dev'
+        hint = (
+            'seen.to_png("watch.png"), seen.to_csv("watch.csv"), or '
+            'seen.to_trace("watch.trace.json") for ui.perfetto.dev'
+        )
         raise UsageError(f"{path}: a watch no longer writes HTML", hint=hint)
 
     def began(self, what: str, model: str, size: SizeOfCall) -> Watched:
@@ -612,7 +717,9 @@ class Watch:
         return watched
 
     def row(self, what: object, kind: str) -> AbstractContextManager[object]:
-        """Return what gives a row to the block that it is entered for; outside the watch, nothing."""
+        """Return what gives a row to the block that it is entered for; outside the
+        watch, nothing.
+        """
         if not self._entered:
             without_mistake(self._outside.tell, kind, what)
             return contextlib.nullcontext()
@@ -633,26 +740,33 @@ class Watch:
 def watch(function: F, /) -> F: ...
 @overload
 def watch(function: None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S) -> Watch: ...
-def watch(function: Callable[..., Any] | None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S) -> Any:
-    """Watch memory in a block (``with watch() as seen``) or in every call of a function (``@watch``, ``@watch(...)``).
+def watch(
+    function: Callable[..., Any] | None = None, /, *, sample_every_s: float = DEFAULT_SAMPLE_EVERY_S
+) -> Any:
+    """Watch memory in a block (``with watch() as seen``) or in every call of a function
+    (``@watch``, ``@watch(...)``).
 
-    For each device that torch works on: allocated and reserved, their peaks exact; NVML's figures for all processes, this one and
-    the others; the simulated device of ``oomguard.testing``; the host's memory of this process. Every engine call inside
-    (``generate``, a model's forward pass, vLLM's ``LLM.generate``) is a row. A decorated function has what was seen of all its
-    calls as ``function.seen``.
+    For each device that torch works on: allocated and reserved, their peaks exact; NVML's figures
+    for all processes, this one and the others; the simulated device of ``oomguard.testing``; the
+    host's memory of this process. Every engine call inside (``generate``, a model's forward pass,
+    vLLM's ``LLM.generate``) is a row. A decorated function has what was seen of all its calls as
+    ``function.seen``.
 
     Args:
-        sample_every_s: seconds between two samples, which a thread takes: for the plot, and for what has no peak of its own.
+        sample_every_s: seconds between two samples, which a thread takes: for the plot, and for
+            what has no peak of its own.
 
     Raises:
         SettingError: not a time.
         UsageError: what is watched is no function (a class, a number).
 
-    The body runs and raises as without it. CUDA's own peak (``torch.cuda.max_memory_allocated``) begins anew with the watch and with each
-    call in it.
+    The body runs and raises as without it. CUDA's own peak (``torch.cuda.max_memory_allocated``)
+    begins anew with the watch and with each call in it.
     """
     is_number = isinstance(sample_every_s, (int, float)) and not isinstance(sample_every_s, bool)
     if not is_number or not 0 < sample_every_s < math.inf:
         raise SettingError(f"sample_every_s={sample_every_s!r}", hint="a number of seconds above 0")
     made = Watch(sample_every_s=sample_every_s)
-    return made if function is None else made(function)
+    if function is None:
+        return made
+    return made(function)

@@ -54,7 +54,9 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
 
 def incident_of(row: Mapping[str, Any]) -> Incident:
     """Return an incident; the lines that it was found in are those of its causes."""
-    slack = numbers_of(row.get("slack"))  # the journal's own: figures are shown as precise as they were printed
+    slack = numbers_of(
+        row.get("slack")
+    )  # the journal's own: figures are shown as precise as they were printed
     facts = {
         name: Fact(name, value, slack=slack.get(name, 0.0))
         for name, value in values_of(row.get("facts")).items()
@@ -85,14 +87,24 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
 
 def mapped(text: str | None) -> dict[str, Any]:
     """Return a column that holds an object; empty where it holds none."""
-    found = json.loads(text) if text and text != "{}" else None
-    return found if isinstance(found, dict) else {}
+    if text and text != "{}":
+        found = json.loads(text)
+    else:
+        found = None
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def listed(text: str | None) -> list[Any]:
     """Return a column that holds a list; empty where it holds none."""
-    found = json.loads(text) if text and text != "[]" else None
-    return found if isinstance(found, list) else []
+    if text and text != "[]":
+        found = json.loads(text)
+    else:
+        found = None
+    if isinstance(found, list):
+        return found
+    return []
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -108,7 +120,9 @@ def values_of(row: object) -> dict[str, FactValue]:
 
 def numbers_of(row: object) -> dict[str, float]:
     """Return the numbers of an object."""
-    return {name: value for name, value in values_of(row).items() if not isinstance(value, (bool, str))}
+    return {
+        name: value for name, value in values_of(row).items() if not isinstance(value, (bool, str))
+    }
 
 
 def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
@@ -121,7 +135,8 @@ def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
 
 def _actions(row: Mapping[str, Any]) -> Iterator[Action]:
     for each in _objects(row, "actions"):
-        effect, frees = each.get("effect"), each.get("frees_bytes")
+        effect = each.get("effect")
+        frees = each.get("frees_bytes")
         yield Action(
             id=_text(each.get("id")),
             title=_text(each.get("title")),
@@ -141,12 +156,16 @@ def _actions(row: Mapping[str, Any]) -> Iterator[Action]:
 
 def _alternatives(row: Mapping[str, Any]) -> Iterator[Alternative]:
     for each in _objects(row, "alternatives"):
-        name, new, why_not = _text(each.get("setting")), _value(each.get("to")), _text(each.get("why_not"))
+        name = _text(each.get("setting"))
+        new = _value(each.get("to"))
+        why_not = _text(each.get("why_not"))
         yield Alternative(name, new, why_not, each.get("as_flag"), each.get("as_kwarg"))
 
 
 def _missing(row: Mapping[str, Any]) -> Missing | None:
-    return Missing(_text(row.get("what")), _text(row.get("command"))) if row else None
+    if row:
+        return Missing(_text(row.get("what")), _text(row.get("command")))
+    return None
 
 
 def _budget(row: Mapping[str, Any]) -> Budget:
@@ -164,25 +183,37 @@ def _objects(row: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
 
 
 def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return ()
 
 
 def _lines(value: object) -> tuple[Evidence, ...]:
     found = ((_LINE.fullmatch(text), text) for text in _texts(value))
-    return tuple(Evidence(line[2], int(line[1])) if line else Evidence(text) for line, text in found)
+    return tuple(
+        Evidence(line[2], int(line[1])) if line else Evidence(text) for line, text in found
+    )
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 1
+    if isinstance(value, int) and value > 0:
+        return value
+    return 1
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return value
+    return ""
 
 
 def _value(value: object) -> FactValue | None:
-    return value if isinstance(value, (bool, int, float, str)) else None
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return None

@@ -51,15 +51,23 @@ def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
     begun, ran = set[str](), dict[str, Ran]()  # written once per run
     with open_server(location) as database, database.transaction():
         prepare(database)
-        offset_s = _clock_offset_s(database) if rows else 0.0
+        if rows:
+            offset_s = _clock_offset_s(database)
+        else:
+            offset_s = 0.0
         for row in map(_without_nul, rows):
-            session, record = row.get("session", ""), record_in(row)
+            session = row.get("session", "")
+            record = record_in(row)
             if isinstance(record, Record):
                 write_begin(database, record, offset_s, has_run=session in begun)
                 begun.add(session)
             elif record is not None:
-                number, of_run = row["number"], record.ran
-                ended = replace(record, ran=None) if of_run == ran.get(session) else record
+                number = row["number"]
+                of_run = record.ran
+                if of_run == ran.get(session):
+                    ended = replace(record, ran=None)
+                else:
+                    ended = record
                 if not write_end(database, session, number, ended, offset_s):
                     first = begun_in(row)
                     if first is not None:  # it was removed while it ran
@@ -123,7 +131,9 @@ def _clock_offset_s(database: PostgresDatabase) -> float:
     before = now()
     there = database.now()
     offset_s = there - (before + now()) / 2
-    return offset_s if abs(offset_s) >= _SAME_CLOCK_S else 0.0
+    if abs(offset_s) >= _SAME_CLOCK_S:
+        return offset_s
+    return 0.0
 
 
 def now() -> float:

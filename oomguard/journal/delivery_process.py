@@ -85,7 +85,9 @@ class DeliveryProcess:
             return None
         with contextlib.suppress(ValueError):
             answer = json.loads(out.readline())
-            return answer if isinstance(answer, dict) else None
+            if isinstance(answer, dict):
+                return answer
+            return None
         return None
 
     def release(self) -> None:
@@ -110,7 +112,8 @@ class _Deliverer:
     """The process's side."""
 
     def __init__(self, location: JournalUrl, path: Path) -> None:
-        self._location, self._path = location, path
+        self._location = location
+        self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         self._is_over = threading.Event()
         self._others_are_done = False
@@ -125,7 +128,8 @@ class _Deliverer:
 
     def run(self) -> None:
         """Deliver until the run is over, or has written nothing for a while."""
-        failures, idle_since = 0, time.monotonic()
+        failures = 0
+        idle_since = time.monotonic()
         while True:
             is_last = self._is_over.is_set()
             answer: dict[str, Any] = {}
@@ -133,9 +137,13 @@ class _Deliverer:
                 if self._deliver():
                     idle_since = time.monotonic()
                 failures = 0
-            except Exception as error:  # noqa: BLE001 - of the database or the disk: the run goes on
+            except Exception as error:  # noqa: BLE001
+                # of the database or the disk: the run goes on
                 hint = getattr(error, "hint", None)
-                answer["failure"] = f"{error}; {hint}" if hint else str(error)
+                if hint:
+                    answer["failure"] = f"{error}; {hint}"
+                else:
+                    answer["failure"] = str(error)
                 answer["is_refused"] = isinstance(error, NoJournalError)
                 failures += 1
             if is_last:
@@ -168,7 +176,9 @@ class _Deliverer:
         if not self._others_are_done:
             was_over = self._is_over.is_set()
             with contextlib.suppress(Exception):
-                deliver_left_behind(self._location, _MOST_OF_OTHERS, lambda: self._is_over.is_set() and not was_over)
+                deliver_left_behind(
+                    self._location, _MOST_OF_OTHERS, lambda: self._is_over.is_set() and not was_over
+                )
                 self._others_are_done = was_over or not self._is_over.is_set()
 
 

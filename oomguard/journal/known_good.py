@@ -1,4 +1,6 @@
-"""Known-good settings: the changes under which a command or model ran, and how often they worked."""
+"""Known-good settings: the changes under which a command or model ran, and how often
+they worked.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ _LAST_RUN: Final = """
 SELECT run.number, run.session, run.original, run.who, run.host,
   attempt.number, attempt.started_at, attempt.measured
 FROM attempt JOIN run ON run.session = attempt.session WHERE attempt.id = :id"""
-_PATCHES: Final = "SELECT patches FROM attempt WHERE session = :session AND number <= :number ORDER BY number"
+_PATCHES: Final = (
+    "SELECT patches FROM attempt WHERE session = :session AND number <= :number ORDER BY number"
+)
 _SET_BY_USER: Final = """
 SELECT attempt.set_by_user FROM attempt JOIN run ON run.session = attempt.session
 WHERE run.original = :original AND attempt.set_by_user IS NOT NULL ORDER BY attempt.id"""
@@ -159,7 +163,9 @@ def last_run(database: Database, known: Known) -> KnownRun:
     for (text,) in database.query(_PATCHES, {"session": session, "number": attempt}):
         for patch in (patch_of(row) for row in listed(text) if isinstance(row, dict)):
             first = patches.get(patch.setting, patch)
-            patches[patch.setting] = replace(patch, old=first.old, effect=max(first.effect, patch.effect))
+            patches[patch.setting] = replace(
+                patch, old=first.old, effect=max(first.effect, patch.effect)
+            )
     chosen: dict[str, Any] = {}
     for (text,) in database.query(_SET_BY_USER, {"original": original}):
         chosen |= mapped(text)
@@ -179,7 +185,9 @@ class _Group:
     last_id: int | None
 
     def may_be(self, other: _Group) -> bool:
-        return all(a is None or b is None or a == b for a, b in zip(self.ran_on, other.ran_on, strict=True))
+        return all(
+            a is None or b is None or a == b for a, b in zip(self.ran_on, other.ran_on, strict=True)
+        )
 
 
 def _known(group: _Group, failures: list[_Group]) -> Known:
@@ -204,7 +212,9 @@ def _known(group: _Group, failures: list[_Group]) -> Known:
     )
 
 
-def known_settings(database: Database, *, model: str | None = None, since: float | None = None) -> list[KnownSettings]:
+def known_settings(
+    database: Database, *, model: str | None = None, since: float | None = None
+) -> list[KnownSettings]:
     """Return what worked or ran out of memory, by model, engine version, device and settings.
 
     What was measured last comes first.

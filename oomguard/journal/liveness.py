@@ -1,7 +1,7 @@
 """Whether a run is still alive: it binds a socket name that the kernel frees when its process dies.
 
-The name belongs to a socket without a file, so any user of the machine can ask and nothing has to be
-cleaned up. Names are per network namespace: a container with the host's name and its own network
+The name belongs to a socket without a file, so any user of the machine can ask and nothing has to
+be cleaned up. Names are per network namespace: a container with the host's name and its own network
 counts as dead.
 """
 
@@ -30,7 +30,10 @@ class LivenessLock:
     def __init__(self, session: str) -> None:
         self.session = session
         bound = _bound(session)
-        self._close = None if bound is None else weakref.finalize(self, os.close, bound.detach())
+        if bound is None:
+            self._close = None
+        else:
+            self._close = weakref.finalize(self, os.close, bound.detach())
 
     def release(self) -> None:
         """Mark the run as over."""
@@ -46,7 +49,9 @@ def is_alive(session: str, host: str | None) -> bool | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.bind(_NAME + session)
     except OSError as error:
-        return True if error.errno == errno.EADDRINUSE else None
+        if error.errno == errno.EADDRINUSE:
+            return True
+        return None
     return False
 
 

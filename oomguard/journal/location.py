@@ -44,7 +44,8 @@ class JournalUrl:
 
     @property
     def hosts(self) -> tuple[tuple[str, str], ...]:
-        """Return host and port of each server (libpq takes several: ``h1:5432,h2``), "" if left out.
+        """Return host and port of each server (libpq takes several: ``h1:5432,h2``), "" if left
+        out.
 
         Raises:
             ValueError: they cannot be read.
@@ -55,7 +56,8 @@ class JournalUrl:
     @property
     def outbox(self) -> Path:
         """The folder of what waits here for the database: the same for every user and password."""
-        parts, hosts = urlsplit(self.url), self.hosts
+        parts = urlsplit(self.url)
+        hosts = self.hosts
         names, ports = (",".join(each) for each in zip(*hosts, strict=True))
         there = (names.lower(), ports, parts.path.strip("/"), _host_of_query(parts.query))
         digest = hashlib.sha256("\0".join(there).encode()).hexdigest()[:12]
@@ -78,7 +80,10 @@ def parse_location(text: str) -> Location:
     if found[1].lower() not in _SCHEMES:
         raise UsageError(
             f"--journal {JournalUrl(text)}: no journal can be kept in {found[1]}",
-            hint="name a file (SQLite), or a PostgreSQL database: --journal postgresql://USER@HOST/DATABASE",
+            hint=(
+                "name a file (SQLite), or a PostgreSQL database: --journal "
+                "postgresql://USER@HOST/DATABASE"
+            ),
         )
     location = JournalUrl(f"postgresql://{text[found.end() :]}")
     try:
@@ -86,7 +91,10 @@ def parse_location(text: str) -> Location:
     except ValueError:  # not shown: any part of it may be the password
         raise UsageError(
             "--journal postgresql://…: its host and port cannot be read",
-            hint="--journal postgresql://USER@HOST:PORT/DATABASE; write / @ : in a password as %2F %40 %3A",
+            hint=(
+                "--journal postgresql://USER@HOST:PORT/DATABASE; write / @ : in a password as %2F "
+                "%40 %3A"
+            ),
         ) from None
     return location
 
@@ -133,4 +141,6 @@ def _host_and_port(text: str) -> tuple[str, str]:
 
 def _host_of_query(query: str) -> str:
     """Return the host, or the folder of the socket, that the query of a URL names."""
-    return "&".join(sorted(part for part in query.split("&") if part.startswith(("host=", "port=", "dbname="))))
+    return "&".join(
+        sorted(part for part in query.split("&") if part.startswith(("host=", "port=", "dbname=")))
+    )

@@ -49,7 +49,9 @@ def forget(location: Location, numbers: Sequence[int]) -> None:
     """
     with _changing(location) as database:
         for number in numbers:
-            database.execute("UPDATE run SET forgotten = 1 WHERE number = :number", {"number": number})
+            database.execute(
+                "UPDATE run SET forgotten = 1 WHERE number = :number", {"number": number}
+            )
 
 
 def old_runs(location: Location, keep_s: float) -> Old:
@@ -82,7 +84,8 @@ def remove_old(location: Location, keep_s: float) -> int:
 def _old(database: Database, keep_s: float) -> tuple[list[str], int]:
     """Return the old runs, and how many others are as old but may be alive."""
     now = database.now()
-    old, not_ended = list[str](), 0
+    old = list[str]()
+    not_ended = 0
     for session, host, last_at, is_ended in database.query(_QUIET, {"moment": now - keep_s}):
         alive = is_alive(session, host)
         if alive or (alive is None and not is_ended and last_at >= now - _UNHEARD_S):

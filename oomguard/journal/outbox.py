@@ -45,11 +45,21 @@ class Outbox:
 
     def begin(self, record: Record) -> None:
         """Write that an attempt begins; raises OSError if the disk is full or gone."""
-        self._append({"kind": "begin", "session": record.session, "number": record.number, "fields": _fields(record)})
+        self._append(
+            {
+                "kind": "begin",
+                "session": record.session,
+                "number": record.number,
+                "fields": _fields(record),
+            }
+        )
 
     def end(self, begun: Record, ended: Ended, *, in_full: bool = False) -> None:
         """Write how an attempt ended, ``in_full`` also how it began; may raise as ``begin``."""
-        ran = None if ended.ran is None else _fields(ended.ran)
+        if ended.ran is None:
+            ran = None
+        else:
+            ran = _fields(ended.ran)
         row = {
             "kind": "end",
             "session": begun.session,
@@ -59,8 +69,11 @@ class Outbox:
         self._append(row | ({"begun": _fields(begun)} if in_full else {}))
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        line, before = _line({"form": FORM, **row}), os.fstat(self.fd).st_size
-        if os.write(self.fd, line) != len(line):  # the disk is full: half a line would spoil the next one
+        line = _line({"form": FORM, **row})
+        before = os.fstat(self.fd).st_size
+        if os.write(self.fd, line) != len(
+            line
+        ):  # the disk is full: half a line would spoil the next one
             os.ftruncate(self.fd, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
@@ -90,7 +103,9 @@ def delivered_of(path: Path, fd: int) -> int:
     """Return up to which byte a file is known to be delivered."""
     with contextlib.suppress(OSError, ValueError):
         end = int(path.with_suffix(".delivered").read_bytes())
-        return end if 0 <= end <= os.fstat(fd).st_size else 0
+        if 0 <= end <= os.fstat(fd).st_size:
+            return end
+        return 0
     return 0
 
 
@@ -113,7 +128,9 @@ def _locked(path: Path) -> int:
 
 @contextlib.contextmanager
 def left_behind(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
-    """Yield path and descriptor of each file whose writer is gone, oldest first, locked meanwhile."""
+    """Yield path and descriptor of each file whose writer is gone, oldest first, locked
+    meanwhile.
+    """
 
     def each() -> Generator[tuple[Path, int], None, None]:
         for path in waiting(folder):
@@ -161,7 +178,10 @@ def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
             row = json.loads(line)
             if isinstance(row, dict):
                 if row.get("form") != FORM:
-                    raise ValueError(f"written in form {row.get('form')} by another oomguard, this one reads {FORM}")
+                    raise ValueError(
+                        f"written in form {row.get('form')} by another oomguard, this one reads "
+                        f"{FORM}"
+                    )
                 rows.append(row)
     return rows, start + len(whole)
 

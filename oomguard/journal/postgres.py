@@ -50,10 +50,13 @@ _PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*")
 class PostgresDatabase(Database):
     """A connection to a shared journal."""
 
-    order = "attempt.started_at, attempt.id"  # rows arrive late; their times are by the server's clock
+    order = (
+        "attempt.started_at, attempt.id"  # rows arrive late; their times are by the server's clock
+    )
 
     def __init__(self, connection: psycopg.Connection[Any], *, read_only: bool) -> None:
-        self._connection, self._read_only = connection, read_only
+        self._connection = connection
+        self._read_only = read_only
 
     def query(self, sql: str, values: Mapping[str, Any] = NONE) -> list[tuple[Any, ...]]:  # noqa: D102
         with self._plain_errors():
@@ -69,7 +72,9 @@ class PostgresDatabase(Database):
             yield
 
     def now(self) -> float:  # noqa: D102
-        ((now,),) = self.query("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+        ((now,),) = self.query(
+            "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+        )
         return float(now)
 
     def _run(self, sql: str, values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
@@ -91,7 +96,8 @@ class PostgresDatabase(Database):
         """Return what a database administrator has to grant, or which server to use."""
         if error.sqlstate == _READ_ONLY:
             return (
-                "the server is read-only, like a standby: name the one that writes, or several, --journal "
+                "the server is read-only, like a standby: name the one that writes, or several, "
+                "--journal "
                 "'postgresql://USER@HOST1,HOST2/DATABASE?target_session_attrs=read-write'"
             )
         if error.sqlstate != _DENIED:
@@ -100,10 +106,15 @@ class PostgresDatabase(Database):
         if not _PLAIN_NAME.fullmatch(user):
             user = '"{}"'.format(user.replace('"', '""'))
         on = "ALL TABLES IN SCHEMA oomguard"
-        if not self._read_only and "database" in str(error):  # the schema is missing, and this user may not create it
+        if not self._read_only and "database" in str(
+            error
+        ):  # the schema is missing, and this user may not create it
             grants = [f"CREATE SCHEMA oomguard AUTHORIZATION {user}"]
         elif self._read_only:
-            grants = [f"GRANT USAGE ON SCHEMA oomguard TO {user}", f"GRANT SELECT ON {on} TO {user}"]
+            grants = [
+                f"GRANT USAGE ON SCHEMA oomguard TO {user}",
+                f"GRANT SELECT ON {on} TO {user}",
+            ]
         else:
             grants = [
                 f"GRANT USAGE ON SCHEMA oomguard TO {user}",
@@ -134,7 +145,8 @@ def open_server(
         from psycopg.conninfo import conninfo_to_dict
     except ImportError:
         raise JournalError(
-            "a journal in PostgreSQL needs psycopg, which is not installed", hint=install_hint("postgres")
+            "a journal in PostgreSQL needs psycopg, which is not installed",
+            hint=install_hint("postgres"),
         ) from None
     try:
         given = conninfo_to_dict(location.url)
@@ -143,16 +155,25 @@ def open_server(
         raise UsageError(f"--journal {location}: {mask(str(error).strip())}", hint=hint) from None
     options = f"-c search_path={_SCHEMA} -c statement_timeout={round(max(wait_s, 1) * 1000)}"
     connect_s = round(min(max(wait_s, 2), _CONNECT_S))
-    arguments: dict[str, Any] = {"connect_timeout": connect_s, "application_name": "oomguard", **_KEEPALIVES}
+    arguments: dict[str, Any] = {
+        "connect_timeout": connect_s,
+        "application_name": "oomguard",
+        **_KEEPALIVES,
+    }
     arguments |= {name: value for name, value in given.items() if value is not None}
-    arguments["options"] = f"{given['options']} {options}" if given.get("options") else options
+    if given.get("options"):
+        arguments["options"] = f"{given['options']} {options}"
+    else:
+        arguments["options"] = options
     try:
         connection = psycopg.connect(**arguments, autocommit=True)
     except psycopg.Error as error:
         raise _journal_error(error, None) from error
     with contextlib.closing(connection):
         database = PostgresDatabase(connection, read_only=read_only)
-        if read_only:  # not in the options: libpq would take a server that can be written to for a standby
+        if (
+            read_only
+        ):  # not in the options: libpq would take a server that can be written to for a standby
             database.execute("SET default_transaction_read_only = on")
         yield database
 
@@ -166,8 +187,14 @@ def version_of(database: PostgresDatabase) -> int:
     columns = set(database.query(_COLUMNS))
     if not columns:
         return 0
-    rows = database.query(_VERSION) if ("alembic_version", "version_num") in columns else []
-    version = str(rows[0][0]) if rows else ""
+    if ("alembic_version", "version_num") in columns:
+        rows = database.query(_VERSION)
+    else:
+        rows = []
+    if rows:
+        version = str(rows[0][0])
+    else:
+        version = ""
     if columns >= _OF_A_JOURNAL and version.isdecimal():
         return require_readable(int(version))
     tables = ", ".join(sorted({table for table, _column in columns}))
@@ -185,7 +212,9 @@ def prepare(database: PostgresDatabase) -> None:
     Raises:
         JournalError: as ``version_of``, or it cannot be written.
     """
-    if version_of(database) == SCHEMA_VERSION:  # without the lock: writers would wait for one another
+    if (
+        version_of(database) == SCHEMA_VERSION
+    ):  # without the lock: writers would wait for one another
         return
     database.execute(_LOCK)
     if not database.query(_HAS_SCHEMA):

@@ -15,23 +15,34 @@ from oomguard.core.files import open_regular
 from oomguard.core.incident import Attempt
 from oomguard.core.past_runs import STOP_STATUSES, PastAttempt, PastRun
 from oomguard.core.process_state import status_in_words
-from oomguard.journal.codec import incident_of, listed, mapped, numbers_of, patch_of, values_of, words_of
+from oomguard.journal.codec import (
+    incident_of,
+    listed,
+    mapped,
+    numbers_of,
+    patch_of,
+    values_of,
+    words_of,
+)
 from oomguard.journal.database import MOST_VALUES, SCHEMA_VERSION, Database, in_parts, one_of
 from oomguard.journal.location import JournalUrl, Location, default_path
 
 _BUSY_S: Final = 10.0
 _ELSEWHERE: Final = "--journal PATH names another one"
 _AWAY: Final = (
-    "what runs write meanwhile waits on their machines: the next run there delivers it, or oomguard history --deliver"
+    "what runs write meanwhile waits on their machines: the next run there delivers it, or "
+    "oomguard history --deliver"
 )
 _COMMANDS_AT_ONCE: Final = 10_000
 _MOST: Final = 2**63 - 1
 _RUN: Final = (
-    "run.number, run.session, run.original, run.folder, run.engine, run.engine_version, run.model, run.device,"
+    "run.number, run.session, run.original, run.folder, run.engine, run.engine_version, run.model, "
+    "run.device,"
     " run.forgotten, run.who, run.host"
 )
 _ATTEMPT: Final = (
-    "session, number, command, settings, patches, predicted, measured, started_at, ended_at, exit_status, error,"
+    "session, number, command, settings, patches, predicted, measured, started_at, ended_at, "
+    "exit_status, error,"
     " CAST(incident AS text)"
 )
 # The last attempt decides whether a run failed.
@@ -44,7 +55,9 @@ WHERE a.session = run.session AND a.ended_at IS NOT NULL
 
 
 @contextlib.contextmanager
-def open_journal(location: Location | None = None, *, busy_s: float = _BUSY_S) -> Iterator[Database | None]:
+def open_journal(
+    location: Location | None = None, *, busy_s: float = _BUSY_S
+) -> Iterator[Database | None]:
     """Open a journal for reading, without changing it.
 
     An older file is copied into memory and migrated there. Yields None if the user's own file does
@@ -94,7 +107,10 @@ def _open_shared(location: JournalUrl, wait_s: float) -> Iterator[Database | Non
         if 0 < version < SCHEMA_VERSION:
             raise JournalError(
                 f"its tables are of schema {version}, this oomguard reads {SCHEMA_VERSION}",
-                hint="the next oomguard run that writes there migrates them, or: oomguard history --deliver",
+                hint=(
+                    "the next oomguard run that writes there migrates them, or: oomguard history "
+                    "--deliver"
+                ),
             )
         yield database if version else None
 
@@ -104,13 +120,16 @@ def _hint(where: Location, error: str) -> str:
         return _AWAY
     if "locked" in error or "busy" in error:
         return "another program locks it; try again when that has ended"
-    return _damaged(where) if "malformed" in error else _ELSEWHERE
+    if "malformed" in error:
+        return _damaged(where)
+    return _ELSEWHERE
 
 
 def _damaged(where: Location) -> str:
     if isinstance(where, JournalUrl):
         return "another program has written it"
-    old, new = shlex.quote(str(where)), shlex.quote(f"{where}.damaged")
+    old = shlex.quote(str(where))
+    new = shlex.quote(f"{where}.damaged")
     return f"it is damaged; move it away, and the next run begins a new one: mv {old} {new}"
 
 
@@ -139,7 +158,10 @@ def each_run(database: Database, asked: Asked, *, limit: int | None = None) -> I
     Raises:
         JournalError: the database is damaged, locked or away.
     """
-    left = _MOST if limit is None else limit
+    if limit is None:
+        left = _MOST
+    else:
+        left = limit
     while left > 0:
         runs = past_runs(database, asked, limit=min(left, MOST_VALUES))
         yield from runs
@@ -206,14 +228,19 @@ def _select(database: Database, columns: str, asked: Asked, limit: int) -> list[
     return database.query(sql, values)
 
 
-def _attempts(database: Database, sessions: list[str], *, in_full: bool) -> dict[str, tuple[PastAttempt, ...]]:
+def _attempts(
+    database: Database, sessions: list[str], *, in_full: bool
+) -> dict[str, tuple[PastAttempt, ...]]:
     found: dict[str, tuple[PastAttempt, ...]] = {}
     for part in in_parts(sessions):
         chosen, values = one_of(part)
         sql = f"SELECT {_ATTEMPT} FROM attempt WHERE session IN {chosen} ORDER BY session, number"  # noqa: S608
         for session, own in groupby(database.query(sql, values), key=lambda row: row[0]):
             attempts = [_attempt(row, in_full=in_full) for row in own]
-            found[session] = (*(replace(past, is_followed=True) for past in attempts[:-1]), attempts[-1])
+            found[session] = (
+                *(replace(past, is_followed=True) for past in attempts[:-1]),
+                attempts[-1],
+            )
     return found
 
 
@@ -224,8 +251,22 @@ def _run(row: Sequence[Any], attempts: tuple[PastAttempt, ...]) -> PastRun:
 
 
 def _attempt(row: Sequence[Any], *, in_full: bool) -> PastAttempt:
-    _, number, command, settings, patches, predicted, measured, began_at, ended_at, status, error, incident = row
-    failure, why = mapped(incident), str(error or "")
+    (
+        _,
+        number,
+        command,
+        settings,
+        patches,
+        predicted,
+        measured,
+        began_at,
+        ended_at,
+        status,
+        error,
+        incident,
+    ) = row
+    failure = mapped(incident)
+    why = str(error or "")
     ranks = failure.get("ranks")
     if not in_full:  # a list shows kind, cause and ranks; an incident holds pages of evidence
         failure = {name: failure[name] for name in ("kind", "causes") if name in failure}
@@ -240,4 +281,6 @@ def _attempt(row: Sequence[Any], *, in_full: bool) -> PastAttempt:
         numbers_of(mapped(measured)),
         ranks if isinstance(ranks, dict) else None,
     )
-    return PastAttempt(attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why)
+    return PastAttempt(
+        attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why
+    )

@@ -52,10 +52,15 @@ class Record:
     host: str | None = None
 
     def after(self, first: Record | None) -> Record:
-        """Return it with the run's fields of its first attempt, in case that run has been removed."""
+        """Return it with the run's fields of its first attempt, in case that run has
+        been removed.
+        """
         if first is None or first.session != self.session or self.original:
             return self
-        told = {name: getattr(first, name) for name in ("folder", "files", "hides_secrets_alone", "who", "host")}
+        told = {
+            name: getattr(first, name)
+            for name in ("folder", "files", "hides_secrets_alone", "who", "host")
+        }
         return replace(self, original=first.original or first.command, **told)
 
 

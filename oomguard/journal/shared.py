@@ -61,7 +61,9 @@ class SharedJournal:
     @property
     def path(self) -> Path:
         """The file that it writes."""
-        return self.location.outbox if self._outbox is None else self._outbox.path
+        if self._outbox is None:
+            return self.location.outbox
+        return self._outbox.path
 
     def begin(self, record: Record) -> Record:
         """Write an attempt that starts now, and return its record for ``end``.
@@ -70,15 +72,22 @@ class SharedJournal:
             InputError: this machine has no place to write to.
             OSError: its disk is full or gone.
         """
-        record = record if record.started_at else replace(record, started_at=time.time())
+        if not record.started_at:
+            record = replace(record, started_at=time.time())
         record = record.after(self._first)
         if self._outbox is None:
             try:
                 self._outbox = Outbox(self.location.outbox, record.session)
             except OSError as error:
-                hint = "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared journal"
-                raise InputError(f"{self.location.outbox}: {error.strerror or error}", hint=hint) from None
-            self._first, self._lock = record, LivenessLock(record.session)
+                hint = (
+                    "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared "
+                    "journal"
+                )
+                raise InputError(
+                    f"{self.location.outbox}: {error.strerror or error}", hint=hint
+                ) from None
+            self._first = record
+            self._lock = LivenessLock(record.session)
         self._outbox.begin(record)
         self._start_delivery(self._outbox)
         return record
@@ -129,7 +138,9 @@ class SharedJournal:
 
     def _last_answer(self, outbox: Outbox, until: float) -> dict[str, Any]:
         """Have the rest delivered, and return what the process answers; empty if it is late."""
-        for _ in range(2):  # one that had just left, because it was idle, did not see the last write
+        for _ in range(
+            2
+        ):  # one that had just left, because it was idle, did not see the last write
             if not outbox.undelivered:
                 return {}
             self._start_delivery(outbox)
@@ -150,6 +161,7 @@ class SharedJournal:
             self._process.kill()  # reaps it
             self._process = None
         try:
-            self._process, self._failure = DeliveryProcess(self.location, outbox.path), ""
+            self._process = DeliveryProcess(self.location, outbox.path)
+            self._failure = ""
         except OSError as error:
             self._failure = str(error)

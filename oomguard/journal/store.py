@@ -37,7 +37,8 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, busy_s: float = 10.0) -> None:
-        self.path, self._busy_s = path, busy_s
+        self.path = path
+        self._busy_s = busy_s
         self._first: Record | None = None
         self._lock: LivenessLock | None = None
         try:
@@ -46,7 +47,10 @@ class Journal:
             with open_file(path, busy_s) as database:
                 prepare(database)
         except (JournalError, OSError) as error:
-            hint = getattr(error, "hint", None) or "--journal PATH chooses another place for the journal"
+            hint = (
+                getattr(error, "hint", None)
+                or "--journal PATH chooses another place for the journal"
+            )
             raise InputError(f"{path}: {error}", hint=hint) from None
 
     def begin(self, record: Record) -> Record:
@@ -54,10 +58,12 @@ class Journal:
 
         Raises JournalError if the file is locked, full or missing.
         """
-        record = record if record.started_at else replace(record, started_at=time.time())
+        if not record.started_at:
+            record = replace(record, started_at=time.time())
         record = record.after(self._first)
         if self._lock is None or self._lock.session != record.session:
-            self._first, self._lock = record, LivenessLock(record.session)
+            self._first = record
+            self._lock = LivenessLock(record.session)
         with open_file(self.path, self._busy_s) as database, database.transaction():
             write_begin(database, record)
         return record
@@ -97,9 +103,16 @@ class Journal:
 
 
 def _record(
-    session: str, number: int, started_at: float, ended_at: float | None, exit_status: int | None, *texts: str | None
+    session: str,
+    number: int,
+    started_at: float,
+    ended_at: float | None,
+    exit_status: int | None,
+    *texts: str | None,
 ) -> Record:
-    command, settings, patches, predicted, measured, incident = [json.loads(text or "null") for text in texts]
+    command, settings, patches, predicted, measured, incident = [
+        json.loads(text or "null") for text in texts
+    ]
     return Record(
         session,
         number,

@@ -35,7 +35,11 @@ WHERE session = :session"""
 
 
 def write_begin(
-    database: Database, record: Record, clock_offset_s: float | None = None, *, has_run: bool = False
+    database: Database,
+    record: Record,
+    clock_offset_s: float | None = None,
+    *,
+    has_run: bool = False,
 ) -> None:
     """Write an attempt that begins, and its run if that is missing; what is there stays as it is.
 
@@ -70,7 +74,9 @@ def write_begin(
     database.execute(_BEGIN, attempt)
 
 
-def write_end(database: Database, session: str, number: int, ended: Ended, clock_offset_s: float = 0.0) -> bool:
+def write_end(
+    database: Database, session: str, number: int, ended: Ended, clock_offset_s: float = 0.0
+) -> bool:
     """Complete an attempt; return whether it is there.
 
     Args:
@@ -80,8 +86,14 @@ def write_end(database: Database, session: str, number: int, ended: Ended, clock
         ended: how it ended.
         clock_offset_s: as for ``write_begin``.
     """
-    incident = None if ended.incident is None else json_line(plain_value(ended.incident))
-    chosen = json_line(plain_value(ended.set_by_user)) if ended.set_by_user else None
+    if ended.incident is None:
+        incident = None
+    else:
+        incident = json_line(plain_value(ended.incident))
+    if ended.set_by_user:
+        chosen = json_line(plain_value(ended.set_by_user))
+    else:
+        chosen = None
     values = {
         "session": session,
         "number": number,

@@ -1,8 +1,10 @@
-"""What identifies a computation: results of another model, other settings or another function are never taken for its own.
+"""What identifies a computation: results of another model, other settings or another function are
+never taken for its own.
 
-What the user says of it (``identity``) counts, beside the function's module and name, what it closes over and what ``functools.partial``
-bound; its code, and what it reads from its module, are noted with the results, so that an edit is told. Where nothing is said, code and
-what it reads count themselves, with the names of the models that it uses.
+What the user says of it (``identity``) counts, beside the function's module and name, what it
+closes over and what ``functools.partial`` bound; its code, and what it reads from its module, are
+noted with the results, so that an edit is told. Where nothing is said, code and what it reads count
+themselves, with the names of the models that it uses.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 from oomguard.probe import torch_memory
 
-# What a function does and reads: its code, that of the helpers in its module, and the values that they read from around them.
+# What a function does and reads: its code, that of the helpers in its module, and the values that
+# they read from around them.
 
 _STORES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
 _ADDING: Final = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
@@ -36,18 +39,23 @@ class FunctionCode:
     """What is read of a function.
 
     Attributes:
-        closed: what it closes over, and its arguments' defaults, by name; what it counts up itself, or writes into, is not among them.
+        closed: what it closes over, and its arguments' defaults, by name; what it counts up itself,
+            or writes into, is not among them.
         around: what it reads from its module.
 
     Args:
         function: the function.
-        decorators: the functions that ``functools.wraps`` made of it; those of other modules count by what they close over.
+        decorators: the functions that ``functools.wraps`` made of it; those of other modules count
+            by what they close over.
     """
 
-    def __init__(self, function: types.FunctionType, decorators: Iterable[types.FunctionType] = ()) -> None:
+    def __init__(
+        self, function: types.FunctionType, decorators: Iterable[types.FunctionType] = ()
+    ) -> None:
         self.closed: Values = {}
         self.around: Values = {}
-        self._code, self._seen = blake2b(digest_size=16), {function, *decorators}
+        self._code = blake2b(digest_size=16)
+        self._seen = {function, *decorators}
         self._read(function)
         for decorator in decorators:
             if decorator.__globals__ is function.__globals__:
@@ -65,7 +73,9 @@ class FunctionCode:
         self._take(self.closed, _closed(function), function)
         self._take(self.around, _from_module(function), function)
 
-    def _take(self, values: Values, read: Iterator[tuple[str, Any]], reader: types.FunctionType) -> None:
+    def _take(
+        self, values: Values, read: Iterator[tuple[str, Any]], reader: types.FunctionType
+    ) -> None:
         for name, value in read:
             if isinstance(value, types.FunctionType):
                 if value.__module__ == reader.__module__ and value not in self._seen:
@@ -76,15 +86,21 @@ class FunctionCode:
 
 
 def plain_function(function: Callable[..., Any]) -> types.FunctionType | None:
-    """Return the function in Python that a method or an object runs when it is called; None of what is written in another language."""
+    """Return the function in Python that a method or an object runs when it is called; None of what
+    is written in another language.
+    """
     if not isinstance(function, (types.FunctionType, types.MethodType, type)):
         function = type(function).__call__
     function = getattr(function, "__func__", function)
-    return function if isinstance(function, types.FunctionType) else None
+    if isinstance(function, types.FunctionType):
+        return function
+    return None
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, (str, bytes, int, float)) and one == other)
+    return one is other or (
+        type(one) is type(other) and isinstance(one, (str, bytes, int, float)) and one == other
+    )
 
 
 def _told(function: types.FunctionType) -> bytes:
@@ -92,16 +108,25 @@ def _told(function: types.FunctionType) -> bytes:
     told: list[Any] = []
     for part in _codes(function.__code__):
         consts = [const for const in part.co_consts if not _is_code(const)]
-        if part is function.__code__ and function.__doc__ is not None and function.__doc__ in consts[:1]:
+        if (
+            part is function.__code__
+            and function.__doc__ is not None
+            and function.__doc__ in consts[:1]
+        ):
             consts[0] = None
-        plain = [sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const) for const in consts]
+        plain = [
+            sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const)
+            for const in consts
+        ]
         told.append((part.co_code, part.co_names, plain))
     return repr(told).encode("utf-8", "surrogatepass")
 
 
 def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function takes along from where it was made."""
-    code, defaults, stored = function.__code__, function.__defaults__ or (), _stored(function)
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    stored = _stored(function)
     names = code.co_varnames[: code.co_argcount]
     yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
@@ -114,15 +139,23 @@ def _closed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _from_module(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    names = {name for code in _codes(function.__code__) for name in code.co_names} - _stored(function)
-    yield from ((name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__)
+    names = {name for code in _codes(function.__code__) for name in code.co_names} - _stored(
+        function
+    )
+    yield from (
+        (name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__
+    )
 
 
 def _stored(function: types.FunctionType) -> set[str]:
-    """Return the names around a function that it assigns itself, or whose content it writes: ``seen.append(x)``, ``seen[x] = 1``."""
+    """Return the names around a function that it assigns itself, or whose content it writes:
+    ``seen.append(x)``, ``seen[x] = 1``.
+    """
     stored: set[str] = set()
     for code in _codes(function.__code__):
-        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
+        steps = [
+            step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")
+        ]
         for place, step in enumerate(steps):
             reads = step.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
             if step.opname in _STORES or (reads and _writes(steps[place + 1 :])):
@@ -132,7 +165,10 @@ def _stored(function: types.FunctionType) -> set[str]:
 
 def _writes(steps: list[dis.Instruction]) -> bool:
     """Return whether the steps after a value was read write into it."""
-    first = steps[0] if steps else None
+    if steps:
+        first = steps[0]
+    else:
+        first = None
     if first is not None and first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         return first.argval in (*_ADDING, *_TAKING)
     for step in steps:  # those that make a key
@@ -158,7 +194,8 @@ def _is_code(value: Any) -> bool:
 
 # What a value is, as bytes that are the same in every process: equal content has an equal digest.
 #
-# JSON-able values count by their JSON (a tuple is its list), tensors and arrays by type, shape and bytes.
+# JSON-able values count by their JSON (a tuple is its list), tensors and arrays by type, shape and
+# bytes.
 
 DIGEST_BYTES: Final = 16
 
@@ -171,7 +208,8 @@ def digest(value: Any) -> bytes:
     """Return the digest of a value's content.
 
     Raises:
-        UnknownContentError: it, or something in it, is neither JSON-able nor a tensor, an array, bytes or a path.
+        UnknownContentError: it, or something in it, is neither JSON-able nor a tensor, an array,
+            bytes or a path.
     """
     if isinstance(value, str):
         text = "t" + value
@@ -180,7 +218,11 @@ def digest(value: Any) -> bytes:
             text = "j" + _encode(value)
         except UnknownContentError:
             raise
-        except (TypeError, ValueError, RecursionError) as error:  # keys of several types, a list that holds itself
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:  # keys of several types, a list that holds itself
             raise UnknownContentError(f"{_name(type(value))}: {error}") from None
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
@@ -216,14 +258,18 @@ def _tensor_bytes(tensor: Any) -> bytes:
 
 
 def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Which values are small and plain, so that they count by their content: settings, as JSON has them, and small tensors.
+# Which values are small and plain, so that they count by their content: settings, as JSON has them,
+# and small tensors.
 
 SCALARS: Final = (str, int, float, bool, bytes, type(None))
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
-# Values and containers in one value: settings have tens, and a data set that lies beside the function is not read at each call.
+# Values and containers in one value: settings have tens, and a data set that lies beside the
+# function is not read at each call.
 _MOST: Final = 1000
 _MOST_NUMBERS: Final = 2**20
 _DEEPEST: Final = 20
@@ -234,15 +280,21 @@ class NotPlainError(TypeError):
 
 
 def is_container(value: Any) -> bool:
-    """Return whether a value holds settings, as a dict, a list or the namespace of ``argparse`` does."""
-    return isinstance(value, (dict, list, tuple, set, frozenset, *_NAMESPACES)) or _numbers(value) is not None
+    """Return whether a value holds settings, as a dict, a list or the namespace of ``argparse``
+    does.
+    """
+    return (
+        isinstance(value, (dict, list, tuple, set, frozenset, *_NAMESPACES))
+        or _numbers(value) is not None
+    )
 
 
 def plain(value: Any) -> Any:
     """Return a value as ``digest`` takes it, with namespaces as dicts and sets in an order.
 
     Raises:
-        NotPlainError: it has more than 1,000 values, or others than texts, numbers and small tensors.
+        NotPlainError: it has more than 1,000 values, or others than texts, numbers and small
+            tensors.
     """
     left = [_MOST]
     try:
@@ -263,7 +315,10 @@ def _plain(value: Any, left: list[int], deepest: int) -> Any:
         value = vars(value)
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            pairs = [[repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)] for key, entry in value.items()]
+            pairs = [
+                [repr(_plain(key, left, 1)), _plain(entry, left, deepest - 1)]
+                for key, entry in value.items()
+            ]
             return sorted(pairs, key=lambda pair: str(pair[0]))
         return {key: _plain(entry, left, deepest - 1) for key, entry in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -284,22 +339,27 @@ def _numbers(value: Any) -> int | None:
     return None
 
 
-# What a model is, where the user does not say it: its name, values of its weights, and the settings that its modules hold.
+# What a model is, where the user does not say it: its name, values of its weights, and the settings
+# that its modules hold.
 #
-# Training and a new download change the weights, a sweep changes a module's scale or hangs a hook on it; a hook's content cannot be told.
+# Training and a new download change the weights, a sweep changes a module's scale or hangs a hook
+# on it; a hook's content cannot be told.
 
 # What a model has that a list of prompts, a lock or a logger has not.
 _OF_MODELS: Final = ("parameters", "generate")
 _NO_VALUE: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-# Values that are read of each weight: training changes nearly all, and reading all of them would take as long as loading them.
+# Values that are read of each weight: training changes nearly all, and reading all of them would
+# take as long as loading them.
 _SAMPLED: Final = 64
 _DIGEST_BYTES: Final = 8
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 # Whose hooks move weights and note outputs: they come with the model and change no result.
 _KNOWN_HOOKS: Final = frozenset({"accelerate", "oomguard", "peft", "torch", "transformers"})
-# What a forward pass itself may set: a table of positions that grew, whether bitsandbytes has chosen its type.
+# What a forward pass itself may set: a table of positions that grew, whether bitsandbytes has
+# chosen its type.
 _OWN_NOTES: Final = ("cache", "_is_set")
-# Of a module's own notes (a name that begins with "_"), those of peft that decide which adapter is used.
+# Of a module's own notes (a name that begins with "_"), those of peft that decide which adapter is
+# used.
 _COUNTED_NOTES: Final = frozenset({"_active_adapter", "_disable_adapters"})
 
 
@@ -313,29 +373,39 @@ def is_model(value: Any) -> bool:
 
 
 def model_name(value: Any) -> str:
-    """Return the name and revision of a model, with digests of values of its weights, or of its folder's files, and of its settings.
+    """Return the name and revision of a model, with digests of values of its weights, or of its
+    folder's files, and of its settings.
 
     Raises:
         UnnamedModelError: it has no name, or hooks that change what it computes.
     """
-    model = value if _is_model_itself(value) else _inner(value)
+    if _is_model_itself(value):
+        model = value
+    else:
+        model = _inner(value)
     path = getattr(model, "name_or_path", None)
     if not isinstance(path, str) or not path:
         raise UnnamedModelError(f"{type(model).__qualname__} without a name")
     if (hook := _hook(model)) is not None:
         raise UnnamedModelError(f"{type(model).__qualname__} with a forward hook, {hook}")
     revision = getattr(getattr(model, "config", None), "_commit_hash", None)
-    generation = [_generation(holder) for holder in ((model,) if model is value else (model, value))]
+    generation = [
+        _generation(holder) for holder in ((model,) if model is value else (model, value))
+    ]
     parts = (path, revision, _weights(model) or _files(Path(path)), *generation, _settings(model))
     return " ".join(str(part) for part in parts if part)
 
 
 def _is_model_itself(value: Any) -> bool:
-    return not isinstance(value, _NO_VALUE) and any(callable(getattr(value, name, None)) for name in _OF_MODELS)
+    return not isinstance(value, _NO_VALUE) and any(
+        callable(getattr(value, name, None)) for name in _OF_MODELS
+    )
 
 
 def _inner(value: Any) -> Any:
-    return None if isinstance(value, _NO_VALUE) else getattr(value, "model", None)
+    if isinstance(value, _NO_VALUE):
+        return None
+    return getattr(value, "model", None)
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
@@ -352,7 +422,9 @@ def _hook(model: Any) -> str | None:
             package = (getattr(function, "__module__", None) or "").partition(".")[0]
             if package not in _KNOWN_HOOKS:
                 name = getattr(function, "__qualname__", type(function).__qualname__)
-                return f"{name} on {place}" if place else str(name)
+                if place:
+                    return f"{name} on {place}"
+                return str(name)
     return None
 
 
@@ -362,23 +434,28 @@ def _generation(model: Any) -> str | None:
     if not callable(to_dict):
         return None
     said = {name: value for name, value in to_dict().items() if name != "transformers_version"}
-    return (
-        f"generation {_models_short(json.dumps(said, sort_keys=True, default=lambda value: type(value).__qualname__))}"
-    )
+    text = json.dumps(said, sort_keys=True, default=lambda value: type(value).__qualname__)
+    return f"generation {_models_short(text)}"
 
 
 def _settings(model: Any) -> str | None:
-    """Return a digest of the plain attributes of a model's modules, without what these note for themselves; None of other models."""
+    """Return a digest of the plain attributes of a model's modules, without what these note for
+    themselves; None of other models.
+    """
     found: list[Any] = []
     for place, module in _modules(model):
         for name, value in sorted(vars(module).items()):
-            if (name[:1] == "_" and name not in _COUNTED_NOTES) or any(part in name for part in _OWN_NOTES):
+            if (name[:1] == "_" and name not in _COUNTED_NOTES) or any(
+                part in name for part in _OWN_NOTES
+            ):
                 continue
             try:
                 found.append((place, name, digest(plain(value)).hex()))
             except (NotPlainError, UnknownContentError):
                 continue
-    return f"settings {_models_short(repr(found))}" if found else None
+    if found:
+        return f"settings {_models_short(repr(found))}"
+    return None
 
 
 def _models_short(text: str) -> str:
@@ -386,11 +463,14 @@ def _models_short(text: str) -> str:
 
 
 def _weights(model: Any) -> str | None:
-    """Return a digest of some values of each weight; None where there are none to read: another process or a disk holds them."""
+    """Return a digest of some values of each weight; None where there are none to read: another
+    process or a disk holds them.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         return None
-    told, read = blake2b(digest_size=_DIGEST_BYTES), False
+    told = blake2b(digest_size=_DIGEST_BYTES)
+    read = False
     try:
         with torch.no_grad(), torch_memory.on_host():
             for name, module in model.named_modules():
@@ -400,29 +480,51 @@ def _weights(model: Any) -> str | None:
                     values = values[:: max(1, values.numel() // _SAMPLED)].to("cpu").contiguous()
                     told.update(values.view(torch.uint8).numpy().tobytes())
                     read = True
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):  # on the meta device, of a layout without places
+    except (
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+        TypeError,
+    ):  # on the meta device, of a layout without places
         return None
-    return f"weights {told.hexdigest()}" if read else None
+    if read:
+        return f"weights {told.hexdigest()}"
+    return None
 
 
 def _models_stored(module: Any) -> list[tuple[str, Any]]:
-    """Return the weights of a module itself, as a checkpoint has them: no caches and no tables that are computed."""
-    buffers = {name: held for name, held in module._buffers.items() if name not in module._non_persistent_buffers_set}
-    return [(name, weight) for name, weight in {**module._parameters, **buffers}.items() if weight is not None]
+    """Return the weights of a module itself, as a checkpoint has them: no caches and no tables that
+    are computed.
+    """
+    buffers = {
+        name: held
+        for name, held in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+    return [
+        (name, weight)
+        for name, weight in {**module._parameters, **buffers}.items()
+        if weight is not None
+    ]
 
 
 def _files(folder: Path) -> str | None:
-    """Return a digest of names, sizes and times of the files in a model's folder; None where its name is none of a folder."""
+    """Return a digest of names, sizes and times of the files in a model's folder; None where its
+    name is none of a folder.
+    """
     try:
         files = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
     except OSError:
         return None
-    return f"files {_models_short(repr([(name, found.st_size, found.st_mtime_ns) for name, found in files]))}"
+    states = [(name, found.st_size, found.st_mtime_ns) for name, found in files]
+    return f"files {_models_short(repr(states))}"
 
 
 CODE: Final = "code of fn"
 _ANY_CODE: Final = ("code", "any")
-_SAY: Final = 'say what identifies it: identity={"model": "org/name", "revision": "main", "seed": 0}'
+_SAY: Final = (
+    'say what identifies it: identity={"model": "org/name", "revision": "main", "seed": 0}'
+)
 _MAIN: Final = ("__main__", "__mp_main__")
 # Longer lists and dicts are shown as a digest.
 _READABLE: Final = 60
@@ -437,7 +539,8 @@ class Computation:
         digest: the same for equal computations only.
         described: what it is made of, as JSON.
         name: what ``fn`` is called.
-        code: the code of ``fn`` and what it reads, as JSON, where they do not identify it; None where they do, or need not be compared.
+        code: the code of ``fn`` and what it reads, as JSON, where they do not identify it; None
+            where they do, or need not be compared.
     """
 
     digest: bytes
@@ -450,17 +553,22 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
     """Return what identifies the computation of a function.
 
     Raises:
-        UsageError: what is said of it has no content that can be told, or nothing is said and the function uses an object of which
-            nothing tells what it is.
+        UsageError: what is said of it has no content that can be told, or nothing is said and the
+            function uses an object of which nothing tells what it is.
     """
     function, bound, decorators = _unbound(fn)
-    plain, code = plain_function(function), None
+    plain = plain_function(function)
+    code = None
     is_said = identity is not None
     said = {} if identity is None else _checked(identity)
     parts: dict[str, Any] = {"function": _full_name(function)}
-    parts |= {name: _said(name, value) for name, value in said.items() if (name, value) != _ANY_CODE}
+    parts |= {
+        name: _said(name, value) for name, value in said.items() if (name, value) != _ANY_CODE
+    }
     found = {
-        name: known for name, value in bound.items() if (known := _bound(name, value, is_said=is_said)) is not None
+        name: known
+        for name, value in bound.items()
+        if (known := _bound(name, value, is_said=is_said)) is not None
     }
     if not is_said:
         found |= _read_from(function, decorators)
@@ -476,25 +584,34 @@ def computation_of(fn: Callable[..., Any], identity: Mapping[str, Any] | None) -
             values = held | _scalars(read.around) | _of_object(function) | replaced
             made = {"python": sys.implementation.cache_tag, CODE: read.digest, **values}
             code = json.dumps(made, default=str, sort_keys=True)
-    parts |= {name if name not in parts else f"{name} of fn": value for name, value in found.items()}
+    parts |= {
+        name if name not in parts else f"{name} of fn": value for name, value in found.items()
+    }
     described = json.dumps(parts, default=str, sort_keys=True)
     return Computation(digest(parts), described, _named(function).__qualname__, code)
 
 
 def differences(own: str, other: str) -> list[str]:
-    """Return in what two descriptions, or two codes, differ; the code of two Pythons is not compared."""
-    mine, others = json.loads(own), json.loads(other)
+    """Return in what two descriptions, or two codes, differ; the code of two Pythons is not
+    compared.
+    """
+    mine = json.loads(own)
+    others = json.loads(other)
     names = {name for name in {*mine, *others} if _text(mine, name) != _text(others, name)}
     if "python" in names:
         names -= {"python", CODE}
     return [
-        f"the {CODE}" if name == CODE else f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}"
+        f"the {CODE}"
+        if name == CODE
+        else f"{name} {_shown(others, mine, name)} -> {_shown(mine, others, name)}"
         for name in sorted(names)
     ]
 
 
 def _text(parts: Mapping[str, Any], name: str) -> str | None:
-    return json.dumps(parts[name], sort_keys=True) if name in parts else None
+    if name in parts:
+        return json.dumps(parts[name], sort_keys=True)
+    return None
 
 
 def _shown(parts: Mapping[str, Any], others: Mapping[str, Any], name: str) -> str:
@@ -502,18 +619,26 @@ def _shown(parts: Mapping[str, Any], others: Mapping[str, Any], name: str) -> st
     if name not in parts:
         return "(not given)"
     alike = name in others and str(parts[name]) == str(others[name])
-    return repr(parts[name]) if alike else str(parts[name])
+    if alike:
+        return repr(parts[name])
+    return str(parts[name])
 
 
 def _unbound(
     fn: Callable[..., Any],
 ) -> tuple[Callable[..., Any], dict[str, Any], list[types.FunctionType]]:
-    """Return the function below ``functools.partial`` and decorators, the arguments that are bound, and what decorators made."""
+    """Return the function below ``functools.partial`` and decorators, the arguments that are bound,
+    and what decorators made.
+    """
     bound: dict[str, Any] = {}
     decorators: list[types.FunctionType] = []
     while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
         if isinstance(fn, functools.partial):
-            bound = {f"argument {place}": value for place, value in enumerate(fn.args)} | fn.keywords | bound
+            bound = (
+                {f"argument {place}": value for place, value in enumerate(fn.args)}
+                | fn.keywords
+                | bound
+            )
             fn = fn.func
         else:
             decorators += [fn] if isinstance(fn, types.FunctionType) else []
@@ -522,18 +647,31 @@ def _unbound(
 
 
 def _named(function: Callable[..., Any]) -> Any:
-    return function if hasattr(function, "__qualname__") else type(function)
+    if hasattr(function, "__qualname__"):
+        return function
+    return type(function)
 
 
 def _full_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function with its module's; the program's own module has the name of its file."""
+    """Return the name of a function with its module's; the program's own module has the name of its
+    file.
+    """
     named = _named(function)
     module = getattr(named, "__module__", None)
     if module in _MAIN:
         main = sys.modules["__main__"]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec is not None else Path(file).stem if file else "__main__"
-    return f"{module}.{named.__qualname__}" if module else named.__qualname__
+        spec = getattr(main, "__spec__", None)
+        file = getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name
+        elif file:
+            module = Path(file).stem
+        else:
+            module = "__main__"
+    own: str = named.__qualname__
+    if module:
+        return f"{module}.{own}"
+    return own
 
 
 def _checked(identity: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -549,32 +687,44 @@ def _said(name: str, value: Any) -> Any:
     try:
         return _short(value)
     except UnknownContentError as error:
-        raise UsageError(f"identity[{name!r}] is a {error}: its content cannot be told", hint=_SAY) from None
+        raise UsageError(
+            f"identity[{name!r}] is a {error}: its content cannot be told", hint=_SAY
+        ) from None
 
 
 def _bound(name: str, value: Any, *, is_said: bool) -> Any:
     """Return what a bound argument is; None for an object that the user's own words stand for."""
     try:
-        return _model(name, value) if is_model(value) and not is_said else _short(value)
+        if is_model(value) and not is_said:
+            return _model(name, value)
+        return _short(value)
     except UnknownContentError as error:
         if is_said:
             return None
-        raise UsageError(f"fn is bound to {name}, a {error}: what identifies it is not known", hint=_SAY) from None
+        raise UsageError(
+            f"fn is bound to {name}, a {error}: what identifies it is not known", hint=_SAY
+        ) from None
 
 
 def _short(value: Any) -> Any:
     """Return a value that can be read in the description, else the digest of its content."""
     known = digest(value).hex()
     if isinstance(value, SCALARS):
-        return known if isinstance(value, bytes) else value
+        if isinstance(value, bytes):
+            return known
+        return value
     try:
         text = json.dumps(value)
     except TypeError:  # it holds bytes or a tensor
         return known
-    return json.loads(text) if len(text) <= _READABLE else known
+    if len(text) <= _READABLE:
+        return json.loads(text)
+    return known
 
 
-def _read_from(function: Callable[..., Any], decorators: Iterable[types.FunctionType]) -> dict[str, Any]:
+def _read_from(
+    function: Callable[..., Any], decorators: Iterable[types.FunctionType]
+) -> dict[str, Any]:
     """Return what a function's code, and what it reads from around it, say of the computation."""
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodType) and is_model(owner):
@@ -583,21 +733,28 @@ def _read_from(function: Callable[..., Any], decorators: Iterable[types.Function
         return {}
     if not isinstance(function, types.FunctionType):
         what = type(owner if owner is not None else function).__qualname__
-        raise UsageError(f"fn belongs to an object, a {what}: what identifies it is not known", hint=_SAY)
+        raise UsageError(
+            f"fn belongs to an object, a {what}: what identifies it is not known", hint=_SAY
+        )
     read = FunctionCode(function, decorators)
     found = {CODE: read.digest}
     for values in (read.closed, read.around):
         models = {name: _model(name, value) for name, value in values.items() if is_model(value)}
         held, unseen = _containers(values)
         counted = models | _scalars(values) | held
-        found |= {name if name not in found else f"{name} of fn": value for name, value in counted.items()}
+        found |= {
+            name if name not in found else f"{name} of fn": value for name, value in counted.items()
+        }
         _tell_of_unseen(_full_name(function), unseen)
     return found
 
 
 def _containers(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings in dicts, lists and namespaces that are small and plain, and the types of those that are not."""
-    held, unseen = dict[str, Any](), dict[str, str]()
+    """Return the settings in dicts, lists and namespaces that are small and plain, and the types of
+    those that are not.
+    """
+    held = dict[str, Any]()
+    unseen = dict[str, str]()
     for name, value in values.items():
         if is_container(value) and not _is_scalar(value):
             try:
@@ -612,7 +769,10 @@ def _tell_of_unseen(function: str, unseen: Mapping[str, str]) -> None:
     for name, kind in unseen.items():
         if (function, name) not in _told_of:
             _told_of.add((function, name))
-            what = f"fn reads {name}, a {kind} that is large or holds objects: its content does not count"
+            what = (
+                f"fn reads {name}, a {kind} that is large or holds objects: its content does not "
+                "count"
+            )
             get_logger().warning(what, fn=function, hint=_SAY)
 
 
@@ -621,15 +781,24 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, SCALARS) or (type(value) is tuple and all(isinstance(one, SCALARS) for one in value))
+    return isinstance(value, SCALARS) or (
+        type(value) is tuple and all(isinstance(one, SCALARS) for one in value)
+    )
 
 
 def _of_object(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the texts and numbers of the object whose method, or which itself, is called."""
-    owner = None if isinstance(function, types.FunctionType) else getattr(function, "__self__", function)
+    if isinstance(function, types.FunctionType):
+        owner = None
+    else:
+        owner = getattr(function, "__self__", function)
     if isinstance(owner, type) or is_model(owner):
         return {}
-    held = {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items() if name[:1] != "_"}
+    held = {
+        f"self.{name}": value
+        for name, value in getattr(owner, "__dict__", {}).items()
+        if name[:1] != "_"
+    }
     return _scalars(held)
 
 
@@ -638,5 +807,6 @@ def _model(name: str, model: Any) -> str:
         return model_name(model)
     except UnnamedModelError as error:
         raise UsageError(
-            f"fn uses {name}, a {error}: results of another model could be taken for its own", hint=_SAY
+            f"fn uses {name}, a {error}: results of another model could be taken for its own",
+            hint=_SAY,
         ) from None

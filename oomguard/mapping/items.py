@@ -1,4 +1,6 @@
-"""The items of one call of ``map``: read once, each known by its content, and found in the store where it is finished."""
+"""The items of one call of ``map``: read once, each known by its content, and found in the store
+where it is finished.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from oomguard.mapping.store import Finished, Key
 
 # Items that are looked up together; of a generator no more are read than are computed next.
 READ_AT_ONCE: Final = 800
-WAITING, FAILED = 0, -1
+WAITING = 0
+FAILED = -1
 _KEY_HINT: Final = "let key= give a text or a number, or a tuple of them"
 
 
@@ -43,27 +46,33 @@ class Items:
     """Every item that was read, by its index.
 
     Attributes:
-        rows: where each one's result is in the store; ``WAITING`` before there is one, ``FAILED`` where there will be none.
+        rows: where each one's result is in the store; ``WAITING`` before there is one, ``FAILED``
+            where there will be none.
         total: how many there will be; None for a generator of unknown length.
         settled: how many are finished or failed.
         stopped_by: what reading the next item raised, which the next read raises.
 
     Args:
-        items: what the user gave; an iterator is read as far as it is needed, and what waits is held.
+        items: what the user gave; an iterator is read as far as it is needed, and what waits is
+            held.
         key: what identifies an item; None: its content.
         finished: where results of earlier calls are.
     """
 
-    def __init__(self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: Finished) -> None:
+    def __init__(
+        self, items: Iterable[Any], key: Callable[[Any], Any] | None, finished: Finished
+    ) -> None:
         _check(items)
         if key is not None and not callable(key):
             hint = f"give a function: key=lambda item: item[{key!r}]"
             raise UsageError(f"key is a {type(key).__name__}", hint=hint)
         self._source = items if _is_indexed(items) else None
         self.total: int | None = operator.length_hint(items, -1)
-        self.total = None if self.total < 0 else self.total
+        if self.total < 0:
+            self.total = None
         self._iterator = _iterate(items)
-        self._key, self._finished = key, finished
+        self._key = key
+        self._finished = finished
         self.rows = array("q")
         self._digests = bytearray()
         self._held: dict[int, Any] = {}
@@ -79,11 +88,14 @@ class Items:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether all of them are there: they are read before the first is computed, so that a mistake in the last is told first."""
+        """Whether all of them are there: they are read before the first is computed, so that a
+        mistake in the last is told first.
+        """
         return self._source is not None
 
     def read(self, most: int = READ_AT_ONCE) -> bool:
-        """Read the next items, at most so many, and look them up in the store; return whether one of them waits.
+        """Read the next items, at most so many, and look them up in the store; return whether one
+        of them waits.
 
         Raises:
             UsageError: an item's content cannot be told, or two have the same key.
@@ -97,7 +109,9 @@ class Items:
         self.settled += len(found)
         self._digests += b"".join(key[0] for key in keys)
         if self._source is None:
-            self._held.update({start + place: item for place, item in enumerate(new) if keys[place] not in found})
+            self._held.update(
+                {start + place: item for place, item in enumerate(new) if keys[place] not in found}
+            )
         if self.all_read:
             self.total = len(self.rows)
             self._seen.clear()
@@ -123,7 +137,9 @@ class Items:
         return bytes(self._digests[at : at + DIGEST_BYTES]), self._occurrences.get(index, 0)
 
     def shown_key(self, index: int) -> str:
-        """Return an item's key to show: what ``key`` gave, else its digest and, from the second equal one on, its number."""
+        """Return an item's key to show: what ``key`` gave, else its digest and, from the second
+        equal one on, its number.
+        """
         if self._key is not None and (self._source is not None or index in self._held):
             return str(self._key(self[index]))
         item, occurrence = self.key_of(index)
@@ -145,7 +161,9 @@ class Items:
             return known, 0
         if self._key is not None:
             raise self._same_key(index, item)
-        occurrence = self._occurrences[index] = self._seen_again[known] = self._seen_again.get(known, 0) + 1
+        occurrence = self._occurrences[index] = self._seen_again[known] = (
+            self._seen_again.get(known, 0) + 1
+        )
         return known, occurrence
 
     def _key_given(self, index: int, item: Any) -> Any:
@@ -156,20 +174,28 @@ class Items:
             add_note(error, f"oomguard: raised by key= for items[{index}]")
             raise
         if key is None or isinstance(key, (list, dict)):
-            shown = "None" if key is None else f"a {type(key).__name__}"
+            if key is None:
+                shown = "None"
+            else:
+                shown = f"a {type(key).__name__}"
             raise UsageError(f"the key of items[{index}] is {shown}", hint=_KEY_HINT)
         if isinstance(key, float) and math.isnan(key):
             raise UsageError(
-                f"the key of items[{index}] is NaN, which is like no other number, itself included", hint=_KEY_HINT
+                f"the key of items[{index}] is NaN, which is like no other number, itself included",
+                hint=_KEY_HINT,
             )
         return key
 
     def _same_key(self, index: int, item: Any) -> UsageError:
         assert self._key is not None  # noqa: S101 - asked for keys only
-        key, before = self._key(item), None
+        key = self._key(item)
+        before = None
         if self._source is not None:
             before = next((i for i in range(index) if self._key(self._source[i]) == key), None)  # type: ignore[index]
-        first = "an earlier item" if before is None else f"items[{before}]"
+        if before is None:
+            first = "an earlier item"
+        else:
+            first = f"items[{before}]"
         hint = "give each item its own key, or leave key= out: equal items then have a result each"
         return UsageError(f"items[{index}] has the same key as {first}: {key!r}", hint=hint)
 
@@ -181,20 +207,30 @@ def _unidentified(index: int, error: UnknownContentError, *, has_key: bool) -> U
             hint=_KEY_HINT,
         )
     hint = "say what identifies an item: key=lambda item: item.id"
-    return UsageError(f"items[{index}] is, or holds, a {error}: its content cannot be told", hint=hint)
+    return UsageError(
+        f"items[{index}] is, or holds, a {error}: its content cannot be told", hint=hint
+    )
 
 
 def _check(items: Any) -> None:
-    if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or _is_indexed(items)):
+    if isinstance(items, (str, bytes, Mapping)) or not (
+        hasattr(items, "__iter__") or _is_indexed(items)
+    ):
         hint = "a list, or another iterable, of items: [text], list(table.items())"
         raise UsageError(f"items is a {type(items).__name__}", hint=hint)
 
 
 def _iterate(items: Any) -> Iterator[Any]:
     """Yield the items; by their places where nothing else tells where they end."""
-    return iter(items) if hasattr(items, "__iter__") else (items[place] for place in range(len(items)))
+    if hasattr(items, "__iter__"):
+        return iter(items)
+    return (items[place] for place in range(len(items)))
 
 
 def _is_indexed(items: Any) -> bool:
-    """Return whether ``items[place]`` is the item at a place; a table's is the one of that label."""
-    return hasattr(items, "__getitem__") and hasattr(items, "__len__") and not hasattr(items, "iloc")
+    """Return whether ``items[place]`` is the item at a place; a table's is the one of
+    that label.
+    """
+    return (
+        hasattr(items, "__getitem__") and hasattr(items, "__len__") and not hasattr(items, "iloc")
+    )

@@ -1,4 +1,6 @@
-"""What one call of ``map`` is asked to do, checked before anything is computed, and the store opened for it."""
+"""What one call of ``map`` is asked to do, checked before anything is computed, and the store
+opened for it.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,20 @@ class Job:
         """
         if not callable(fn):
             hint = "give a function that takes a list of items and returns one result for each"
-            raise UsageError("fn is None" if fn is None else f"fn is a {type(fn).__name__}", hint=hint)
+            raise UsageError(
+                "fn is None" if fn is None else f"fn is a {type(fn).__name__}", hint=hint
+            )
         for name in ("batch_size", "clear_cache_every"):
             value = options.get(name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
                 raise SettingError(f"{name}={value!r}", hint="a number of items from 1, or None")
         on_error = options.get("on_error", "raise")
         if on_error not in _ON_ERROR:
-            raise SettingError(f"on_error={on_error!r}", hint='on_error="raise" or on_error="record"')
+            raise SettingError(
+                f"on_error={on_error!r}", hint='on_error="raise" or on_error="record"'
+            )
         if not isinstance(shown := options.get("progress", True), bool):
             raise SettingError(f"progress={shown!r}", hint="progress=True or progress=False")
         for name in ("encode", "decode"):
@@ -115,11 +123,19 @@ class Job:
 
     def in_order(self, call: Call, items: Iterable[Any]) -> Iterator[Any]:
         """Yield each result as soon as it and those before it are there."""
-        with self._open(call, items) as (work, _), contextlib.closing(Reader(self.path, self.codec)) as reader:
-            rows, given = work.items.rows, 0
+        with (
+            self._open(call, items) as (work, _),
+            contextlib.closing(Reader(self.path, self.codec)) as reader,
+        ):
+            rows = work.items.rows
+            given = 0
             for _ in itertools.chain(work.steps(), (None,)):  # once more after the last
                 while given < len(rows) and work.look(given):
-                    yield work.failed[given] if rows[given] == FAILED else reader.read([rows[given]])[0]
+                    yield (
+                        work.failed[given]
+                        if rows[given] == FAILED
+                        else reader.read([rows[given]])[0]
+                    )
                     given += 1
 
     @contextmanager
@@ -132,24 +148,35 @@ class Job:
         ):
             computation = store.number(self.computation)
             counts = store.counts()
-            own, others = counts.pop(computation, 0), sum(counts.values())
+            own = counts.pop(computation, 0)
+            others = sum(counts.values())
             if store.network is not None:
                 hint = "let no second machine work on it; a local disk is faster"
                 get_logger().warning(
-                    "the store is on a network folder", file_system=store.network, path=self.path, hint=hint
+                    "the store is on a network folder",
+                    file_system=store.network,
+                    path=self.path,
+                    hint=hint,
                 )
             if others and not own:
                 _tell_of_others(self.computation, map(store.described, counts), others)
             if own and (code := self.computation.code) is not None:
                 _tell_of_code(code, store.codes(computation), own)
             finished = Finished(store, computation, own)
-            size, found = BatchSize(self.batch_size), Items(items, self.key, finished)
+            size = BatchSize(self.batch_size)
+            found = Items(items, self.key, finished)
             call = self._noting(call, store, computation)
-            yield Work(call, found, store, computation, claims, self.codec, size, self.ways, progress), others
+            yield (
+                Work(
+                    call, found, store, computation, claims, self.codec, size, self.ways, progress
+                ),
+                others,
+            )
 
     def _noting(self, call: Call, store: Store, computation: int) -> Call:
         """Return ``call`` so that its code is noted before the first results of it are stored."""
-        code, noted = self.computation.code, list[bool]()
+        code = self.computation.code
+        noted = list[bool]()
 
         def noting(batch: list[Any]) -> Any:
             if code is not None and not noted:
@@ -162,23 +189,47 @@ class Job:
 
 
 def _path(store: Any) -> Path:
-    """Return the absolute path of a store: results are read from it later, wherever the program works then."""
-    if not isinstance(store, (str, PathLike)) or not isinstance(os.fspath(store), str) or not os.fspath(store):
-        raise UsageError(f"store is {store!r}", hint='give the path of a file: store="results.sqlite"')
+    """Return the absolute path of a store: results are read from it later, wherever the program
+    works then.
+    """
+    if (
+        not isinstance(store, (str, PathLike))
+        or not isinstance(os.fspath(store), str)
+        or not os.fspath(store)
+    ):
+        raise UsageError(
+            f"store is {store!r}", hint='give the path of a file: store="results.sqlite"'
+        )
     if isinstance(store, str) and (store == ":memory:" or store.startswith("file:")):
-        hint = f'give the path of a file: store="results.sqlite"; store="./{store}" where it is called so'
-        raise StoreError(f"store is {store!r}, of SQLite: a store is a file, which outlives the program", hint=hint)
+        hint = (
+            f'give the path of a file: store="results.sqlite"; store="./{store}" where it is '
+            "called so"
+        )
+        raise StoreError(
+            f"store is {store!r}, of SQLite: a store is a file, which outlives the program",
+            hint=hint,
+        )
     path = Path(store).absolute()
     for name in (path.name, path.name + _LONGEST_ENDING):
         try:
             path.with_name(name).lstat()
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
-                amiss = "is too long" if isinstance(error, OSError) else "has a null byte in it"
-                shown = str(store) if len(str(store)) <= _SHOWN else f"{str(store)[:_SHOWN]}..."
-                raise StoreError(f"the name {shown!r} {amiss}", hint='give another: store="results.sqlite"') from None
+                if isinstance(error, OSError):
+                    amiss = "is too long"
+                else:
+                    amiss = "has a null byte in it"
+                if len(str(store)) <= _SHOWN:
+                    shown = str(store)
+                else:
+                    shown = f"{str(store)[:_SHOWN]}..."
+                raise StoreError(
+                    f"the name {shown!r} {amiss}", hint='give another: store="results.sqlite"'
+                ) from None
     if path.is_dir():
-        raise StoreError(f"{path}: it is a folder", hint=f'give a file in it: store="{path / "results.sqlite"}"')
+        raise StoreError(
+            f"{path}: it is a folder", hint=f'give a file in it: store="{path / "results.sqlite"}"'
+        )
     if not path.parent.exists():
         hint = f"mkdir -p {shlex.quote(str(path.parent))}"
         raise StoreError(f"{path}: the folder {path.parent} is not there", hint=hint)
@@ -195,15 +246,21 @@ def _opened(path: Path, claims: Claims) -> Store:
 
 
 def _tell_of_others(own: Computation, others: Iterable[str], count: int) -> None:
-    """Say in what a computation without results differs from the one in the store that is most like it."""
-    nearest, name = list[str](), ""
+    """Say in what a computation without results differs from the one in the store that is most like
+    it.
+    """
+    nearest = list[str]()
+    name = ""
     for other in others:
         found = differences(own.described, other)
         if not nearest or len(found) <= len(nearest):  # of several, the last one that was made
-            nearest, name = found, json.loads(other)["function"]
+            nearest = found
+            name = json.loads(other)["function"]
     told = {"others": count, "differs": "; ".join(nearest)}
     if own.code is not None and len(nearest) == 1 and nearest[0].startswith("function "):
-        told["hint"] = f'identity={{"function": "{name}", ...}} goes on with them, where only the name changed'
+        told["hint"] = (
+            f'identity={{"function": "{name}", ...}} goes on with them, where only the name changed'
+        )
     get_logger().warning("no result of this computation is in the store", **told)
 
 
@@ -212,7 +269,8 @@ def _tell_of_code(own: str, codes: Iterable[str], count: int) -> None:
     found = next((found for code in codes if (found := differences(own, code))), None)
     if found is not None:
         hint = (
-            'another identity, as {"version": 2, ...}, computes them anew; {"code": "any", ...} takes them as they are'
+            'another identity, as {"version": 2, ...}, computes them anew; {"code": "any", ...} '
+            "takes them as they are"
         )
         message = "results of this identity were computed by other code"
         get_logger().warning(message, results=count, differs="; ".join(found), hint=hint)

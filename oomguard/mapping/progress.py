@@ -13,7 +13,9 @@ from oomguard.core.log import pauses
 
 
 class MapProgress:
-    """A bar over ``total`` items (None: unknown), on a terminal only; elsewhere nothing is printed."""
+    """A bar over ``total`` items (None: unknown), on a terminal only; elsewhere nothing
+    is printed.
+    """
 
     def __init__(self, *, wanted: bool) -> None:
         self.shown = wanted and sys.stderr is not None and sys.stderr.isatty()
@@ -25,7 +27,13 @@ class MapProgress:
         if self.shown:
             with undrawn("rich.style"):
                 from rich.console import Console
-                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+                from rich.progress import (
+                    BarColumn,
+                    MofNCompleteColumn,
+                    Progress,
+                    TextColumn,
+                    TimeRemainingColumn,
+                )
 
             self._progress = Progress(
                 TextColumn("{task.description}"),

@@ -1,8 +1,9 @@
 """Save what can be read of a damaged store: ``python -m oomguard.mapping.recover DAMAGED NEW``.
 
-SQLite finds a row by its number as long as the pages on the way to it are whole, also in a file that was cut, once its header no longer
-says how long it was. A result is saved where its content is what its checksum says. The sqlite3 program's own ``.recover`` may be
-missing, and fails on every store where it was built without it, as on Debian 12.
+SQLite finds a row by its number as long as the pages on the way to it are whole, also in a file
+that was cut, once its header no longer says how long it was. A result is saved where its content is
+what its checksum says. The sqlite3 program's own ``.recover`` may be missing, and fails on every
+store where it was built without it, as on Debian 12.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from oomguard.mapping.computation import Computation
 from oomguard.mapping.store import Key, Store
 
 _AT_ONCE: Final = 500
-# Where the header says how many pages the file has; with 0 there the file's own size counts (https://www.sqlite.org/fileformat2.html).
+# Where the header says how many pages the file has; with 0 there the file's own size counts
+# (https://www.sqlite.org/fileformat2.html).
 _PAGES_AT: Final = 28
 _LEAST_ROW_BYTES: Final = 8  # of a result: no store has more rows than its bytes hold
 Value = tuple[int, str, bytes]
@@ -34,7 +36,8 @@ Value = tuple[int, str, bytes]
 
 
 def recover(damaged: Path, new: Path) -> int:
-    """Save every result that can be read into a new store; return how many. The damaged one stays as it is.
+    """Save every result that can be read into a new store; return how many. The damaged one stays
+    as it is.
 
     Raises:
         StoreError: nothing can be read, or the new store cannot be written.
@@ -43,7 +46,9 @@ def recover(damaged: Path, new: Path) -> int:
     if new.exists():
         raise UsageError(f"{new}: is there already", hint="name a file that is not there")
     try:
-        with tempfile.TemporaryDirectory(dir=new.absolute().parent, prefix=f".{new.name}.") as folder:
+        with tempfile.TemporaryDirectory(
+            dir=new.absolute().parent, prefix=f".{new.name}."
+        ) as folder:
             copy = Path(folder) / "damaged.sqlite"
             _copy(damaged, copy)
             with closing(sqlite3.connect(copy)) as database:
@@ -60,7 +65,9 @@ def recover(damaged: Path, new: Path) -> int:
 def _copy(damaged: Path, copy: Path) -> None:
     shutil.copyfile(damaged, copy)
     with contextlib.suppress(FileNotFoundError):  # what is not in the file yet
-        shutil.copyfile(damaged.with_name(f"{damaged.name}-wal"), copy.with_name(f"{copy.name}-wal"))
+        shutil.copyfile(
+            damaged.with_name(f"{damaged.name}-wal"), copy.with_name(f"{copy.name}-wal")
+        )
     with copy.open("r+b") as file:
         file.seek(_PAGES_AT)
         file.write(bytes(4))
@@ -75,7 +82,9 @@ def _saved(database: sqlite3.Connection, last: int, new: Path) -> int:
             numbers[number] = store.number(computation)
             for code in codes:
                 store.add_code(numbers[number], code)
-        waiting: dict[int, list[tuple[Key, str, bytes]]] = {number: [] for number in numbers.values()}
+        waiting: dict[int, list[tuple[Key, str, bytes]]] = {
+            number: [] for number in numbers.values()
+        }
         for row, form, content in _values(database, last):
             if (found := _key(database, row)) is None or found[0] not in numbers:
                 continue
@@ -91,18 +100,31 @@ def _saved(database: sqlite3.Connection, last: int, new: Path) -> int:
 
 
 def _computations(database: sqlite3.Connection) -> Iterator[tuple[int, Computation, list[str]]]:
-    for number, digest, described, codes in database.execute("SELECT id, digest, described, code FROM computation"):
-        with contextlib.suppress(ValueError, AttributeError):  # damaged: its results cannot be told from others
-            yield number, Computation(digest, described.decode(), ""), [str(code) for code in json.loads(codes)]
+    for number, digest, described, codes in database.execute(
+        "SELECT id, digest, described, code FROM computation"
+    ):
+        with contextlib.suppress(
+            ValueError, AttributeError
+        ):  # damaged: its results cannot be told from others
+            yield (
+                number,
+                Computation(digest, described.decode(), ""),
+                [str(code) for code in json.loads(codes)],
+            )
 
 
 def _values(database: sqlite3.Connection, last: int) -> Iterator[Value]:
     """Yield the results whose content is what was stored, past every page that cannot be read."""
-    asked, after = "SELECT id, form, crc32, content FROM value WHERE id > ? ORDER BY id", 0
+    asked = "SELECT id, form, crc32, content FROM value WHERE id > ? ORDER BY id"
+    after = 0
     while True:
         try:
             for row, form, crc32, content in database.execute(asked, (after,)):
-                if isinstance(content, bytes) and isinstance(form, bytes) and zlib.crc32(content) == crc32:
+                if (
+                    isinstance(content, bytes)
+                    and isinstance(form, bytes)
+                    and zlib.crc32(content) == crc32
+                ):
                     after = row
                     yield row, form.decode("ascii", "replace"), content
         except sqlite3.DatabaseError:
@@ -115,8 +137,11 @@ def _values(database: sqlite3.Connection, last: int) -> Iterator[Value]:
 
 
 def _behind(database: sqlite3.Connection, after: int, last: int) -> int | None:
-    """Return a number behind which rows can be read again, as near behind ``after`` as halving finds; None where there is none."""
-    failing, step = after, 1
+    """Return a number behind which rows can be read again, as near behind ``after`` as halving
+    finds; None where there is none.
+    """
+    failing = after
+    step = 1
     while not _can_be_read(database, failing + step):
         failing += step
         if failing > last:
@@ -135,16 +160,22 @@ def _behind(database: sqlite3.Connection, after: int, last: int) -> int | None:
 def _can_be_read(database: sqlite3.Connection, after: int) -> bool:
     """Return whether the next row behind a number can be read, or there is none."""
     with contextlib.suppress(sqlite3.DatabaseError):
-        database.execute("SELECT id, content FROM value WHERE id > ? ORDER BY id LIMIT 1", (after,)).fetchall()
+        database.execute(
+            "SELECT id, content FROM value WHERE id > ? ORDER BY id LIMIT 1", (after,)
+        ).fetchall()
         return True
     return False
 
 
 def _key(database: sqlite3.Connection, row: int) -> tuple[int, Key] | None:
-    """Return the computation of a result, and its item and occurrence; None where they cannot be read."""
+    """Return the computation of a result, and its item and occurrence; None where they cannot be
+    read.
+    """
     asked: list[Any] = []
     with contextlib.suppress(sqlite3.DatabaseError):
-        asked = database.execute("SELECT computation, item, occurrence FROM result WHERE id = ?", (row,)).fetchall()
+        asked = database.execute(
+            "SELECT computation, item, occurrence FROM result WHERE id = ?", (row,)
+        ).fetchall()
     for computation, item, occurrence in asked:
         if isinstance(item, bytes) and isinstance(occurrence, int):
             return computation, (item, occurrence)
@@ -160,7 +191,9 @@ def main(damaged: Path, new: Path) -> None:
         count = recover(damaged, new)
     except UsageError as error:
         raise click.ClickException(f"{error}\n  {error.hint}") from None
-    click.echo(f'results saved: {count:,}; go on with store="{new}", which computes what is missing')
+    click.echo(
+        f'results saved: {count:,}; go on with store="{new}", which computes what is missing'
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What ``map`` returns: results in the order of the items, read from the store when they are asked for."""
+"""What ``map`` returns: results in the order of the items, read from the store when they are asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Reader:
     """Reads results by their rows in the store, which it opens at the first one."""
 
     def __init__(self, path: Path, codec: Codec) -> None:
-        self._path, self._codec = path, codec
+        self._path = path
+        self._codec = codec
         self._store: Store | None = None
         self._lock = threading.Lock()
 
@@ -51,28 +54,37 @@ class Reader:
         try:
             return self._codec.read(form, content)
         except (ValueError, KeyError, IndexError, RecursionError) as error:
-            hint = "give the decode= that belongs to the encode= it was stored with, or delete the row"
+            hint = (
+                "give the decode= that belongs to the encode= it was stored with, or delete the row"
+            )
             message = f"{self._path}: result {row} cannot be read: {type(error).__name__}: {error}"
             raise StoreError(message, hint=hint) from error
 
 
 class Results(Sequence["R | FailedItem"], Generic[R]):
-    """The results of a ``map``, in the order of its items: a sequence that holds none of them, and reads each from the store.
+    """The results of a ``map``, in the order of its items: a sequence that holds none of them, and
+    reads each from the store.
 
-    In the place of an item that failed stands its ``FailedItem``, as ``asyncio.gather(return_exceptions=True)`` has exceptions.
+    In the place of an item that failed stands its ``FailedItem``, as
+    ``asyncio.gather(return_exceptions=True)`` has exceptions.
 
     Attributes:
         failed: those items, in order.
         computed: how many items this call computed.
         reused: how many were in the store, from earlier calls or from other workers.
         other_results: how many results of other computations the store has.
-        attempts: the attempts at each call of ``fn`` that ran out of memory at first, the last 1,000.
+        attempts: the attempts at each call of ``fn`` that ran out of memory at first, the last
+            1,000.
     """
 
     def __init__(self, reader: Reader, work: Work, other_results: int) -> None:
-        self._reader, self._rows, self._failed = reader, work.items.rows, work.failed
+        self._reader = reader
+        self._rows = work.items.rows
+        self._failed = work.failed
         self.failed = tuple(work.failed[index] for index in sorted(work.failed))
-        self.computed, self.other_results, self.attempts = work.computed, other_results, tuple(work.attempts)
+        self.computed = work.computed
+        self.other_results = other_results
+        self.attempts = tuple(work.attempts)
         self.reused = len(self._rows) - self.computed - len(self.failed)
 
     def __len__(self) -> int:
@@ -98,12 +110,22 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
 
     def __repr__(self) -> str:
         return (
-            f"<Results of {len(self)} items: {self.computed} computed, {self.reused} reused, {len(self.failed)} failed>"
+            f"<Results of {len(self)} items: {self.computed} computed, {self.reused} reused, "
+            f"{len(self.failed)} failed>"
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError("Results are read from an open store and cannot be pickled or copied: take list(results)")
+        raise TypeError(
+            "Results are read from an open store and cannot be pickled or copied: take "
+            "list(results)"
+        )
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
-        read = iter(self._reader.read([self._rows[index] for index in indices if self._rows[index] != FAILED]))
-        return [self._failed[index] if self._rows[index] == FAILED else next(read) for index in indices]
+        read = iter(
+            self._reader.read(
+                [self._rows[index] for index in indices if self._rows[index] != FAILED]
+            )
+        )
+        return [
+            self._failed[index] if self._rows[index] == FAILED else next(read) for index in indices
+        ]

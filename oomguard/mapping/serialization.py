@@ -1,6 +1,8 @@
-"""Results as bytes and back, without pickle: a store may come from a stranger, and reading one runs no code.
+"""Results as bytes and back, without pickle: a store may come from a stranger, and reading one runs
+no code.
 
-JSON where a value comes back from it as it was; tensors and arrays as safetensors; lists, tuples and dicts of all these.
+JSON where a value comes back from it as it was; tensors and arrays as safetensors; lists, tuples
+and dicts of all these.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from oomguard.core.errors import UsageError
 from oomguard.core.installation import install_hint
 from oomguard.probe import torch_memory
 
-_JSON, _BYTES, _TREE, _TORCH, _NUMPY = "json", "bytes", "tree", "torch", "numpy"
+_JSON = "json"
+_BYTES = "bytes"
+_TREE = "tree"
+_TORCH = "torch"
+_NUMPY = "numpy"
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 _METADATA: Final = "oomguard"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -33,8 +39,11 @@ class Codec:
         decode: undoes that.
     """
 
-    def __init__(self, encode: Callable[[Any], Any] | None, decode: Callable[[Any], Any] | None) -> None:
-        self._encode, self._decode = encode, decode
+    def __init__(
+        self, encode: Callable[[Any], Any] | None, decode: Callable[[Any], Any] | None
+    ) -> None:
+        self._encode = encode
+        self._decode = decode
 
     def written(self, value: Any, place: str) -> tuple[str, bytes]:
         """Return the form that a result is stored in, and its bytes.
@@ -42,17 +51,27 @@ class Codec:
         Raises:
             UsageError: its type has no form; the message names the type and ``place``.
         """
-        shown = value if self._encode is None else self._encode(value)
+        if self._encode is None:
+            shown = value
+        else:
+            shown = self._encode(value)
         try:
             return _written(shown)
         except _NotStorableError as error:
-            hint = "encode=FUNCTION makes something of it that can be: JSON, bytes, tensors, arrays; decode=FUNCTION undoes that"
-            raise UsageError(f"the result of {place} cannot be stored: it has a {error}", hint=hint) from None
+            hint = (
+                "encode=FUNCTION makes something of it that can be: JSON, bytes, tensors, arrays; "
+                "decode=FUNCTION undoes that"
+            )
+            raise UsageError(
+                f"the result of {place} cannot be stored: it has a {error}", hint=hint
+            ) from None
 
     def read(self, form: str, content: bytes) -> Any:
         """Return a stored result; raises ValueError or KeyError where the bytes are none."""
         value = _read(form, content)
-        return value if self._decode is None else self._decode(value)
+        if self._decode is None:
+            return value
+        return self._decode(value)
 
 
 def _written(value: Any) -> tuple[str, bytes]:
@@ -70,7 +89,10 @@ def _written(value: Any) -> tuple[str, bytes]:
     if is_torch:
         import torch
 
-        tensors = {name: t if hasattr(t, "untyped_storage") else torch.from_numpy(t) for name, t in tensors.items()}
+        tensors = {
+            name: t if hasattr(t, "untyped_storage") else torch.from_numpy(t)
+            for name, t in tensors.items()
+        }
     with torch_memory.on_host():
         return (_TORCH if is_torch else _NUMPY), save(tensors, metadata)
 
@@ -82,10 +104,13 @@ def _read(form: str, content: bytes) -> Any:
         return json.loads(content)
     if form == _TREE:
         return _grown(json.loads(content), {})
-    # The metadata stands at the start: 8 bytes that tell the header's length, then the header as JSON (the safetensors format).
+    # The metadata stands at the start: 8 bytes that tell the header's length, then the header as
+    # JSON (the safetensors format).
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     with torch_memory.on_host():
-        return _grown(json.loads(header["__metadata__"][_METADATA]), _safetensors(form).load(content))
+        return _grown(
+            json.loads(header["__metadata__"][_METADATA]), _safetensors(form).load(content)
+        )
 
 
 def _is_plain(value: Any) -> bool:
@@ -95,18 +120,27 @@ def _is_plain(value: Any) -> bool:
         return True
     if kind is list:
         return all(map(_is_plain, value))
-    return kind is dict and all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
+    return (
+        kind is dict
+        and all(type(key) is str for key in value)
+        and all(map(_is_plain, value.values()))
+    )
 
 
 def _tree(value: Any, tensors: dict[str, Any]) -> Any:
-    """Return a value as JSON in which each thing that is none stands as ``[its kind, what it is made of]``."""
+    """Return a value as JSON in which each thing that is none stands as ``[its kind, what it is
+    made of]``.
+    """
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind in (list, tuple):
         return [kind.__name__, [_tree(entry, tensors) for entry in value]]
     if kind is dict:
-        return ["dict", [[_tree(key, tensors), _tree(entry, tensors)] for key, entry in value.items()]]
+        return [
+            "dict",
+            [[_tree(key, tensors), _tree(entry, tensors)] for key, entry in value.items()],
+        ]
     if kind is bytes:
         return ["bytes", base64.b64encode(value).decode("ascii")]
     name = str(len(tensors))
@@ -121,7 +155,9 @@ def _tree(value: Any, tensors: dict[str, Any]) -> Any:
         tensors[name] = np.array(value, order="C")
         return ["array" if kind is np.ndarray else "number", name]
     raise _NotStorableError(
-        kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
     )
 
 
@@ -131,7 +167,9 @@ def _grown(tree: Any, tensors: dict[str, Any]) -> Any:
     kind, made_of = tree
     if kind in ("list", "tuple"):
         entries = [_grown(entry, tensors) for entry in made_of]
-        return tuple(entries) if kind == "tuple" else entries
+        if kind == "tuple":
+            return tuple(entries)
+        return entries
     if kind == "dict":
         return {_grown(key, tensors): _grown(entry, tensors) for key, entry in made_of}
     if kind == "bytes":
@@ -139,15 +177,24 @@ def _grown(tree: Any, tensors: dict[str, Any]) -> Any:
     tensor = tensors[made_of]
     if kind == "tensor":
         return tensor
-    array = tensor.numpy() if hasattr(tensor, "untyped_storage") else tensor
-    return array if kind == "array" else array[()]
+    if hasattr(tensor, "untyped_storage"):
+        array = tensor.numpy()
+    else:
+        array = tensor
+    if kind == "array":
+        return array
+    return array[()]
 
 
 def _host(tensor: Any) -> Any:
     """Return a tensor on the host, without its graph and without what it is a view of."""
     import torch
 
-    if tensor.layout is not torch.strided or tensor.is_quantized or not isinstance(tensor, torch.Tensor):
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or not isinstance(tensor, torch.Tensor)
+    ):
         raise _NotStorableError(f"tensor of layout {tensor.layout}")
     with torch_memory.on_host():
         return tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
@@ -168,4 +215,6 @@ def _safetensors(form: str) -> Any:
         return sys.modules["safetensors.torch"]
     except ImportError:
         hint = install_hint("hf")
-        raise UsageError("tensors are stored as safetensors, which is not installed", hint=hint) from None
+        raise UsageError(
+            "tensors are stored as safetensors, which is not installed", hint=hint
+        ) from None

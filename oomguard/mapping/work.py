@@ -1,4 +1,6 @@
-"""One call of ``map`` at work: batch by batch, each under the guard, each stored before the next begins."""
+"""One call of ``map`` at work: batch by batch, each under the guard, each stored before the next
+begins.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def one_each(results: Any, items: int) -> Sequence[Any]:
     """
     kind = type(results).__name__
     try:
-        count = None if _is_no_list(results) else len(results)
+        if _is_no_list(results):
+            count = None
+        else:
+            count = len(results)
     except (TypeError, RuntimeError):  # a tensor or an array of no dimension, or a nested one
         count = None
     if count is None:
@@ -42,22 +47,30 @@ def one_each(results: Any, items: int) -> Sequence[Any]:
         if hasattr(results, "iloc"):
             hint += ': table.to_dict("records"), series.tolist()'
         elif isinstance(results, Mapping):
-            hint += ": [{name: column[place] for name, column in results.items()} for place in range(len(items))]"
+            hint += (
+                ": [{name: column[place] for name, column in results.items()} for place in "
+                "range(len(items))]"
+            )
         raise UsageError(f"fn returned a {kind}", hint=hint)
     if count != items:
         hint = "fn takes a list of items and returns one result for each, in the same order"
         raise UsageError(f"fn returned a {kind} of {count} results for {items} items", hint=hint)
-    return results if type(results) is list else [results[place] for place in range(items)]
+    if type(results) is list:
+        return results
+    return [results[place] for place in range(items)]
 
 
 def _is_no_list(results: Any) -> bool:
-    """Return whether ``results[place]`` is not the result at a place: a mapping's is that of a key, a table's that of a label."""
+    """Return whether ``results[place]`` is not the result at a place: a mapping's is that of a key,
+    a table's that of a label.
+    """
     if isinstance(results, (str, bytes, Mapping)) or hasattr(results, "iloc"):
         return True
     return not (hasattr(results, "__getitem__") and hasattr(results, "__len__"))
 
 
-# How many items ``map`` takes at a time: what the user says, else more and more of them while they fit and are soon done.
+# How many items ``map`` takes at a time: what the user says, else more and more of them while they
+# fit and are soon done.
 
 _FIRST_ROWS: Final = 8
 _MOST_ROWS: Final = 1024
@@ -73,11 +86,16 @@ class BatchSize:
     """
 
     def __init__(self, rows: int | None) -> None:
-        self.rows = _FIRST_ROWS if rows is None else rows
+        if rows is None:
+            self.rows = _FIRST_ROWS
+        else:
+            self.rows = rows
         self._grows = rows is None
 
     def ran(self, rows: int, took_s: float, *, in_parts: bool) -> None:
-        """Note a batch: a full one that ran whole, and soon, is followed by one of twice as many."""
+        """Note a batch: a full one that ran whole, and soon, is followed by one of
+        twice as many.
+        """
         if in_parts or took_s > _LONG_S / 2:
             self._grows = False
         if self._grows and rows == self.rows:
@@ -134,19 +152,30 @@ class Work:
         ways: Ways,
         progress: MapProgress,
     ) -> None:
-        self._call, self.items, self._store, self._computation = call, items, store, computation
-        self._claims, self._codec, self._size, self._ways, self._progress = claims, codec, size, ways, progress
+        self._call = call
+        self.items = items
+        self._store = store
+        self._computation = computation
+        self._claims = claims
+        self._codec = codec
+        self._size = size
+        self._ways = ways
+        self._progress = progress
         self.failed: dict[int, FailedItem] = {}
         self.computed = 0
         self.attempts: deque[Attempt] = deque(maxlen=_MOST_ATTEMPTS)
         self._began_at = time.time()
-        self._next, self._elsewhere = 0, list[int]()
-        self._cleared_at, self._is_in_parts = 0, False
+        self._next = 0
+        self._elsewhere = list[int]()
+        self._cleared_at = 0
+        self._is_in_parts = False
         self._guarded: Any = guard(batch="indices", **ways.guard)(self._named())
         self._guard_of_one = guard(**ways.guard)
 
     def steps(self) -> Iterator[None]:
-        """Do one batch a step, until every item is finished or failed; finished ones are stored, whatever ends it."""
+        """Do one batch a step, until every item is finished or failed; finished ones are stored,
+        whatever ends it.
+        """
         try:
             while self.items.is_indexed and not self.items.all_read:
                 self.items.read()
@@ -171,7 +200,9 @@ class Work:
                 yield
         except BaseException as stop:
             if not isinstance(stop, (OomguardError, GeneratorExit)):
-                kept = f"{self.computed} items that this call finished are kept in {self._store.path}"
+                kept = (
+                    f"{self.computed} items that this call finished are kept in {self._store.path}"
+                )
                 add_note(stop, f"oomguard: {kept}; the next one goes on from there")
             raise
 
@@ -182,7 +213,9 @@ class Work:
         return self.items.rows[index] != WAITING
 
     def _next_batch(self) -> list[int]:
-        """Claim the next items that nobody has, and read no further; return those that still have to be computed."""
+        """Claim the next items that nobody has, and read no further; return those that still have
+        to be computed.
+        """
         batch: list[int] = []
         while len(batch) < self._size.rows:
             if self._next == len(self.items.rows):
@@ -192,7 +225,8 @@ class Work:
                     self._next = len(self.items.rows)
                     break
                 continue
-            index, self._next = self._next, self._next + 1
+            index = self._next
+            self._next = self._next + 1
             if self.items.rows[index] == WAITING:
                 (batch if self._claim(index) else self._elsewhere).append(index)
         return self._still_waiting(batch)
@@ -201,14 +235,17 @@ class Work:
         """Look again at what other workers had; claim what a worker that ended has left."""
         self._settle_finished(self._elsewhere)
         waiting = [index for index in self._elsewhere if self.items.rows[index] == WAITING]
-        batch, self._elsewhere = list[int](), list[int]()
+        batch = list[int]()
+        self._elsewhere = list[int]()
         for index in waiting:
             is_taken = len(batch) < self._size.rows and self._claim(index)
             (batch if is_taken else self._elsewhere).append(index)
         return self._still_waiting(batch)
 
     def _still_waiting(self, batch: list[int]) -> list[int]:
-        """Return those claimed items that nobody finished between the look into the store and the claim."""
+        """Return those claimed items that nobody finished between the look into the store and the
+        claim.
+        """
         self._settle_finished(batch)
         for index in batch:
             if self.items.rows[index] != WAITING:
@@ -219,7 +256,9 @@ class Work:
         """Look those that wait up in the store, where other workers put what they finish."""
         waiting = [index for index in indices if self.items.rows[index] == WAITING]
         for start in range(0, len(waiting), ASKED_AT_ONCE):
-            keys = {index: self.items.key_of(index) for index in waiting[start : start + ASKED_AT_ONCE]}
+            keys = {
+                index: self.items.key_of(index) for index in waiting[start : start + ASKED_AT_ONCE]
+            }
             found = self._store.find(self._computation, list(keys.values()))
             failed = self._store.failures(self._computation, self._began_at)
             for index, key in keys.items():
@@ -231,7 +270,8 @@ class Work:
 
     def _take(self, batch: list[int]) -> None:
         """Compute the items of a batch that are claimed, and give the claims back."""
-        began_s, self._is_in_parts = time.monotonic(), False
+        began_s = time.monotonic()
+        self._is_in_parts = False
         try:
             self._finish(batch)
         finally:
@@ -243,17 +283,27 @@ class Work:
             self._cleared_at = self.computed
 
     def _finish(self, batch: list[int]) -> None:
-        """Compute items until each is stored or has failed; where a batch fails, its halves tell which item it was."""
+        """Compute items until each is stored or has failed; where a batch fails, its halves tell
+        which item it was.
+        """
         waiting = [index for index in batch if self.items.rows[index] == WAITING]
         if not waiting:
             return
-        error = self._run(waiting) if len(waiting) > 1 else self._run_alone(waiting[0])
+        if len(waiting) > 1:
+            error = self._run(waiting)
+        else:
+            error = self._run_alone(waiting[0])
         try:
             if error is None:
                 return
             never_fits = _is_memory_failure(error)
-            if isinstance(error, OomguardError) or not (never_fits or self._ways.on_error == "record"):
-                several = f" to items[{waiting[-1]}]" if len(waiting) > 1 else ""
+            if isinstance(error, OomguardError) or not (
+                never_fits or self._ways.on_error == "record"
+            ):
+                if len(waiting) > 1:
+                    several = f" to items[{waiting[-1]}]"
+                else:
+                    several = ""
                 add_note(error, f"oomguard: raised for items[{waiting[0]}]{several}")
                 raise error
             if len(waiting) == 1:
@@ -273,7 +323,9 @@ class Work:
         return error
 
     def _run_alone(self, index: int) -> BaseException | None:
-        """Compute one item with the engine calls in ``fn`` under the guard: a long prompt may fit in chunks."""
+        """Compute one item with the engine calls in ``fn`` under the guard: a long prompt may fit
+        in chunks.
+        """
         with self._guard_of_one as made:
             _, error = run_guarded(self._compute, ([index],), {})
             if error is not None:
@@ -317,11 +369,16 @@ class Work:
         notes = getattr(error, "__notes__", ())
         text = "\n".join([f"{type(error).__name__}: {error}", *map(str, notes)])
         clear(error)
-        self._store.fail(self._computation, self.items.key_of(index), time.time(), text, never_fits=never_fits)
+        self._store.fail(
+            self._computation, self.items.key_of(index), time.time(), text, never_fits=never_fits
+        )
         self._settle_failed(index, text, never_fits=never_fits)
         failed = self.failed[index]
         get_logger().warning(
-            "an item failed", key=failed.key, index=index, error=shorten(text.partition("\n")[0], _SHOWN)
+            "an item failed",
+            key=failed.key,
+            index=index,
+            error=shorten(text.partition("\n")[0], _SHOWN),
         )
         torch_memory.release()
 
@@ -333,7 +390,9 @@ class Work:
         return self._claims.take(self._computation, *self.items.key_of(index))
 
     def _show(self) -> None:
-        self._progress.show(self.items.settled, self.items.total, failed=len(self.failed), batch=self._size.rows)
+        self._progress.show(
+            self.items.settled, self.items.total, failed=len(self.failed), batch=self._size.rows
+        )
 
 
 def _is_memory_failure(error: BaseException) -> bool:

@@ -1,4 +1,6 @@
-"""The start that a command line is: what ``plan`` is asked for by the user's own words, on the devices of this machine."""
+"""The start that a command line is: what ``plan`` is asked for by the user's own words, on the
+devices of this machine.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _SOME_BYTES: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device to budget for: ``free_bytes`` is what is free of it now, None for one that nobody uses."""
+    """A device to budget for: ``free_bytes`` is what is free of it now, None for one that nobody
+    uses.
+    """
 
     total_bytes: int
     free_bytes: int | None = None
@@ -52,18 +56,28 @@ class CommandStart:
     def over(self, tensor_parallel_size: int, device: DeviceMemory) -> StartPlan:
         """Plan it over another number of devices that share each layer."""
         asked = self._asked_on(device)
-        return plan_start(replace(asked, settings=replace(asked.settings, tensor_parallel_size=tensor_parallel_size)))
+        return plan_start(
+            replace(
+                asked, settings=replace(asked.settings, tensor_parallel_size=tensor_parallel_size)
+            )
+        )
 
     def changed(self, plan: StartPlan) -> str:
-        """Return the user's own command over a plan's ranks and with its changes, as a line to paste."""
-        new: dict[str, FactValue] = {patch.setting: patch.new for patch in plan.changes if patch.new is not None}
+        """Return the user's own command over a plan's ranks and with its changes, as a line to
+        paste.
+        """
+        new: dict[str, FactValue] = {
+            patch.setting: patch.new for patch in plan.changes if patch.new is not None
+        }
         ranks = plan.budget.settings.tensor_parallel_size
         if ranks != self.asked.settings.tensor_parallel_size:
             new["tensor_parallel_size"] = ranks
         return self.launcher.shown(replace(self.launch, env={}), new)
 
     def _asked_on(self, device: DeviceMemory) -> AskedStart:
-        settings = replace(self.asked.settings, gpu_total_bytes=device.total_bytes, gpu_name=device.name)
+        settings = replace(
+            self.asked.settings, gpu_total_bytes=device.total_bytes, gpu_name=device.name
+        )
         if device.free_bytes is not None:
             # What the engine's own CUDA context takes is gone before it looks.
             free = device.free_bytes - int(constant("context", settings.version)["bytes"])
@@ -77,7 +91,9 @@ def engine_version(launch: Launch) -> str | None:
 
 
 def devices_needed(launch: Launch) -> tuple[int, int] | None:
-    """Return how many devices a command's own flags ask for, and how many engines; None where it is no engine's own command."""
+    """Return how many devices a command's own flags ask for, and how many engines; None where it is
+    no engine's own command.
+    """
     launcher = launcher_of(launch)
     if not launcher.is_own_command(launch.argv):
         return None
@@ -102,16 +118,25 @@ def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
     if launcher.NAME != _MODELLED:
         return f"the memory of {launcher.NAME} is not modelled"
     given = launcher.settings_in_force(launch)
-    unread = [name for name, setting in given.items() if setting.value is None and name in START_SETTINGS]
-    model = given["model"].value if "model" in given else None
+    unread = [
+        name for name, setting in given.items() if setting.value is None and name in START_SETTINGS
+    ]
+    if "model" in given:
+        model = given["model"].value
+    else:
+        model = None
     if not isinstance(model, str):
         return "the command names no model that can be read"
     if unread:
         return f"{', '.join(unread)}: only the shell knows the value"
-    values: dict[str, Any] = {name: setting.value for name, setting in given.items() if name in START_SETTINGS}
+    values: dict[str, Any] = {
+        name: setting.value for name, setting in given.items() if name in START_SETTINGS
+    }
     try:
         return CommandStart(
-            launch, launcher, ask_for_start(model, gpu_memory=_SOME_BYTES, engine_version=version, **values)
+            launch,
+            launcher,
+            ask_for_start(model, gpu_memory=_SOME_BYTES, engine_version=version, **values),
         )
     except UsageError as error:
         return f"the command cannot be planned: {error}"

@@ -1,4 +1,5 @@
-"""A measured start as a record that its user may contribute: numbers and the engine's own words, no name, path or host.
+"""A measured start as a record that its user may contribute: numbers and the engine's own words, no
+name, path or host.
 
 Constants are fitted on such records (benchmarks/fit_constants.py, which reads the same fields).
 """
@@ -35,12 +36,37 @@ _PRINTED: Final = {
     "cudagraph_bytes": "graph_gib",
 }
 PRINTED_GIB: Final = frozenset(_PRINTED.values())
-# Fields whose texts say what a model is made of; every other text in a configuration may be somebody's.
+# Fields whose texts say what a model is made of; every other text in a configuration may be
+# somebody's.
 _WORDS: Final = frozenset(
     {
-        *("architectures", "model_type", "torch_dtype", "dtype", "hidden_act", "hidden_activation", "layer_types"),
-        *("quant_method", "quant_algo", "kv_cache_quant_algo", "fmt", "scale_fmt", "type", "strategy", "format"),
-        *("rope_type", "expert_dtype", "version", "layers_block_type", "hybrid_override_pattern", "mlp_layer_types"),
+        *(
+            "architectures",
+            "model_type",
+            "torch_dtype",
+            "dtype",
+            "hidden_act",
+            "hidden_activation",
+            "layer_types",
+        ),
+        *(
+            "quant_method",
+            "quant_algo",
+            "kv_cache_quant_algo",
+            "fmt",
+            "scale_fmt",
+            "type",
+            "strategy",
+            "format",
+        ),
+        *(
+            "rope_type",
+            "expert_dtype",
+            "version",
+            "layers_block_type",
+            "hybrid_override_pattern",
+            "mlp_layer_types",
+        ),
     }
 )
 _WORD: Final = re.compile(r"[\w.+*-]{1,60}")
@@ -52,7 +78,8 @@ def contribution(log: str, model: str | None = None) -> dict[str, Any]:
 
     Args:
         log: vLLM's start-up log.
-        model: the model's folder, its config.json or its name on the hub; None: what the log names, where that is here.
+        model: the model's folder, its config.json or its name on the hub; None: what the log names,
+            where that is here.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
@@ -61,7 +88,8 @@ def contribution(log: str, model: str | None = None) -> dict[str, Any]:
         UsageError: the log names no model that is here.
     """
     start = start_of_log(log)
-    settings, name = settings_of_start(start), Path(log).name
+    settings = settings_of_start(start)
+    name = Path(log).name
     printed = _printed(start, settings, name)
     files = find_model(_model(start, model, name))
     read = read_model(files, dtype=settings.dtype, quantization=settings.quantization)
@@ -84,12 +112,16 @@ def _model(start: EngineStart, given: str | None, name: str) -> str:
     if given is not None:
         return given
     if said is None or not Path(str(said.value)).exists():
-        raise UsageError(f"{name} names no model that is here", hint="say which with --model FOLDER")
+        raise UsageError(
+            f"{name} names no model that is here", hint="say which with --model FOLDER"
+        )
     return str(said.value)
 
 
 def _printed(start: EngineStart, settings: VllmSettings, name: str) -> dict[str, float]:
-    """Return the figures in GiB; raises InputError where they cannot be one start's on this device."""
+    """Return the figures in GiB; raises InputError where they cannot be one start's on
+    this device.
+    """
     found = {}
     for fact, key in _PRINTED.items():
         size = number_of(start.facts, fact)
@@ -98,33 +130,51 @@ def _printed(start: EngineStart, settings: VllmSettings, name: str) -> dict[str,
         if not 0 <= size <= settings.gpu_total_bytes:
             total = format_gib(settings.gpu_total_bytes)
             raise InputError(
-                f"{name}: {fact} is {format_gib(size)} on a device of {total}", hint="give the log of one start"
+                f"{name}: {fact} is {format_gib(size)} on a device of {total}",
+                hint="give the log of one start",
             )
         found[key] = round(size / GIB, 3)
     tokens = number_of(start.facts, "kv_cache_capacity_tokens")
-    return found if tokens is None else {**found, "kv_tokens": round(tokens)}
+    if tokens is None:
+        return found
+    return {**found, "kv_tokens": round(tokens)}
 
 
 def without_names(value: Any, field: str = "") -> Any:
-    """Return a configuration without texts that may be somebody's: numbers stay, and words of fields that are known."""
+    """Return a configuration without texts that may be somebody's: numbers stay, and words of
+    fields that are known.
+    """
     if isinstance(value, Mapping):
-        kept = ((name, without_names(inner, name)) for name, inner in value.items() if _FIELD.fullmatch(str(name)))
+        kept = (
+            (name, without_names(inner, name))
+            for name, inner in value.items()
+            if _FIELD.fullmatch(str(name))
+        )
         return {name: inner for name, inner in kept if inner is not None}
     if isinstance(value, list):
-        return [inner for inner in (without_names(one, field) for one in value) if inner is not None]
+        return [
+            inner for inner in (without_names(one, field) for one in value) if inner is not None
+        ]
     if isinstance(value, str):
-        return value if field in _WORDS and _WORD.fullmatch(value) else None
+        if field in _WORDS and _WORD.fullmatch(value):
+            return value
+        return None
     return value
 
 
-# A record that somebody contributed, read as a stranger's: refused where it names anybody, or where its numbers cannot be a start's.
+# A record that somebody contributed, read as a stranger's: refused where it names anybody, or where
+# its numbers cannot be a start's.
 #
-# ``contribution.py`` writes such records; benchmarks/fit_constants.py fits with those that are read here.
+# ``contribution.py`` writes such records; benchmarks/fit_constants.py fits with those that are read
+# here.
 
-_FIELDS: Final = frozenset({"schema", "vllm_version", "gpu", "gpu_total_gib", "config", "flags", "printed"})
+_FIELDS: Final = frozenset(
+    {"schema", "vllm_version", "gpu", "gpu_total_gib", "config", "flags", "printed"}
+)
 _TOKENS: Final = "kv_tokens"
 # Beyond any device and any cache.
-_MOST_GIB, _MOST_TOKENS = 4096, 10**12
+_MOST_GIB = 4096
+_MOST_TOKENS = 10**12
 _ENGINE: Final = "vllm"
 # What a value may be: a number, an engine's own word, an object of both.
 _VALUE: Final = re.compile(r"[\w.+-]{1,24}")
@@ -140,7 +190,8 @@ def read_record(line: str, where: str) -> dict[str, Any]:
         where: its file and line, for messages.
 
     Raises:
-        InputError: it is no such record, names somebody or something, or has numbers that no start has.
+        InputError: it is no such record, names somebody or something, or has numbers that no start
+            has.
     """
     try:
         record = json.loads(line)
@@ -155,8 +206,14 @@ def read_record(line: str, where: str) -> dict[str, Any]:
 
 def _problems(record: Any) -> Iterator[str]:
     if not isinstance(record, Mapping) or set(record) != _FIELDS:
-        fields = sorted(set(record) ^ _FIELDS) if isinstance(record, Mapping) else []
-        yield f"not a record of a start: {', '.join(map(str, fields)) or 'no object'} missing or unknown"
+        if isinstance(record, Mapping):
+            fields = sorted(set(record) ^ _FIELDS)
+        else:
+            fields = []
+        yield (
+            f"not a record of a start: {', '.join(map(str, fields)) or 'no object'} missing or "
+            "unknown"
+        )
         return
     if record["schema"] != SCHEMA:
         yield f"schema is {record['schema']!r}, not {SCHEMA}"
@@ -164,13 +221,17 @@ def _problems(record: Any) -> Iterator[str]:
         engine_version(str(record["vllm_version"]))
     except SettingError:
         yield "vllm_version is no version"
-    gpu, total = record["gpu"], record["gpu_total_gib"]
+    gpu = record["gpu"]
+    total = record["gpu_total_gib"]
     if gpu is not None and not (isinstance(gpu, str) and _GPU.fullmatch(gpu)):
         yield "gpu is no GPU's name"
     if not _is_number(total) or not 0 < total <= _MOST_GIB:
         yield f"gpu_total_gib is {total!r}"
         return
-    if not isinstance(record["config"], Mapping) or without_names(record["config"]) != record["config"]:
+    if (
+        not isinstance(record["config"], Mapping)
+        or without_names(record["config"]) != record["config"]
+    ):
         yield "config holds texts that are no engine's words: they may be somebody's"
     yield from _of_flags(record["flags"])
     yield from _of_printed(record["printed"], total)
@@ -181,13 +242,20 @@ def _of_flags(flags: Any) -> Iterator[str]:
         yield "flags is no list of words"
         return
     own = surfaces(_ENGINE).values()
-    known = {flag for one in own for flag in (*one.flags, one.off_flag, *(inside for inside, _ in one.inside))}
+    known = {
+        flag
+        for one in own
+        for flag in (*one.flags, one.off_flag, *(inside for inside, _ in one.inside))
+    }
     for word in flags:
         if word.startswith("--"):
             if word not in known:
                 yield "flags has one that is no setting of the memory model"
         elif not _VALUE.fullmatch(word) and not _is_plain_object(word):
-            yield "flags has a value that is neither a number nor an engine's word: it may be somebody's"
+            yield (
+                "flags has a value that is neither a number nor an engine's word: it may be "
+                "somebody's"
+            )
 
 
 def _is_plain_object(text: str) -> bool:
@@ -197,7 +265,8 @@ def _is_plain_object(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(held, dict) and all(
-        _VALUE.fullmatch(name) and (_is_number(value) or (isinstance(value, str) and _VALUE.fullmatch(value)))
+        _VALUE.fullmatch(name)
+        and (_is_number(value) or (isinstance(value, str) and _VALUE.fullmatch(value)))
         for name, value in held.items()
     )
 
@@ -210,9 +279,14 @@ def _of_printed(printed: Any, total_gib: float) -> Iterator[str]:
         most = _MOST_TOKENS if name == _TOKENS else total_gib
         if not _is_number(value) or not 0 <= value <= most:
             yield f"printed.{name} is {value!r} on a device of {total_gib} GiB"
-    parts = [printed[name] for name in ("weights_gib", "available_kv_gib") if _is_number(printed.get(name))]
+    parts = [
+        printed[name]
+        for name in ("weights_gib", "available_kv_gib")
+        if _is_number(printed.get(name))
+    ]
     if sum(parts) > total_gib:
-        yield f"printed weights and KV cache are {sum(parts):.2f} GiB on a device of {total_gib} GiB"
+        sizes = f"printed weights and KV cache are {sum(parts):.2f} GiB"
+        yield f"{sizes} on a device of {total_gib} GiB"
 
 
 def _is_number(value: Any) -> bool:

@@ -8,12 +8,17 @@ from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import parse_size
 from oomguard.estimate.constants import free_at_start, kind_of
 
-_HOW_TO_SAY: str = "say which: --gpu-memory 24GiB or --gpu-name H100; in Python gpu_memory='24GiB' or gpu_name='H100'"
+_HOW_TO_SAY: str = (
+    "say which: --gpu-memory 24GiB or --gpu-name H100; in Python gpu_memory='24GiB' or "
+    "gpu_name='H100'"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU: its total memory, its name and its driver where they are known, and whether it is a GPU of this machine."""
+    """One GPU: its total memory, its name and its driver where they are known, and whether it is a
+    GPU of this machine.
+    """
 
     total_bytes: int
     name: str | None = None
@@ -21,20 +26,26 @@ class Gpu:
     driver_version: str | None = None
 
 
-def find_gpu(memory: str | int | None = None, index: int | None = None, name: str | None = None) -> Gpu:
+def find_gpu(
+    memory: str | int | None = None, index: int | None = None, name: str | None = None
+) -> Gpu:
     """Find the GPU that is named, else the first one of this machine.
 
     Args:
         memory: total memory, in bytes or as a size such as ``24GiB``.
         index: index of a GPU of this machine.
-        name: a GPU by its name, such as ``H100``. Beside ``memory`` any name: it decides the engine's defaults, not the size.
+        name: a GPU by its name, such as ``H100``. Beside ``memory`` any name: it decides the
+            engine's defaults, not the size.
 
     Raises:
         SettingError: the memory is no size above zero, or the name is not known.
         UsageError: an index is given beside another, or no GPU can be seen here.
     """
     if index is not None and (memory is not None or name is not None):
-        raise UsageError("gpu names a GPU of this machine, with its size and its name", hint="leave the others out")
+        raise UsageError(
+            "gpu names a GPU of this machine, with its size and its name",
+            hint="leave the others out",
+        )
     if memory is not None:
         return Gpu(_read_total(memory), name)
     if name is not None:
@@ -45,15 +56,23 @@ def find_gpu(memory: str | int | None = None, index: int | None = None, name: st
 
     device = next((d for d in devices() or () if d.index == (index or 0) and d.total_bytes), None)
     if device is None or device.total_bytes is None:
-        what = "no GPU can be seen here" if index is None else f"GPU {index} cannot be seen here"
+        if index is None:
+            what = "no GPU can be seen here"
+        else:
+            what = f"GPU {index} cannot be seen here"
         raise UsageError(what, hint=_HOW_TO_SAY)
     from oomguard.probe.host import nvidia_driver
 
-    return Gpu(device.total_bytes, device.name, of_this_machine=True, driver_version=nvidia_driver())
+    return Gpu(
+        device.total_bytes, device.name, of_this_machine=True, driver_version=nvidia_driver()
+    )
 
 
 def _read_total(memory: str | int) -> int:
-    total = parse_size(memory).bytes if isinstance(memory, str) else memory
+    if isinstance(memory, str):
+        total = parse_size(memory).bytes
+    else:
+        total = memory
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         hint = "give the total memory of one GPU, in bytes or as a size such as 24GiB"
         raise SettingError(f"gpu_memory is {memory!r}", hint=hint)
@@ -61,7 +80,9 @@ def _read_total(memory: str | int) -> int:
 
 
 def kind_of_gpu(gpu: Gpu) -> str:
-    """Return whose memory a GPU's is, one of ``ceilings.KINDS``: by its name and, on this machine, by the host."""
+    """Return whose memory a GPU's is, one of ``ceilings.KINDS``: by its name and, on this machine,
+    by the host.
+    """
     from oomguard.probe.host import wsl_version
 
     return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)

@@ -16,7 +16,13 @@ from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.planning.device import find_gpu
-from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS, SettingValue, parse_word, read_values
+from oomguard.planning.setting_values import (
+    CALL_SETTINGS,
+    START_SETTINGS,
+    SettingValue,
+    parse_word,
+    read_values,
+)
 from oomguard.planning.start import AskedStart, StartPlan, ask_for_start, plan_by_engine, plan_start
 
 # A planned call of transformers' ``generate``, as it is asked for.
@@ -37,7 +43,9 @@ class AskedCall:
     trace: bool
 
     def budget(self) -> CallBudget:
-        """Budget the call; raises SettingError for its numbers, InputError where ``trace`` cannot run the model."""
+        """Budget the call; raises SettingError for its numbers, InputError where ``trace`` cannot
+        run the model.
+        """
         return budget_call(self.model, self.call, self.gpu_total_bytes, trace=self.trace)
 
 
@@ -53,10 +61,16 @@ def ask_for_call(
     """Read what a call is asked for with; the arguments are those of ``oomguard.plan``."""
     given = _DEFAULTS | read_values(values, CALL_SETTINGS, ("gpu_memory", "gpu_name", "trace"))
     total_bytes = find_gpu(gpu_memory, gpu, gpu_name).total_bytes
-    dtype, quantization = given.pop("dtype", "auto"), given.pop("quantization", None)
+    dtype = given.pop("dtype", "auto")
+    quantization = given.pop("quantization", None)
     read = read_model(find_model(model), dtype=dtype, quantization=quantization)
-    weights_dtype = "float32" if read.shape.dtype_bytes == 4 else "bfloat16"
-    return AskedCall(read, PlannedCall(read.shape.config, **given, dtype=weights_dtype), total_bytes, trace)
+    if read.shape.dtype_bytes == 4:
+        weights_dtype = "float32"
+    else:
+        weights_dtype = "bfloat16"
+    return AskedCall(
+        read, PlannedCall(read.shape.config, **given, dtype=weights_dtype), total_bytes, trace
+    )
 
 
 # The same plan for several values of one setting.
@@ -76,7 +90,8 @@ _OF_A_START: Final = {
     )
 }
 _OF_A_CALL: Final = {
-    name: CALL_SETTINGS[name] for name in ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams")
+    name: CALL_SETTINGS[name]
+    for name in ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams")
 }
 
 
@@ -88,8 +103,8 @@ def sweep_start(asked: AskedStart, text: str) -> tuple[str, list[tuple[str, Star
         text: ``SETTING=V1,V2,…``
 
     Returns:
-        The setting's name, and each value with its budget, or with what the engine would refuse it for: one value must not
-        hide the others.
+        The setting's name, and each value with its budget, or with what the engine would refuse it
+        for: one value must not hide the others.
 
     Raises:
         SettingError: the text is not a sweep, or the setting cannot have a value.
@@ -107,7 +122,9 @@ def sweep_start(asked: AskedStart, text: str) -> tuple[str, list[tuple[str, Star
 def sweep_call(asked: AskedCall, text: str) -> tuple[str, list[tuple[str, CallBudget]]]:
     """Budget a call for each value of a setting, ``SETTING=V1,V2,…``; raises SettingError."""
     name, values = _read(text, _OF_A_CALL)
-    calls = ((word, replace(asked, call=replace(asked.call, **{name: value}))) for word, value in values)
+    calls = (
+        (word, replace(asked, call=replace(asked.call, **{name: value}))) for word, value in values
+    )
     return name, [(word, one.budget()) for word, one in calls]
 
 
@@ -116,8 +133,12 @@ def _read(text: str, known: Mapping[str, str]) -> tuple[str, list[tuple[str, Any
     name, equals, values = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
     if name not in known or not equals or not values:
-        raise SettingError(f"not a sweep: {text!r}", hint=f"SETTING=V1,V2 with one of {', '.join(known)}")
-    return name, [(word.strip(), parse_word(name, word.strip(), known)) for word in values.split(",")]
+        raise SettingError(
+            f"not a sweep: {text!r}", hint=f"SETTING=V1,V2 with one of {', '.join(known)}"
+        )
+    return name, [
+        (word.strip(), parse_word(name, word.strip(), known)) for word in values.split(",")
+    ]
 
 
 MemoryKind = Literal["discrete", "wsl2", "unified"]
@@ -153,10 +174,14 @@ def plan(
     trace: bool = False,
     **settings: SettingValue,
 ) -> CallBudget: ...
-def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -> StartPlan | CallBudget:
-    """Say where the bytes of each GPU will go when vLLM starts with a model, or when transformers generates with it.
+def plan(
+    model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any
+) -> StartPlan | CallBudget:
+    """Say where the bytes of each GPU will go when vLLM starts with a model, or when transformers
+    generates with it.
 
-    Nothing is loaded or started: weights are read from the headers of safetensors files, else counted from the configuration.
+    Nothing is loaded or started: weights are read from the headers of safetensors files, else
+    counted from the configuration.
 
     Args:
         model: a folder, its ``config.json``, or a name on the hub (``ORG/NAME``).
@@ -165,20 +190,27 @@ def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -
             gpu_memory: total memory of one GPU, in bytes or as a size such as ``24GiB``.
             gpu: index of a GPU of this machine; the first one where neither size nor name is given.
             gpu_name: a GPU by its name, such as ``H100``.
-            driver_version: vLLM: the NVIDIA driver's, by which CUDA graphs differ; None for this machine's, for a GPU of it.
+            driver_version: vLLM: the NVIDIA driver's, by which CUDA graphs differ; None for this
+                machine's, for a GPU of it.
             memory_kind: vLLM: whose memory it is; None decides by GPU and host.
             gpu_replicas: vLLM: engines that share a time-sliced GPU.
             device: vLLM: its backend.
             engine_version: vLLM: its version; None takes the installed one, else the newest known.
-            calibrate: vLLM: a start-up log of this model, or several; what they measured replaces the priors, now and later.
+            calibrate: vLLM: a start-up log of this model, or several; what they measured replaces
+                the priors, now and later.
             use_calibrations: vLLM: whether to use what starts have measured before.
-            compile_cache: vLLM: its cache folder, to tell whether the next start compiles; None for this machine's, for a GPU of it.
-            ask_engine: vLLM: whether the installed one lays out the KV cache itself, which takes about ten seconds.
-            trace: transformers: whether to run the model's own code under fake tensors; seconds, exact, no GPU.
-            The settings by canonical name, such as ``max_model_len=8192`` or ``batch_size=4``; bytes also as ``4GiB``.
+            compile_cache: vLLM: its cache folder, to tell whether the next start compiles; None for
+                this machine's, for a GPU of it.
+            ask_engine: vLLM: whether the installed one lays out the KV cache itself, which takes
+                about ten seconds.
+            trace: transformers: whether to run the model's own code under fake tensors; seconds,
+            exact, no GPU.
+            The settings by canonical name, such as ``max_model_len=8192`` or ``batch_size=4``;
+            bytes also as ``4GiB``.
 
     Returns:
-        For vLLM the budget of the fullest GPU and the nearest settings that fit; for transformers the budget of the call.
+        For vLLM the budget of the fullest GPU and the nearest settings that fit; for transformers
+        the budget of the call.
 
     Raises:
         InputError: the model cannot be found, or what is asked for cannot be run.
@@ -188,7 +220,9 @@ def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -
     """
     if not isinstance(model, str | os.PathLike):
         hint = "a model folder, its config.json, or a hub name (ORG/NAME)"
-        raise UsageError(f"plan expects a model by its path or name, not {type(model).__name__}", hint=hint)
+        raise UsageError(
+            f"plan expects a model by its path or name, not {type(model).__name__}", hint=hint
+        )
     path = os.fspath(model)
     if engine == "transformers":
         return ask_for_call(path, **asked).budget()
@@ -196,4 +230,6 @@ def plan(model: str | os.PathLike[str], *, engine: str = "vllm", **asked: Any) -
         raise SettingError(f"engine is {engine!r}", hint="one of vllm, transformers")
     by_engine = asked.pop("ask_engine", False)
     start = ask_for_start(path, **asked)
-    return plan_by_engine(start) if by_engine else plan_start(start)
+    if by_engine:
+        return plan_by_engine(start)
+    return plan_start(start)

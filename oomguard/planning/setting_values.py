@@ -1,4 +1,6 @@
-"""Values of settings as a caller gives them in Python, checked against the records that hold them."""
+"""Values of settings as a caller gives them in Python, checked against the records that
+hold them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def _types(record: type) -> dict[str, str]:
     return {name: kind for name, kind in own.items() if name not in _NO_SETTINGS}
 
 
-# Setting -> "int", "float", "bool" or "str", for a start of vLLM and for a call of transformers' generate.
+# Setting -> "int", "float", "bool" or "str", for a start of vLLM and for a call of transformers'
+# generate.
 START_SETTINGS: Final = _types(VllmSettings)
 CALL_SETTINGS: Final = _types(PlannedCall) | {"quantization": "str"}
 
@@ -49,12 +52,14 @@ def read_values(
     """Check the values of settings by their canonical names; None leaves a setting to the engine.
 
     Args:
-        values: a value for each setting. Bytes also as a size such as ``4GiB``, a JSON text also as the dict it stands for.
+        values: a value for each setting. Bytes also as a size such as ``4GiB``, a JSON text also as
+            the dict it stands for.
         known: the settings there are, with their types.
         arguments: what the caller takes beside settings: a misspelled one is told by its own name.
 
     Raises:
-        SettingError: a setting is not known, with the nearest one that is, or a value is not one that it can have.
+        SettingError: a setting is not known, with the nearest one that is, or a value is not one
+            that it can have.
     """
     found = {}
     for name, value in values.items():
@@ -64,7 +69,9 @@ def read_values(
             near = difflib.get_close_matches(name, [*known, *arguments], n=1, cutoff=0.6)
             raise SettingError(
                 f"unknown setting: {name}",
-                hint=f"did you mean {near[0]}?" if near else f"known settings: {', '.join(sorted(known))}",
+                hint=f"did you mean {near[0]}?"
+                if near
+                else f"known settings: {', '.join(sorted(known))}",
             )
         if value is not None:
             found[name] = _READERS[known[name]](name, value)
@@ -76,7 +83,8 @@ def _read_count(name: str, value: object) -> int:
         value = parse_size(value).bytes
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise SettingError(f"{name} is {value!r}, not a whole number")
-    count, least = operator.index(value), 0 if name == "cpu_offload_bytes" else 1
+    count = operator.index(value)
+    least = 0 if name == "cpu_offload_bytes" else 1
     if count < least:
         raise SettingError(f"{name} is {count}, less than {least}")
     return count
@@ -116,7 +124,9 @@ _READERS: Final[Mapping[str, Callable[[str, object], Any]]] = {
 
 
 def parse_word(name: str, word: str, known: Mapping[str, str]) -> Any:
-    """Read one word of a command line as a setting's value; raises SettingError where the setting cannot have it."""
+    """Read one word of a command line as a setting's value; raises SettingError where the setting
+    cannot have it.
+    """
     kind = known[name]
     try:
         typed: FactValue = word

@@ -1,4 +1,6 @@
-"""A planned start of vLLM: what was asked, its budget, and the nearest settings under which it fits."""
+"""A planned start of vLLM: what was asked, its budget, and the nearest settings under which it
+fits.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,11 @@ _ARGUMENTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AskedStart:
-    """A start to budget: the model read once, vLLM's settings, and the names of those that the caller gave.
+    """A start to budget: the model read once, vLLM's settings, and the names of those that the
+    caller gave.
 
-    ``path`` is the model as the caller named it, ``kept_words`` are the engine's flags that no plan counts and a command keeps.
+    ``path`` is the model as the caller named it, ``kept_words`` are the engine's flags that no plan
+    counts and a command keeps.
     """
 
     path: str
@@ -60,9 +64,11 @@ class AskedStart:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What would make a start fit where no setting does; None or False where that would not help either.
+    """What would make a start fit where no setting does; None or False where that would not help
+    either.
 
-    ``tensor_parallel_size`` and ``gpu_total_bytes`` are the smallest that would do, each with the other as it is.
+    ``tensor_parallel_size`` and ``gpu_total_bytes`` are the smallest that would do, each with the
+    other as it is.
     """
 
     tensor_parallel_size: int | None
@@ -76,9 +82,12 @@ class StartPlan(Record):
 
     Attributes:
         budget: where the bytes of each GPU go under the settings asked for.
-        command: ``vllm serve`` with the nearest settings under which the start fits; None where no setting helps.
-        changes: the patches that lead to those, to be applied together; empty where the settings asked for fit.
-        needed: what would make it fit where no setting does; None where one does, or where vLLM itself was asked.
+        command: ``vllm serve`` with the nearest settings under which the start fits; None where no
+            setting helps.
+        changes: the patches that lead to those, to be applied together; empty where the settings
+            asked for fit.
+        needed: what would make it fit where no setting does; None where one does, or where vLLM
+            itself was asked.
     """
 
     budget: StartBudget
@@ -110,7 +119,9 @@ def ask_for_start(
     kept_words: Sequence[str] = (),
     **values: SettingValue,
 ) -> AskedStart:
-    """Read what a start is asked for with: the arguments of ``oomguard.plan``, flags that take memory uncounted, and those to keep."""
+    """Read what a start is asked for with: the arguments of ``oomguard.plan``, flags that take
+    memory uncounted, and those to keep.
+    """
     given = read_values(values, START_SETTINGS, _ARGUMENTS)
     logs = _logs(calibrate)
     starts = [start_of_log(log) for log in logs]
@@ -119,16 +130,20 @@ def ask_for_start(
         if gpu_memory is None and gpu is None and gpu_name is None:
             gpu_memory = round(float(start.facts["device_total_bytes"].value))
         engine_version = engine_version or start.framework_version
-        device = "cpu" if "on_cpu" in start.facts and start.facts["on_cpu"].value else device
+        if "on_cpu" in start.facts and start.facts["on_cpu"].value:
+            device = "cpu"
     if device not in {"cuda", "cpu"}:
         raise SettingError(f"device is {device!r}", hint="one of cuda, cpu")
-    found, version = find_gpu(gpu_memory, gpu, gpu_name), _version(engine_version)
+    found = find_gpu(gpu_memory, gpu, gpu_name)
+    version = _version(engine_version)
     share = (
         given.pop("gpu_memory_utilization", None)
         or default_value("gpu_memory_utilization", _ENGINE, str(version))
         or 0.9
     )
-    settings = VllmSettings(version, found.total_bytes, float(share), device, gpu_name=found.name, **given)
+    settings = VllmSettings(
+        version, found.total_bytes, float(share), device, gpu_name=found.name, **given
+    )
     settings = replace(settings, driver_version=driver_version or found.driver_version)
     if device != "cpu":
         kind = memory_kind or kind_of_gpu(found)
@@ -138,9 +153,13 @@ def ask_for_start(
             settings = replace(settings, device_free_bytes=free, device_free_from=source)
     read = _read(model, settings)
     if device != "cpu" and (compile_cache or found.of_this_machine):
-        settings = replace(settings, compile_cache_entry=_may_be_compiled(read, settings, compile_cache))
+        settings = replace(
+            settings, compile_cache_entry=_may_be_compiled(read, settings, compile_cache)
+        )
     if not_counted:
-        read = replace(read, assumptions=(*read.assumptions, f"not counted: {', '.join(not_counted)}"))
+        read = replace(
+            read, assumptions=(*read.assumptions, f"not counted: {', '.join(not_counted)}")
+        )
     if use_calibrations:
         settings = _calibrated(model, read, settings, dict(zip(logs, starts, strict=True)))
     named = frozenset(name for name, value in values.items() if value is not None)
@@ -148,12 +167,17 @@ def ask_for_start(
 
 
 def _may_be_compiled(model: Model, settings: VllmSettings, folder: str | Path | None) -> bool:
-    """Return whether vLLM's compile cache, in a folder or where this machine has it, may have an entry of a start."""
+    """Return whether vLLM's compile cache, in a folder or where this machine has it, may have an
+    entry of a start.
+    """
     from oomguard.estimate.start.compile_cache import cache_root, has_entry
 
     if folder is not None and not Path(folder).is_dir():
-        raise SettingError(f"compile_cache is {str(folder)!r}, not a folder", hint="vLLM's own is ~/.cache/vllm")
-    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+        raise SettingError(
+            f"compile_cache is {str(folder)!r}, not a folder", hint="vLLM's own is ~/.cache/vllm"
+        )
+    ranks = settings.tensor_parallel_size
+    stages = settings.pipeline_parallel_size
     return has_entry(cache_root() if folder is None else Path(folder), model.shape, ranks, stages)
 
 
@@ -167,7 +191,9 @@ def _read(model: str, settings: VllmSettings) -> Model:
 
 
 def _version(given: str | None) -> Version:
-    """Return the version given, else the installed one, else the newest known; raises SettingError."""
+    """Return the version given, else the installed one, else the newest known; raises
+    SettingError.
+    """
     for name in _PACKAGES if given is None else ():
         try:
             return read_version(metadata.version(name))
@@ -188,12 +214,19 @@ def start_of_log(log: str) -> EngineStart:
 
 def _logs(calibrate: str | Path | Sequence[str | Path] | None) -> list[str]:
     """Return the logs to calibrate by, each once."""
-    given = [calibrate] if isinstance(calibrate, str | Path) else list(calibrate or ())
+    if isinstance(calibrate, str | Path):
+        given = [calibrate]
+    else:
+        given = list(calibrate or ())
     return list(dict.fromkeys(map(str, given)))
 
 
-def _calibrated(model: str, read: Model, settings: VllmSettings, starts: dict[str, EngineStart]) -> VllmSettings:
-    """Correct the settings by measured starts: by these, which are kept, else by one kept before."""
+def _calibrated(
+    model: str, read: Model, settings: VllmSettings, starts: dict[str, EngineStart]
+) -> VllmSettings:
+    """Correct the settings by measured starts: by these, which are kept, else by one
+    kept before.
+    """
     from oomguard.estimate.start.calibration import Calibrations, calibrated, keep_start
 
     kept = Calibrations()
@@ -212,7 +245,8 @@ def _calibrated(model: str, read: Model, settings: VllmSettings, starts: dict[st
     correction = kept.find(read, settings)
     if correction is None:
         raise SettingError(
-            f"{len(starts)} logs are kept, and none is of a start like this plan: its version, GPU, ranks or data types differ",
+            f"{len(starts)} logs are kept, and none is of a start like this plan: its version, "
+            "GPU, ranks or data types differ",
             hint="plan with the settings of one of those starts",
         )
     return replace(settings, correction=correction)
@@ -220,14 +254,17 @@ def _calibrated(model: str, read: Model, settings: VllmSettings, starts: dict[st
 
 def plan_start(asked: AskedStart) -> StartPlan:
     """Budget a start, and search the nearest settings under which it fits."""
-    budget, found = budget_start(asked.model, asked.settings), fit(asked.model, asked.settings)
+    budget = budget_start(asked.model, asked.settings)
+    found = fit(asked.model, asked.settings)
     if found.budget is None:
         needed = Needed(found.tensor_parallel_size, found.gpu_total_bytes, found.without_images)
         return StartPlan(budget, None, needed=needed)
-    pool, length = format_gib(found.budget.kv_cache_pool_bytes), found.budget.settings.max_model_len
+    pool = format_gib(found.budget.kv_cache_pool_bytes)
+    length = found.budget.settings.max_model_len
     reason = f"a KV cache of {pool} then holds one request of {length} tokens"
     changes = tuple(
-        start_patch(name, old, new, reason, version=str(asked.settings.version)) for name, old, new in found.changed
+        start_patch(name, old, new, reason, version=str(asked.settings.version))
+        for name, old, new in found.changed
     )
     return _fitting(asked, budget, found.budget.settings, changes)
 
@@ -236,7 +273,9 @@ def _fitting(
     asked: AskedStart, budget: StartBudget, settings: VllmSettings, changes: tuple[Patch, ...] = ()
 ) -> StartPlan:
     named = asked.given | {patch.setting for patch in changes}
-    return StartPlan(budget, serve_command(budget.model, settings, named, asked.kept_words), changes)
+    return StartPlan(
+        budget, serve_command(budget.model, settings, named, asked.kept_words), changes
+    )
 
 
 def plan_by_engine(asked: AskedStart) -> StartPlan:
@@ -249,11 +288,14 @@ def plan_by_engine(asked: AskedStart) -> StartPlan:
     from oomguard.estimate.start.engine_layout import asked_of_engine
 
     budget = asked_of_engine(budget_start(asked.model, asked.settings), asked.path)
-    settings, longest = budget.settings, budget.longest_request_tokens
+    settings = budget.settings
+    longest = budget.longest_request_tokens
     if budget.fits:
         return _fitting(asked, budget, settings)
     if longest < 1:
         return StartPlan(budget, None)
     reason = "the longest request that vLLM says fits"
-    change = start_patch("max_model_len", settings.max_model_len, longest, reason, version=str(settings.version))
+    change = start_patch(
+        "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)
+    )
     return _fitting(asked, budget, replace(settings, max_model_len=longest), (change,))

@@ -1,1 +1,3 @@
-"""What this machine reports of itself: NVML, cgroups, /proc, PyTorch counters, environment variables."""
+"""What this machine reports of itself: NVML, cgroups, /proc, PyTorch counters, environment
+variables.
+"""

@@ -20,7 +20,9 @@ _UNSEEN_RATIO: Final = 0.05
 _UNSEEN_BYTES: Final = GIB
 
 
-def device_checks(devices: tuple[Device, ...] | None, holders: Mapping[int, Holder], root: Path) -> Iterator[Check]:
+def device_checks(
+    devices: tuple[Device, ...] | None, holders: Mapping[int, Holder], root: Path
+) -> Iterator[Check]:
     """Check NVML and each device.
 
     Args:
@@ -35,11 +37,17 @@ def device_checks(devices: tuple[Device, ...] | None, holders: Mapping[int, Hold
         why = nvml_failure() or "it does not answer"
         text = f"NVML not available ({why}): device memory is unknown, not zero"
         if driver:
-            yield Check("nvml", "problem", f"{text}; yet the NVIDIA driver {driver} is loaded", "nvidia-smi")
+            yield Check(
+                "nvml", "problem", f"{text}; yet the NVIDIA driver {driver} is loaded", "nvidia-smi"
+            )
         else:
             yield Check("nvml", "unknown", text, "nvidia-smi")
         return
-    yield Check("nvml", "ok", f"NVML answers{f', NVIDIA driver {driver}' if driver else ''}: {len(devices)} devices")
+    yield Check(
+        "nvml",
+        "ok",
+        f"NVML answers{f', NVIDIA driver {driver}' if driver else ''}: {len(devices)} devices",
+    )
     for device in devices:
         yield _device_check(device, holders)
 
@@ -67,15 +75,22 @@ def _device_check(device: Device, holders: Mapping[int, Holder]) -> Check:
     return Check("device", "ok", text)
 
 
-def left_over_checks(devices: tuple[Device, ...] | None, holders: Mapping[int, Holder]) -> Iterator[Check]:
-    """Check for vLLM processes whose parent is gone, and for device memory that other users hold."""
+def left_over_checks(
+    devices: tuple[Device, ...] | None, holders: Mapping[int, Holder]
+) -> Iterator[Check]:
+    """Check for vLLM processes whose parent is gone, and for device memory that other
+    users hold.
+    """
     orphans, unseen = vllm_orphans()
     if orphans:
         names = ", ".join(f"{pid} ({name})" for pid, name in orphans.items())
         text = f"vLLM processes without the process that started them: {names}"
         yield Check("left_over", "problem", text, f"kill {' '.join(map(str, orphans))}")
     else:
-        where = " among those that can be seen" if unseen else ""
+        if unseen:
+            where = " among those that can be seen"
+        else:
+            where = ""
         yield Check("left_over", "ok", f"no vLLM process is left over{where}")
     others = [
         f"{holders[pid].user} (pid {pid}) {_size(used)} of device {device.index}"
@@ -85,9 +100,16 @@ def left_over_checks(devices: tuple[Device, ...] | None, holders: Mapping[int, H
     ]
     if others:
         free = {d.free_bytes: d.index for d in devices or () if d.free_bytes is not None}
-        advice = f"export CUDA_VISIBLE_DEVICES={free[max(free)]}" if len(free) > 1 else "ask them, or wait"
-        yield Check("left_over", "problem", f"other users hold device memory: {', '.join(others)}", advice)
+        if len(free) > 1:
+            advice = f"export CUDA_VISIBLE_DEVICES={free[max(free)]}"
+        else:
+            advice = "ask them, or wait"
+        yield Check(
+            "left_over", "problem", f"other users hold device memory: {', '.join(others)}", advice
+        )
 
 
 def _size(used_bytes: int | None) -> str:
-    return "a size unknown" if used_bytes is None else format_gib(used_bytes)
+    if used_bytes is None:
+        return "a size unknown"
+    return format_gib(used_bytes)

@@ -1,4 +1,6 @@
-"""Check the environment variables that govern memory: what they are set to, and the mistakes in them."""
+"""Check the environment variables that govern memory: what they are set to, and the mistakes in
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Final
 
 from oomguard.core.check_result import Check
 
-# torch 2.13's c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, and what 2.0 to 2.12 took besides.
+# torch 2.13's c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, and what 2.0 to 2.12
+# took besides.
 _YES_NO_OPTIONS: Final = frozenset(
     {
         "expandable_segments",
@@ -40,7 +43,9 @@ _ALLOCATOR_OPTIONS: Final = _YES_NO_OPTIONS | {
 _NPU_OPTIONS: Final = _ALLOCATOR_OPTIONS | {"base_addr_aligned_kb", "page_size", "segment_size_mb"}
 # The name without a device in it works from 2.10; 2.9 prints it and does not obey it for CUDA.
 _PLAIN_NAME_SINCE: Final = (2, 10)
-PLAIN, CUDA, HIP = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
+PLAIN = "PYTORCH_ALLOC_CONF"
+CUDA = "PYTORCH_CUDA_ALLOC_CONF"
+HIP = "PYTORCH_HIP_ALLOC_CONF"
 _ALLOCATORS: Final = {
     PLAIN: _ALLOCATOR_OPTIONS,
     CUDA: _ALLOCATOR_OPTIONS,
@@ -52,7 +57,9 @@ _MIN_SPLIT_MB: Final = 20  # torch refuses less
 _DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-def allocator_checks(environ: Mapping[str, str], torch_version: str | None, *, wsl: bool = False) -> tuple[Check, ...]:
+def allocator_checks(
+    environ: Mapping[str, str], torch_version: str | None, *, wsl: bool = False
+) -> tuple[Check, ...]:
     """Check each allocator variable that is set; one check says so if none is.
 
     Args:
@@ -69,7 +76,12 @@ def allocator_checks(environ: Mapping[str, str], torch_version: str | None, *, w
         for mistake, note, advice in [_allocator(name, environ, torch_version, wsl)]
     ]
     found += [
-        Check("allocator", "problem" if mistake else "ok", f"{name}={environ[name]}: {mistake or meaning}", advice)
+        Check(
+            "allocator",
+            "problem" if mistake else "ok",
+            f"{name}={environ[name]}: {mistake or meaning}",
+            advice,
+        )
         for name, read in _OTHERS.items()
         if name in environ
         for mistake, meaning, advice in [read(name, environ[name])]
@@ -77,10 +89,12 @@ def allocator_checks(environ: Mapping[str, str], torch_version: str | None, *, w
     return tuple(found) or (Check("allocator", "ok", "allocator variables: none set"),)
 
 
-def _allocator(  # noqa: PLR0911 - one mistake after another
+def _allocator(
     name: str, environ: Mapping[str, str], torch_version: str | None, wsl: bool
 ) -> tuple[str, str, str]:
-    """Return (mistake or "", a note on a good value, advice) for one of torch's allocator variables."""
+    """Return (mistake or "", a note on a good value, advice) for one of torch's allocator
+    variables.
+    """
     value = environ[name]
     version = _major_minor(torch_version)
     mistake = _option_mistake(value, _ALLOCATORS[name])
@@ -89,11 +103,23 @@ def _allocator(  # noqa: PLR0911 - one mistake after another
     if wsl and re.search(r"expandable_segments\s*:\s*True", value):
         return "expandable segments do not work under WSL", "", f"unset {name}"
     if name == PLAIN and version is not None and version < _PLAIN_NAME_SINCE:
-        return f"torch {torch_version} does not obey this name", "", f'export {CUDA}="${PLAIN}"; unset {PLAIN}'
+        return (
+            f"torch {torch_version} does not obey this name",
+            "",
+            f'export {CUDA}="${PLAIN}"; unset {PLAIN}',
+        )
     if name == PLAIN and environ.get(CUDA, value) != value:
-        return f"{CUDA} is set to something else, and torch reads that one first for CUDA", "", f"unset {CUDA}"
+        return (
+            f"{CUDA} is set to something else, and torch reads that one first for CUDA",
+            "",
+            f"unset {CUDA}",
+        )
     if name == HIP and torch_version is not None and "rocm" not in torch_version:
-        return "", f" (for AMD devices: torch {torch_version} for NVIDIA devices does not read it)", ""
+        return (
+            "",
+            f" (for AMD devices: torch {torch_version} for NVIDIA devices does not read it)",
+            "",
+        )
     if name == CUDA and version is not None and version >= _PLAIN_NAME_SINCE:
         return (
             "",
@@ -120,7 +146,9 @@ def _option_mistake(value: str, known: Iterable[str]) -> str:
             return f"unknown option {option!r}" + (f", did you mean {near[0]!r}?" if near else "")
         if option in _YES_NO_OPTIONS and given not in {"True", "False"}:
             return f"{option} is True or False, spelled so, not {given!r}"
-        if option == "max_split_size_mb" and not (given.isdecimal() and int(given) >= _MIN_SPLIT_MB):
+        if option == "max_split_size_mb" and not (
+            given.isdecimal() and int(given) >= _MIN_SPLIT_MB
+        ):
             return f"{option} is a whole number from {_MIN_SPLIT_MB} up, not {given!r}"
         if option == "garbage_collection_threshold" and not 0 < (_number(given) or 0) < 1:
             return f"{option} is between 0 and 1, not {given!r}"
@@ -136,7 +164,9 @@ def _number(text: str) -> float | None:
 
 def _major_minor(version: str | None) -> tuple[int, int] | None:
     match = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(match.group(1)), int(match.group(2))) if match else None
+    if match:
+        return (int(match.group(1)), int(match.group(2)))
+    return None
 
 
 def _mps_ratio(name: str, value: str) -> tuple[str, str, str]:
@@ -144,7 +174,11 @@ def _mps_ratio(name: str, value: str) -> tuple[str, str, str]:
     if number is None or number < 0:
         return "not a number from 0 up", "", f"unset {name}"
     if number == 0 and "HIGH" in name:
-        return "", "0 takes the limit away: the system itself may run out of memory", f"unset {name}"
+        return (
+            "",
+            "0 takes the limit away: the system itself may run out of memory",
+            f"unset {name}",
+        )
     return "", f"{number:g} of the device's recommended working set", ""
 
 
@@ -162,9 +196,13 @@ def _plain(meaning: str) -> Callable[[str, str], tuple[str, str, str]]:
 _OTHERS: Final[dict[str, Callable[[str, str], tuple[str, str, str]]]] = {
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO": _mps_ratio,
     "PYTORCH_MPS_LOW_WATERMARK_RATIO": _mps_ratio,
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": _plain("torch keeps no memory for reuse: slow, made for debugging"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": _plain(
+        "torch keeps no memory for reuse: slow, made for debugging"
+    ),
     "XLA_PYTHON_CLIENT_MEM_FRACTION": _fraction,
-    "XLA_PYTHON_CLIENT_PREALLOCATE": _plain("whether JAX takes its share at the start (75 % where not set)"),
+    "XLA_PYTHON_CLIENT_PREALLOCATE": _plain(
+        "whether JAX takes its share at the start (75 % where not set)"
+    ),
     "XLA_PYTHON_CLIENT_ALLOCATOR": _plain("how JAX takes memory"),
     "TF_FORCE_GPU_ALLOW_GROWTH": _plain("whether TensorFlow takes memory as it needs it"),
     "TF_GPU_ALLOCATOR": _plain("how TensorFlow takes memory"),
@@ -172,20 +210,30 @@ _OTHERS: Final[dict[str, Callable[[str, str], tuple[str, str, str]]]] = {
 }
 
 
-def visible_devices_checks(environ: Mapping[str, str], device_count: int | None) -> tuple[Check, ...]:
+def visible_devices_checks(
+    environ: Mapping[str, str], device_count: int | None
+) -> tuple[Check, ...]:
     """Check each variable that hides devices; ``device_count`` is None if NVML does not answer."""
     checks = [
         Check(
-            "visible_devices", "problem" if mistake else "ok", f"{name}={environ[name]}: {mistake or meaning}", advice
+            "visible_devices",
+            "problem" if mistake else "ok",
+            f"{name}={environ[name]}: {mistake or meaning}",
+            advice,
         )
         for name in _DEVICES
         if name in environ
-        for mistake, meaning, advice in [_visible(name, environ[name], device_count if name == _DEVICES[0] else None)]
+        for mistake, meaning, advice in [
+            _visible(name, environ[name], device_count if name == _DEVICES[0] else None)
+        ]
     ]
-    return tuple(checks) or (Check("visible_devices", "ok", f"{_DEVICES[0]} is not set: every device is visible"),)
+    return tuple(checks) or (
+        Check("visible_devices", "ok", f"{_DEVICES[0]} is not set: every device is visible"),
+    )
 
 
-def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:  # noqa: PLR0911 - as above
+# as above
+def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:
     """Return (mistake or "", meaning, advice) for a list of devices."""
     names = [text.strip() for text in value.split(",")]
     numbers = [int(text) for text in names if re.fullmatch(r"-?\d{1,9}", text)]
@@ -200,10 +248,16 @@ def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]: 
         return "hides what stands after a negative number", "", show_all
     if count is not None and any(number >= count for number in numbers):
         return (
-            f"there are {count} devices, numbered from 0; what stands after the first wrong one is hidden",
+            (
+                f"there are {count} devices, numbered from 0; "
+                "what stands after the first wrong one "
+                "is hidden"
+            ),
             "",
             show_all,
         )
-    if len(numbers) < len(names) and not all(re.match(r"(?i)(?:GPU|MIG)-|\d+\Z|\d+:\d+\Z", text) for text in names):
+    if len(numbers) < len(names) and not all(
+        re.match(r"(?i)(?:GPU|MIG)-|\d+\Z|\d+:\d+\Z", text) for text in names
+    ):
         return "neither a number nor GPU-… nor MIG-…", "", show_all
     return "", f"{len(names)} visible", ""

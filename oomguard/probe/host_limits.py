@@ -1,4 +1,6 @@
-"""Check what bounds the host's memory for this process: WSL, containers, cgroups, memory, /dev/shm, NUMA."""
+"""Check what bounds the host's memory for this process: WSL, containers, cgroups, memory, /dev/shm,
+NUMA.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ from oomguard.probe.host import (
 
 _LOW_RATIO: Final = 0.05  # a smaller share free is a problem
 _SHM: Final = "/dev/shm"  # noqa: S108 - looked at, never written to
-_SMALL_SHM_BYTES: Final = GIB  # Docker gives 64 MiB; the processes of one engine pass tensors through it
+_SMALL_SHM_BYTES: Final = (
+    GIB  # Docker gives 64 MiB; the processes of one engine pass tensors through it
+)
 
 
 def host_checks(environ: Mapping[str, str], root: Path = ROOT) -> Iterator[Check]:
     """Check every limit of the host whose files lie below ``root``."""
     inside = containers(root, environ)
     yield wsl_check(wsl_version(root))
-    yield Check("container", "ok", f"container: {', '.join(inside)}" if inside else "container: no mark of one")
+    yield Check(
+        "container",
+        "ok",
+        f"container: {', '.join(inside)}" if inside else "container: no mark of one",
+    )
     yield cgroup_check(read_cgroup(root))
     yield from memory_checks()
     yield shm_check(root, inside)
@@ -48,15 +56,20 @@ def wsl_check(version: int | None) -> Check:
     return Check(
         "wsl",
         "ok",
-        f"WSL{version}: expandable segments do not work, NVML hides processes, memory is what .wslconfig gives",
+        f"WSL{version}: expandable segments do not work, NVML hides processes, memory is what "
+        ".wslconfig gives",
         "set memory= under [wsl2] in %UserProfile%\\.wslconfig, then wsl --shutdown",
     )
 
 
 def cgroup_check(group: Cgroup | None) -> Check:
-    """Check the control group's memory limit, how much of it is used, and whether the kernel killed for it."""
+    """Check the control group's memory limit, how much of it is used, and whether the kernel killed
+    for it.
+    """
     if group is None:
-        return Check("cgroup", "unknown", "cgroup: no memory controller can be read, so a limit is unknown")
+        return Check(
+            "cgroup", "unknown", "cgroup: no memory controller can be read, so a limit is unknown"
+        )
     text = f"cgroup v{group.version}: "
     if group.limited is None:
         text += "the limit is unknown"
@@ -64,14 +77,26 @@ def cgroup_check(group: Cgroup | None) -> Check:
         text += "no memory limit"
     else:
         text += f"{format_gib(group.limit_bytes)} is the limit"
-    text += (
-        f", {'what is used is unknown' if group.current_bytes is None else f'{format_gib(group.current_bytes)} used'}"
-    )
+    if group.current_bytes is None:
+        text += ", what is used is unknown"
+    else:
+        text += f", {format_gib(group.current_bytes)} used"
     text += f", oom_kill count {'unknown' if group.oom_kills is None else group.oom_kills}"
-    raise_it = "raise the memory limit: docker run --memory, or resources.limits.memory in Kubernetes"
+    raise_it = (
+        "raise the memory limit: docker run --memory, or resources.limits.memory in Kubernetes"
+    )
     if group.oom_kills:
-        return Check("cgroup", "problem", f"{text}: the kernel ended processes of this group for memory", raise_it)
-    if group.limit_bytes and group.current_bytes and group.current_bytes > (1 - _LOW_RATIO) * group.limit_bytes:
+        return Check(
+            "cgroup",
+            "problem",
+            f"{text}: the kernel ended processes of this group for memory",
+            raise_it,
+        )
+    if (
+        group.limit_bytes
+        and group.current_bytes
+        and group.current_bytes > (1 - _LOW_RATIO) * group.limit_bytes
+    ):
         # The count includes the page cache, which the kernel gives back by itself.
         return Check("cgroup", "unknown", f"{text}: nearly full, page cache counted in", raise_it)
     return Check("cgroup", "ok" if group.limited is not None else "unknown", text)
@@ -116,21 +141,29 @@ def shm_check(root: Path, inside: tuple[str, ...], small_bytes: float = _SMALL_S
     if found.total >= small_bytes:
         return Check("shm", "ok", text)
     kubernetes = "Kubernetes" in inside
-    advice = (
-        f"mount an emptyDir with medium: Memory at {_SHM}" if kubernetes else "docker run --ipc=host, or --shm-size=8g"
-    )
+    if kubernetes:
+        advice = f"mount an emptyDir with medium: Memory at {_SHM}"
+    else:
+        advice = "docker run --ipc=host, or --shm-size=8g"
     return Check("shm", "problem", f"{text}: too small for an engine of several processes", advice)
 
 
 def address_space_check(limit_bytes: float | None) -> Check:
-    """Check ``ulimit -v``, in bytes (None: unknown): CUDA reserves far more addresses than memory."""
+    """Check ``ulimit -v``, in bytes (None: unknown): CUDA reserves far more addresses
+    than memory.
+    """
     return _ulimit_check(
-        "address_space", "-v", limit_bytes, "of addresses, and CUDA reserves more than there is memory"
+        "address_space",
+        "-v",
+        limit_bytes,
+        "of addresses, and CUDA reserves more than there is memory",
     )
 
 
 def data_check(limit_bytes: float | None) -> Check:
-    """Check ``ulimit -d``, in bytes (None: unknown): on a CPU weights, KV cache and activations all count."""
+    """Check ``ulimit -d``, in bytes (None: unknown): on a CPU weights, KV cache and activations all
+    count.
+    """
     bounds = "of private memory for each process, on a CPU all of an engine's"
     return _ulimit_check("data_segment", "-d", limit_bytes, bounds)
 
@@ -140,7 +173,12 @@ def _ulimit_check(name: str, flag: str, limit_bytes: float | None, bounds: str) 
         return Check(name, "unknown", f"ulimit {flag} cannot be read")
     if math.isinf(limit_bytes):
         return Check(name, "ok", f"ulimit {flag}: unlimited")
-    return Check(name, "problem", f"ulimit {flag}: {format_gib(limit_bytes)} {bounds}", f"ulimit {flag} unlimited")
+    return Check(
+        name,
+        "problem",
+        f"ulimit {flag}: {format_gib(limit_bytes)} {bounds}",
+        f"ulimit {flag} unlimited",
+    )
 
 
 def numa_check(root: Path) -> Check:
@@ -149,7 +187,8 @@ def numa_check(root: Path) -> Check:
     if nodes is None:
         return Check("numa", "unknown", "NUMA nodes: not listed by the kernel")
     sizes = [
-        f"node {node.number} {'unknown' if node.total_bytes is None else format_gib(node.total_bytes)}"
+        f"node {node.number} "
+        f"{'unknown' if node.total_bytes is None else format_gib(node.total_bytes)}"
         + ("" if node.free_bytes is None else f" ({format_gib(node.free_bytes)} unused)")
         for node in nodes
     ]

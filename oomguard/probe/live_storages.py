@@ -1,4 +1,5 @@
-"""Which storages of tensors are alive, and how many bytes they are; shapes decide, so fake tensors count like real ones.
+"""Which storages of tensors are alive, and how many bytes they are; shapes decide, so fake tensors
+count like real ones.
 
 Knows no torch: whatever has an ``untyped_storage`` is a tensor here.
 """
@@ -30,9 +31,11 @@ class PeakMeter:
 
 
 class LiveStorages:
-    """Bytes of the storages that were adopted and are still alive; each counts once, however many tensors view it.
+    """Bytes of the storages that were adopted and are still alive; each counts once, however many
+    tensors view it.
 
-    With ``keep_events`` every change is noted as (storage number, bytes): a new size, 0 for its end.
+    With ``keep_events`` every change is noted as (storage number, bytes): a new size, 0 for its
+    end.
     """
 
     def __init__(self, *, keep_events: bool = False) -> None:
@@ -43,13 +46,16 @@ class LiveStorages:
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._numbers = 0
         self._meters: list[PeakMeter] = []
-        # No peak is below it: an operation that leaves less alive changes none of them, and asks for no more than this.
+        # No peak is below it: an operation that leaves less alive changes none of them, and asks
+        # for no more than this.
         self._lowest_peak_bytes = 0
 
     def adopt(self, leaf: Any) -> None:
-        """Count the tensor's storage from now until nothing refers to it; anything that is no tensor is passed over.
+        """Count the tensor's storage from now until nothing refers to it; anything that is no
+        tensor is passed over.
 
-        ``peak_bytes`` does not follow by itself: ``note_peak`` says when all of an operation's results are there.
+        ``peak_bytes`` does not follow by itself: ``note_peak`` says when all of an operation's
+        results are there.
         """
         if getattr(leaf, "untyped_storage", None) is None or leaf.is_meta:
             return
@@ -59,7 +65,8 @@ class LiveStorages:
             for part in _parts(leaf):
                 self.adopt(part)
             return
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         number, known = self._sizes.get(key, (0, 0))
         if number == 0:
             self._numbers += 1
@@ -80,7 +87,9 @@ class LiveStorages:
 
     @contextlib.contextmanager
     def passing(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Count blocks that are there for a moment, and take them into the peak; not the negative ones, which may fail."""
+        """Count blocks that are there for a moment, and take them into the peak; not the negative
+        ones, which may fail.
+        """
         needed_bytes = sum(size for size in sizes if size > 0)
         first = self._numbers + 1
         self._numbers += len(sizes)
@@ -97,7 +106,8 @@ class LiveStorages:
 
     def take_events(self) -> list[tuple[int, int]]:
         """Return the changes noted so far and forget them."""
-        events, self.events = self.events, []
+        events = self.events
+        self.events = []
         return events or []
 
     def note_peak(self) -> None:
@@ -124,7 +134,9 @@ class LiveStorages:
 
     def _raise_peaks(self) -> None:
         meters: tuple[PeakMeter, ...] | None = None
-        while meters != (now := tuple(self._meters)):  # another thread may begin one meanwhile, whose peak is lower
+        while meters != (
+            now := tuple(self._meters)
+        ):  # another thread may begin one meanwhile, whose peak is lower
             meters = now
             self.peak_bytes = lowest = max(self.peak_bytes, self.bytes)
             for meter in meters:
@@ -141,6 +153,8 @@ class LiveStorages:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Yield the dense tensors of which a sparse one is made; none of a layout that does not tell them (MKL-DNN's)."""
+    """Yield the dense tensors of which a sparse one is made; none of a layout that does not tell
+    them (MKL-DNN's).
+    """
     for name in _PARTS.get(str(tensor.layout), ()):
         yield getattr(tensor, name)()

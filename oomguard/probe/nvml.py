@@ -1,4 +1,6 @@
-"""The one gateway to NVML: device memory as the driver reports it, None for what it does not tell."""
+"""The one gateway to NVML: device memory as the driver reports it, None for what it
+does not tell.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One part of a GPU that is divided (MIG), by its number within that GPU; a field is None if the driver does not tell it."""
+    """One part of a GPU that is divided (MIG), by its number within that GPU; a field is None if
+    the driver does not tell it.
+    """
 
     number: int
     uuid: str | None
@@ -39,9 +43,11 @@ class Gpu:
     Attributes:
         device: its name and its memory.
         uuid: as CUDA_VISIBLE_DEVICES names it.
-        is_divided: whether MIG is on, so that only its instances can be used; None where the driver does not tell.
+        is_divided: whether MIG is on, so that only its instances can be used; None where the driver
+            does not tell.
         instances: these, as they are now: an administrator may change them at any time.
-        failure: what the driver says of a GPU that does not answer ("GPU is lost"); None for one that does.
+        failure: what the driver says of a GPU that does not answer ("GPU is lost"); None for one
+            that does.
     """
 
     device: Device
@@ -64,7 +70,10 @@ def survey() -> Survey:
     """Look at every GPU: who it is, how it is divided, what it holds, and what is wrong with it."""
     if not _has_library():
         return Survey(
-            failure="libnvidia-ml.so.1 is not found: no NVIDIA driver, or a container that was not given its libraries"
+            failure=(
+                "libnvidia-ml.so.1 is not found: no NVIDIA driver, or a container that was not "
+                "given its libraries"
+            )
         )
     try:
         import pynvml
@@ -84,7 +93,9 @@ def survey() -> Survey:
 
 
 def devices() -> tuple[Device, ...] | None:
-    """Return all GPUs, None if NVML is missing, fails to start or has no permission: unknown never means "no GPU"."""
+    """Return all GPUs, None if NVML is missing, fails to start or has no permission: unknown never
+    means "no GPU".
+    """
     if not _has_library():
         return None
     try:
@@ -97,20 +108,26 @@ def devices() -> tuple[Device, ...] | None:
         return None
     try:
         count = _ask(pynvml.nvmlDeviceGetCount)
-        return None if count is None else tuple(_device(pynvml, index) for index in range(count))
+        if count is None:
+            return None
+        return tuple(_device(pynvml, index) for index in range(count))
     finally:
         _ask(pynvml.nvmlShutdown)
 
 
 class Session:
-    """NVML kept open for who asks it many times a second; ``uuids`` names each device as CUDA does."""
+    """NVML kept open for who asks it many times a second; ``uuids`` names each device
+    as CUDA does.
+    """
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
         count = _ask(pynvml.nvmlDeviceGetCount) or 0
         handles = {index: _ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)}
         self._handles = {index: handle for index, handle in handles.items() if handle is not None}
-        uuids = {index: _ask(pynvml.nvmlDeviceGetUUID, handle) for index, handle in self._handles.items()}
+        uuids = {
+            index: _ask(pynvml.nvmlDeviceGetUUID, handle) for index, handle in self._handles.items()
+        }
         self.uuids = {index: _text(uuid) for index, uuid in uuids.items()}
 
     @classmethod
@@ -128,7 +145,9 @@ class Session:
 
     def devices(self) -> tuple[Device, ...]:
         """Return what the devices say now, without their names."""
-        return tuple(_memory_of(self._pynvml, index, handle) for index, handle in self._handles.items())
+        return tuple(
+            _memory_of(self._pynvml, index, handle) for index, handle in self._handles.items()
+        )
 
     def end(self) -> None:
         """Close it."""
@@ -139,7 +158,8 @@ def nvml_failure() -> str | None:
     """Return why NVML does not answer, in one line; None if it answers."""
     try:
         import pynvml
-    except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and all of it is the answer
+    except Exception as error:  # noqa: BLE001
+        # a broken installation raises anything, and all of it is the answer
         return f"nvidia-ml-py cannot be imported: {error}"
     try:
         pynvml.nvmlInit()
@@ -154,7 +174,8 @@ def nvml_failure() -> str | None:
 
 @functools.cache
 def _has_library() -> bool:
-    """Return whether there may be NVML: on Linux by what the binding does first, which takes longer to load than to ask.
+    """Return whether there may be NVML: on Linux by what the binding does first, which takes longer
+    to load than to ask.
 
     Asked once: the loader looks through every folder of libraries where there is none.
     """
@@ -170,10 +191,13 @@ def _has_library() -> bool:
 
 
 def _ask(function: Any, *args: Any) -> Any:
-    """Return the answer to one NVML call, None if the driver, the container or the version refuses it."""
+    """Return the answer to one NVML call, None if the driver, the container or the version refuses
+    it.
+    """
     try:
         return function(*args)
-    except Exception:  # noqa: BLE001 - the binding has exceptions of several families, and none may reach the user
+    except Exception:  # noqa: BLE001
+        # the binding has exceptions of several families, and none may reach the user
         return None
 
 
@@ -181,7 +205,9 @@ def _device(pynvml: Any, index: int) -> Device:
     handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return Device(index, None, None, None, None)
-    return replace(_memory_of(pynvml, index, handle), name=_text(_ask(pynvml.nvmlDeviceGetName, handle)))
+    return replace(
+        _memory_of(pynvml, index, handle), name=_text(_ask(pynvml.nvmlDeviceGetName, handle))
+    )
 
 
 def _gpu(pynvml: Any, index: int) -> Gpu:
@@ -189,10 +215,21 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         pynvml.nvmlDeviceGetUUID(handle)
     except Exception as error:  # noqa: BLE001 - what it says is what is wrong with this one
-        return Gpu(Device(index, None, None, None, None), None, None, failure=str(error) or type(error).__name__)
-    modes = _ask(pynvml.nvmlDeviceGetMigMode, handle)  # a GPU that cannot be divided does not support the question
-    is_divided = bool(modes[0]) if modes else False
-    device, uuid = _device(pynvml, index), _text(_ask(pynvml.nvmlDeviceGetUUID, handle))
+        return Gpu(
+            Device(index, None, None, None, None),
+            None,
+            None,
+            failure=str(error) or type(error).__name__,
+        )
+    modes = _ask(
+        pynvml.nvmlDeviceGetMigMode, handle
+    )  # a GPU that cannot be divided does not support the question
+    if modes:
+        is_divided = bool(modes[0])
+    else:
+        is_divided = False
+    device = _device(pynvml, index)
+    uuid = _text(_ask(pynvml.nvmlDeviceGetUUID, handle))
     return Gpu(device, uuid, is_divided, tuple(_instances(pynvml, handle)) if is_divided else ())
 
 
@@ -200,20 +237,29 @@ def _instances(pynvml: Any, gpu: Any) -> Iterator[MigInstance]:
     for number in range(_ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         handle = _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
         if handle is not None:  # the numbers have gaps
-            own, name = _memory_of(pynvml, number, handle), _text(_ask(pynvml.nvmlDeviceGetName, handle))
+            own = _memory_of(pynvml, number, handle)
+            name = _text(_ask(pynvml.nvmlDeviceGetName, handle))
             uuid = _text(_ask(pynvml.nvmlDeviceGetUUID, handle))
-            yield MigInstance(number, uuid, name, own.total_bytes, own.free_bytes, own.used_bytes_by_pid)
+            yield MigInstance(
+                number, uuid, name, own.total_bytes, own.free_bytes, own.used_bytes_by_pid
+            )
 
 
 def _memory_of(pynvml: Any, index: int, handle: Any) -> Device:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     # A container hides process ids, and MIG hides sizes: an unknown size stays None.
-    by_pid = None if running is None else {p.pid: p.usedGpuMemory for p in running}
+    if running is None:
+        by_pid = None
+    else:
+        by_pid = {p.pid: p.usedGpuMemory for p in running}
     total, free = (None, None) if memory is None else (int(memory.total), int(memory.free))
     return Device(index, None, total, free, by_pid)
 
 
 def _text(name: Any) -> str | None:
     """Return a name as text, whichever the binding's version gives."""
-    return name.decode(errors="replace") if isinstance(name, bytes) else name
+    if isinstance(name, bytes):
+        return name.decode(errors="replace")
+    text: str | None = name
+    return text

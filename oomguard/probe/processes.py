@@ -27,20 +27,24 @@ class Holder:
 
 
 def sees_the_host_s_pids(root: Path = ROOT) -> bool | None:
-    """Return whether process ids here are the host's, which NVML uses; None if the kernel does not tell."""
+    """Return whether process ids here are the host's, which NVML uses; None if the kernel does not
+    tell.
+    """
     try:
         return str((root / "proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except (OSError, ValueError):
         return None
 
 
-def memory_holders(devices: tuple[Device, ...] | None, *, host_pids: bool | None = None) -> dict[int, Holder]:
+def memory_holders(
+    devices: tuple[Device, ...] | None, *, host_pids: bool | None = None
+) -> dict[int, Holder]:
     """Return the visible processes that hold device memory, by process id.
 
     Args:
         devices: what NVML reports, None if it does not answer.
-        host_pids: whether process ids here are the host's; None asks the kernel. If they are not, the result is empty:
-            the same number names another process here.
+        host_pids: whether process ids here are the host's; None asks the kernel. If they are not,
+            the result is empty: the same number names another process here.
     """
     import psutil
 
@@ -56,24 +60,32 @@ def memory_holders(devices: tuple[Device, ...] | None, *, host_pids: bool | None
 
 
 def vllm_orphans() -> tuple[dict[int, str], bool]:
-    """Return the titles of vLLM's processes whose parent is no engine, by process id, and whether some were unreadable.
+    """Return the titles of vLLM's processes whose parent is no engine, by process id, and whether
+    some were unreadable.
 
     vLLM names its processes ``VLLM::...``; one that outlives its parent keeps the device's memory.
     """
     import psutil
 
-    orphans, unseen = {}, False
+    orphans = {}
+    unseen = False
     for process in psutil.process_iter(["pid", "name", "cmdline", "ppid"]):
         words = process.info["cmdline"]
         unseen = unseen or words is None
         title = (words or [""])[0] or process.info["name"] or ""
-        if title.startswith("VLLM::") and "APIServer" not in title and not is_engine(process.info["ppid"]):
+        if (
+            title.startswith("VLLM::")
+            and "APIServer" not in title
+            and not is_engine(process.info["ppid"])
+        ):
             orphans[process.info["pid"]] = title
     return orphans, unseen
 
 
 def is_engine(pid: int | None) -> bool:
-    """Return whether a process can be an engine's parent: Python, vLLM or Ray; True for one that cannot be read."""
+    """Return whether a process can be an engine's parent: Python, vLLM or Ray; True for one that
+    cannot be read.
+    """
     import psutil
 
     if pid is None:

@@ -1,4 +1,6 @@
-"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None if neither is in use."""
+"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None if
+neither is in use.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +21,48 @@ before_reset: Final[list[Callable[[], object]]] = []
 
 def _simulated() -> Any:
     testing = sys.modules.get("oomguard.testing")
-    return None if testing is None else testing.active_device()
+    if testing is None:
+        return None
+    return testing.active_device()
 
 
 def _cuda() -> Any:
     torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+    if torch is not None and torch.cuda.is_initialized():
+        return torch.cuda
+    return None
 
 
 def is_cached() -> bool:
-    """Return whether tensors come from torch's caching allocator; a simulated device counts them as they are unless asked."""
+    """Return whether tensors come from torch's caching allocator; a simulated device counts them as
+    they are unless asked.
+    """
     if (device := _simulated()) is not None:
         return bool(device.has_caching_allocator)
     return _cuda() is not None
 
 
 def live_bytes(model: Any = None) -> int | None:
-    """Return the bytes in live tensors now; on a simulated device the weights of ``model`` count from here on."""
+    """Return the bytes in live tensors now; on a simulated device the weights of ``model`` count
+    from here on.
+    """
     if (device := _simulated()) is not None:
         if hasattr(model, "parameters"):
             device.adopt([*model.parameters(), *model.buffers()])
         return int(device.live_bytes)
     cuda = _cuda()
-    return None if cuda is None else int(cuda.memory_allocated())
+    if cuda is None:
+        return None
+    return int(cuda.memory_allocated())
 
 
 class Peak:
-    """The largest number of live bytes while its ``with`` block runs, as ``bytes`` after it; None where no device is in use.
+    """The largest number of live bytes while its ``with`` block runs, as ``bytes`` after it; None
+    where no device is in use.
 
-    A simulated device counts it by itself and keeps the peak that its user reads. CUDA knows one peak: it is measured anew, also for
-    a user who reads ``torch.cuda.max_memory_allocated``, and there is no way to put the old one back.
+    A simulated device counts it by itself and keeps the peak that its user reads. CUDA knows one
+    peak: it is measured anew, also for a user who reads ``torch.cuda.max_memory_allocated``, and
+    there is no way to put the old one back.
     """
 
     def __init__(self) -> None:
@@ -75,7 +89,9 @@ class Peak:
 
 
 def free_bytes() -> int | None:
-    """Return the bytes that new tensors may take: what the device has free and what torch's allocator keeps unused."""
+    """Return the bytes that new tensors may take: what the device has free and what torch's
+    allocator keeps unused.
+    """
     if (device := _simulated()) is not None:
         return max(0, int(device.free_bytes + device.reserved_bytes - device.allocated_bytes))
     cuda = _cuda()
@@ -84,16 +100,22 @@ def free_bytes() -> int | None:
     free, total = cuda.mem_get_info()
     room = int(free + cuda.memory_reserved() - cuda.memory_allocated())
     share = getattr(cuda, "get_per_process_memory_fraction", None)  # not in every version of torch
-    return room if share is None else min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
+    if share is None:
+        return room
+    return min(room, max(0, int(share() * total) - int(cuda.memory_allocated())))
 
 
 def counts(tensor: Any) -> bool:
-    """Return whether a tensor takes the device's memory; a simulated device counts those of the CPU."""
+    """Return whether a tensor takes the device's memory; a simulated device counts those of the
+    CPU.
+    """
     return _simulated() is not None or tensor.device.type != "cpu"
 
 
 def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
-    """Return a context in which tensors on the CPU are the host's, also while a simulated device counts them."""
+    """Return a context in which tensors on the CPU are the host's, also while a simulated device
+    counts them.
+    """
     if _simulated() is None or not really:
         return contextlib.nullcontext()
     from torch.utils._python_dispatch import _disable_current_modes
@@ -110,7 +132,9 @@ def to_host(tensor: Any) -> Any:
 
 
 def place(tensors: list[Any]) -> None:
-    """Count tensors on the simulated device from here on; raises its error where they do not fit, and does nothing without one."""
+    """Count tensors on the simulated device from here on; raises its error where they do not fit,
+    and does nothing without one.
+    """
     if (device := _simulated()) is not None:
         device.place(tensors)
 
@@ -147,8 +171,9 @@ def empty_cache() -> None:
 
 # Torch's counters of every device that it works on, and their peaks since several moments at once.
 #
-# CUDA's allocator knows one peak: it is measured anew at each of these moments, and noted first for those that were before. That of
-# a user who reads ``torch.cuda.max_memory_allocated`` begins anew too. The simulated device counts each peak by itself.
+# CUDA's allocator knows one peak: it is measured anew at each of these moments, and noted first for
+# those that were before. That of a user who reads ``torch.cuda.max_memory_allocated`` begins anew
+# too. The simulated device counts each peak by itself.
 
 _OF_SIMULATED: Final = Counter(SIMULATED, ALLOCATED)
 _open: Final[list[Peaks]] = []
@@ -167,31 +192,43 @@ os.register_at_fork(after_in_child=_renew_lock)
 def _torch_counters_cuda() -> Any:
     """Return torch's CUDA; None before it is in use."""
     torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+    if torch is not None and torch.cuda.is_initialized():
+        return torch.cuda
+    return None
 
 
 def _cuda_stats(cuda: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the statistics of each CUDA device that this process has had memory of."""
     for index in range(cuda.device_count()):
         stats = None
-        with contextlib.suppress(RuntimeError):  # after an error of its own CUDA tells nothing any more
+        with contextlib.suppress(
+            RuntimeError
+        ):  # after an error of its own CUDA tells nothing any more
             stats = cuda.memory_stats_as_nested_dict(index)
-        if stats and stats["reserved_bytes"]["all"]["allocated"]:  # ever, whatever was given back or measured anew
+        if (
+            stats and stats["reserved_bytes"]["all"]["allocated"]
+        ):  # ever, whatever was given back or measured anew
             yield index, stats
 
 
 def now() -> dict[Counter, int]:
-    """Return what torch has allocated and reserved; nothing on a machine where it works on the processor."""
+    """Return what torch has allocated and reserved; nothing on a machine where it works on the
+    processor.
+    """
     if (device := _simulated()) is not None:
         return {_OF_SIMULATED: int(device.live_bytes)}
     cuda = _torch_counters_cuda()
-    return {} if cuda is None else {key: current for key, current, _ in _cuda_counters(cuda)}
+    if cuda is None:
+        return {}
+    return {key: current for key, current, _ in _cuda_counters(cuda)}
 
 
 def simulated_limits() -> dict[Counter, int]:
     """Return what the simulated device has; empty without one."""
     device = _simulated()
-    return {} if device is None else {_OF_SIMULATED: int(device.capacity_bytes)}
+    if device is None:
+        return {}
+    return {_OF_SIMULATED: int(device.capacity_bytes)}
 
 
 def limits() -> dict[Counter, int]:
@@ -274,7 +311,10 @@ class Peaks:
 def _note() -> None:
     """Note CUDA's peaks so far for all who measure."""
     with _lock:
-        cuda = _torch_counters_cuda() if _open else None
+        if _open:
+            cuda = _torch_counters_cuda()
+        else:
+            cuda = None
         for key, _, peak in () if cuda is None else _cuda_counters(cuda):
             for measured in _open:
                 measured._rise_to(key, peak)

@@ -1,7 +1,8 @@
-"""What to do about a failure, in an expert's order: the changes of the plan, and what has to be done outside.
+"""What to do about a failure, in an expert's order: the changes of the plan, and what has to be
+done outside.
 
-The table of actions (rules/actions.toml) gives the order and the words, the plan gives the values. An action that the
-table says would make the failure worse is left out.
+The table of actions (rules/actions.toml) gives the order and the words, the plan gives the values.
+An action that the table says would make the failure worse is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from oomguard.core.text import first_known
 from oomguard.remedy.policy import is_out_of_question
 from oomguard.rules.action_table import OUTSIDE, ActionTable, Situation
 
-# A plan that moves the program to another device is an action outside: the user has to have that device.
+# A plan that moves the program to another device is an action outside: the user has to have that
+# device.
 _AS_ACTION: Final = {"device": "use_another_device"}
 # Without a value somebody has to find a checkpoint.
 _UNSOLVED_AS_ACTION: Final = {"quantization": "smaller_checkpoint"}
@@ -30,7 +32,8 @@ _VERBS: Final = {"up": "Raise", "down": "Lower", "on": "Turn on", "off": "Turn o
 
 
 def with_actions(incident: Incident, table: ActionTable) -> Incident:
-    """Return the incident with its actions: those of its situation first, then what else its plan has.
+    """Return the incident with its actions: those of its situation first, then what else its plan
+    has.
 
     Args:
         incident: a failure with its causes and its plan.
@@ -43,13 +46,19 @@ def with_actions(incident: Incident, table: ActionTable) -> Incident:
             break
     named = {action.id for action in actions}
     rest = (patch for name, patch in _open_patches(incident).items() if name not in named)
-    more = (_offered(_name(patch), _direction(patch, incident.kind), patch, incident, table) for patch in rest)
+    more = (
+        _offered(_name(patch), _direction(patch, incident.kind), patch, incident, table)
+        for patch in rest
+    )
     plan = (
         patch
         for patch in incident.plan
-        if patch.new is None or not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident)
+        if patch.new is None
+        or not table.is_harmful(patch.setting, _direction(patch, incident.kind), incident)
     )
-    return replace(incident, actions=(*actions, *(one for one in more if one is not None)), plan=tuple(plan))
+    return replace(
+        incident, actions=(*actions, *(one for one in more if one is not None)), plan=tuple(plan)
+    )
 
 
 def _open_patches(incident: Incident) -> dict[str, Patch]:
@@ -66,7 +75,10 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
         if name in ruled_out or name in found:
             continue
         patch = patches.get(name)
-        direction = wanted if patch is None else _direction(patch, incident.kind) or wanted
+        if patch is None:
+            direction = wanted
+        else:
+            direction = _direction(patch, incident.kind) or wanted
         if wanted is not None and direction != wanted:
             continue  # the plan changes it the other way: it stands where the plan has it
         if patch is None and _does_nothing(name, direction, incident, table):
@@ -81,9 +93,18 @@ def _ordered(situation: Situation, incident: Incident, table: ActionTable) -> li
 
 
 def _with_sure(actions: list[Action], incident: Incident, table: ActionTable) -> list[Action]:
-    """Put the likeliest cause's own solved changes before the first setting: the table does not name each rule's setting."""
-    rule = incident.causes[0].rule if incident.causes else ""
-    own = [patch for patch in _open_patches(incident).values() if patch.new is not None and patch.rule == rule]
+    """Put the likeliest cause's own solved changes before the first setting: the table does not
+    name each rule's setting.
+    """
+    if incident.causes:
+        rule = incident.causes[0].rule
+    else:
+        rule = ""
+    own = [
+        patch
+        for patch in _open_patches(incident).values()
+        if patch.new is not None and patch.rule == rule
+    ]
     offers = (
         _offered(_name(patch), _direction(patch, incident.kind), patch, incident, table)
         for patch in own
@@ -95,15 +116,22 @@ def _with_sure(actions: list[Action], incident: Incident, table: ActionTable) ->
 
 
 def _solved_first(actions: list[Action]) -> list[Action]:
-    """Put settings whose value is known before those whose value is not; actions outside keep their places."""
-    settings = sorted((one for one in actions if one.id in SETTINGS), key=lambda one: one.new is None)
+    """Put settings whose value is known before those whose value is not; actions outside keep their
+    places.
+    """
+    settings = sorted(
+        (one for one in actions if one.id in SETTINGS), key=lambda one: one.new is None
+    )
     in_order = iter(settings)
     return [next(in_order) if one.id in SETTINGS else one for one in actions]
 
 
 def _name(patch: Patch) -> str:
     """Return the action that a patch is."""
-    unsolved = _UNSOLVED_AS_ACTION if patch.new is None else {}
+    if patch.new is None:
+        unsolved = _UNSOLVED_AS_ACTION
+    else:
+        unsolved = {}
     return _AS_ACTION.get(patch.setting) or unsolved.get(patch.setting) or patch.setting
 
 
@@ -112,23 +140,46 @@ def _offered(
 ) -> Action | None:
     """Return one action, None if it would make the failure worse."""
     action = _action(name, direction, patch, incident, table)
-    return None if table.is_harmful(action.id, action.direction, incident) else action
+    if table.is_harmful(action.id, action.direction, incident):
+        return None
+    return action
 
 
-def _action(name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable) -> Action:
-    """Return one action, worded by the table's row for it; ``patch`` is the plan's own change, None if it has none."""
+def _action(
+    name: str, direction: str | None, patch: Patch | None, incident: Incident, table: ActionTable
+) -> Action:
+    """Return one action, worded by the table's row for it; ``patch`` is the plan's own change, None
+    if it has none.
+    """
     if name not in SETTINGS:
         direction = None
     elif direction is None and (patch is None or patch.new is None):
         direction = _usual_direction(name)
-    old = patch.old if patch else None
-    if old is None and name in SETTINGS and (known := value_in_force(name, incident.settings, incident.facts)):
+    if patch:
+        old = patch.old
+    else:
+        old = None
+    if (
+        old is None
+        and name in SETTINGS
+        and (known := value_in_force(name, incident.settings, incident.facts))
+    ):
         old = known[0]
-    new = patch.new if patch else True if direction == "on" and _is_switch(name) else None
+    if patch:
+        new = patch.new
+    elif direction == "on" and _is_switch(name):
+        new = True
+    else:
+        new = None
     wording = table.wording(name, direction, incident)
     values = {"from": old, "to": new}
-    facts = {**incident.facts, **{key: Fact(key, _text(name, v)) for key, v in values.items() if v is not None}}
-    titles, whys, commands = (wording.titles, wording.whys, wording.commands) if wording else ((), (), ())
+    facts = {
+        **incident.facts,
+        **{key: Fact(key, _text(name, v)) for key, v in values.items() if v is not None},
+    }
+    titles, whys, commands = (
+        (wording.titles, wording.whys, wording.commands) if wording else ((), (), ())
+    )
     why = first_known(whys, facts)
     if patch is not None and (new is not None or not why or _MEASURED & incident.facts.keys()):
         why = patch.reason
@@ -149,16 +200,25 @@ def _action(name: str, direction: str | None, patch: Patch | None, incident: Inc
         cost=patch.tradeoff if patch else "",
         blocked_by=patch.blocked_by if patch and new is not None else None,
     )
-    return replace(action, applicability="manual") if name in OUTSIDE and new is None else action
+    if name in OUTSIDE and new is None:
+        return replace(action, applicability="manual")
+    return action
 
 
 def _does_nothing(name: str, direction: str | None, incident: Incident, table: ActionTable) -> bool:
-    """Return whether a setting does nothing there: the engine lacks it, or another one decides over it."""
+    """Return whether a setting does nothing there: the engine lacks it, or another one decides over
+    it.
+    """
     if name not in SETTINGS:
         return False
-    if SETTINGS[name].is_moot(incident.kind, incident.facts):  # what else is set makes it do nothing
+    if SETTINGS[name].is_moot(
+        incident.kind, incident.facts
+    ):  # what else is set makes it do nothing
         return True
-    engine = incident.framework if incident.framework in engines() else _WITHOUT_ENGINE
+    if incident.framework in engines():
+        engine = incident.framework
+    else:
+        engine = _WITHOUT_ENGINE
     if not is_foreign(name, engine):
         return False
     wording = table.wording(name, direction, incident)
@@ -168,37 +228,63 @@ def _does_nothing(name: str, direction: str | None, incident: Incident, table: A
 def _direction(patch: Patch, kind: str) -> str | None:
     """Return which way a patch goes, None if neither its values nor its effect show it."""
     if isinstance(patch.new, bool):
-        return "on" if patch.new else "off"
+        if patch.new:
+            return "on"
+        return "off"
     knob = SETTINGS[patch.setting]
     if knob.type == "str":
-        return "down" if patch.setting in _LISTS else "on"
+        if patch.setting in _LISTS:
+            return "down"
+        return "on"
     if not isinstance(patch.new, str | None):
         return _way(patch, patch.new, kind)
     if knob.raised != knob.lowered:
-        return "up" if patch.effect == knob.raised else "down"
+        if patch.effect == knob.raised:
+            return "up"
+        return "down"
     return _usual_direction(patch.setting)
 
 
 def _way(patch: Patch, new: float, kind: str) -> str | None:
-    """Return which way a number moves; from an unknown value by what such a failure lacks, if the setting goes both ways."""
+    """Return which way a number moves; from an unknown value by what such a failure lacks, if the
+    setting goes both ways.
+    """
     if not isinstance(patch.old, str | None):
-        return None if patch.old == new else "up" if new > patch.old else "down"
+        if patch.old == new:
+            return None
+        if new > patch.old:
+            return "up"
+        return "down"
     knob = SETTINGS[patch.setting]
     if knob.raised == knob.lowered:
         return _usual_direction(patch.setting)
-    return None if kind in _EITHER_WAY else "up" if kind in _LACKS_CACHE else "down"
+    if kind in _EITHER_WAY:
+        return None
+    if kind in _LACKS_CACHE:
+        return "up"
+    return "down"
 
 
-# A share of unknown size is raised for a KV cache that lacks memory, and lowered for everything else.
-_LACKS_CACHE: Final = frozenset({"kv_cache_none_left", "kv_cache_too_small_for_max_len", "kv_slots_exhausted"})
+# A share of unknown size is raised for a KV cache that lacks memory, and lowered for everything
+# else.
+_LACKS_CACHE: Final = frozenset(
+    {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "kv_slots_exhausted"}
+)
 _EITHER_WAY: Final = frozenset({"cpu_node_memory"})
 # Numbers that more memory means more of; every other number is lowered when memory runs short.
 _RAISED: Final = frozenset(
-    {"tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "cpu_offload_bytes"}
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "cpu_offload_bytes",
+    }
 )
 # Texts that list what memory is kept for: less of it is fewer entries.
 _LISTS: Final = frozenset({"cudagraph_capture_sizes", "limit_mm_per_prompt", "mm_processor_kwargs"})
-_SWITCHED_OFF: Final = frozenset({"enable_prefix_caching", "enable_lora", "prompt_logprobs", "speculative_config"})
+_SWITCHED_OFF: Final = frozenset(
+    {"enable_prefix_caching", "enable_lora", "prompt_logprobs", "speculative_config"}
+)
 
 
 def _usual_direction(name: str) -> str | None:
@@ -209,7 +295,9 @@ def _usual_direction(name: str) -> str | None:
         return "down"
     if SETTINGS[name].type in {"bool", "str"}:
         return "on"
-    return "up" if name in _RAISED else "down"
+    if name in _RAISED:
+        return "up"
+    return "down"
 
 
 def _is_switch(name: str) -> bool:
@@ -217,25 +305,53 @@ def _is_switch(name: str) -> bool:
 
 
 def _text(name: str, value: FactValue) -> str:
-    return format_gib(value) if name.endswith("_bytes") and not isinstance(value, str) else str(value)
+    if name.endswith("_bytes") and not isinstance(value, str):
+        return format_gib(value)
+    return str(value)
 
 
-def _title(name: str, direction: str | None, old: FactValue | None, new: FactValue | None, incident: Incident) -> str:
+def _title(
+    name: str,
+    direction: str | None,
+    old: FactValue | None,
+    new: FactValue | None,
+    incident: Incident,
+) -> str:
     verb = _VERBS[direction]
     if direction in {"on", "off"} and _is_switch(name):
         return f"{verb} {name}"
-    flags = surface(name, incident.framework, incident.framework_version).flags if name in SETTINGS else ()
-    flag = flags[0] if flags else ""
+    if name in SETTINGS:
+        flags = surface(name, incident.framework, incident.framework_version).flags
+    else:
+        flags = ()
+    if flags:
+        flag = flags[0]
+    else:
+        flag = ""
     is_own = not flag or flag.removeprefix("--").replace("-", "_") == name
     shown = name if is_own else flag  # the engine's own word
     if new is not None:
-        start = "" if old is None else f" from {_text(name, old)}"
+        if old is None:
+            start = ""
+        else:
+            start = f" from {_text(name, old)}"
         return f"{'Set' if direction == 'on' else verb} {shown}{start} to {_text(name, new)}"
-    spelled = f" ({flag})" if flag and is_own else ""
+    if flag and is_own:
+        spelled = f" ({flag})"
+    else:
+        spelled = ""
     if old is None:
         return f"{verb} {shown}{spelled}"
-    halved = direction == "down" and SETTINGS[name].type == "int" and not isinstance(old, str) and old > 1
-    tried = f": try {_text(name, int(old) // 2)}" if halved else ""
+    halved = (
+        direction == "down"
+        and SETTINGS[name].type == "int"
+        and not isinstance(old, str)
+        and old > 1
+    )
+    if halved:
+        tried = f": try {_text(name, int(old) // 2)}"
+    else:
+        tried = ""
     return f"{verb} {shown}{spelled}, now {_text(name, old)}{tried}"
 
 
@@ -245,7 +361,9 @@ def _effect(name: str, direction: str | None, patch: Patch | None) -> Effect | N
     if name not in SETTINGS:
         return None
     knob = SETTINGS[name]
-    return knob.lowered if direction in {"down", "off"} else knob.raised
+    if direction in {"down", "off"}:
+        return knob.lowered
+    return knob.raised
 
 
 def _applicability(name: str, new: FactValue | None, patch: Patch | None) -> str:
@@ -253,14 +371,25 @@ def _applicability(name: str, new: FactValue | None, patch: Patch | None) -> str
         return "needs-value"
     if patch is not None and patch.applicable:
         return "automatic"
-    return "needs-permission" if name in SETTINGS or patch is not None else "manual"
+    if name in SETTINGS or patch is not None:
+        return "needs-permission"
+    return "manual"
 
 
-def _command(name: str, new: FactValue | None, patch: Patch | None, incident: Incident) -> str | None:
-    """Return what to paste for a setting: its flag, else its keyword argument or environment variable."""
+def _command(
+    name: str, new: FactValue | None, patch: Patch | None, incident: Incident
+) -> str | None:
+    """Return what to paste for a setting: its flag, else its keyword argument or environment
+    variable.
+    """
     if new is None or name not in SETTINGS:
         return None
     if patch is not None:
         return patch.as_flag or patch.as_kwarg or patch.as_env
-    engine, version = incident.framework, incident.framework_version
-    return as_flag(name, new, engine, version) or as_kwarg(name, new, engine, version) or as_env(name, new)
+    engine = incident.framework
+    version = incident.framework_version
+    return (
+        as_flag(name, new, engine, version)
+        or as_kwarg(name, new, engine, version)
+        or as_env(name, new)
+    )

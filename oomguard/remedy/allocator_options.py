@@ -1,4 +1,6 @@
-"""The options of torch's allocator by its version: what a version understands, and the variable that it reads them from."""
+"""The options of torch's allocator by its version: what a version understands, and the variable
+that it reads them from.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from oomguard.core.incident import Incident
 from oomguard.remedy.solution import Solution
 
 _EXPANDABLE: Final = "expandable_segments:True"
-# The option of torch 1.10 to 2.0 against the same trouble: blocks above this size are not cut into pieces.
+# The option of torch 1.10 to 2.0 against the same trouble: blocks above this size are not cut into
+# pieces.
 _WHOLE_BLOCKS: Final = "max_split_size_mb:128"
 _HAS_EXPANDABLE: Final = (2, 1)
 _HAS_PLAIN_NAME: Final = (2, 10)
@@ -22,18 +25,27 @@ _FROM_2_10: Final = "PYTORCH_ALLOC_CONF"
 
 
 def options_for_pieces(incident: Incident) -> Solution:
-    """Make free memory usable that lies in pieces: expandable segments from torch 2.1, larger whole blocks before that."""
+    """Make free memory usable that lies in pieces: expandable segments from torch 2.1, larger whole
+    blocks before that.
+    """
     version = _version(incident)
-    is_old = version < _HAS_EXPANDABLE if version else incident.kind != "npu_oom" and _words_are_old(incident)
+    if version:
+        is_old = version < _HAS_EXPANDABLE
+    else:
+        is_old = incident.kind != "npu_oom" and _words_are_old(incident)
     if is_old:
         return Solution(
-            _WHOLE_BLOCKS, "larger blocks are not cut into pieces; this torch has no expandable segments (2.1 has)"
+            _WHOLE_BLOCKS,
+            "larger blocks are not cut into pieces; this torch has no expandable segments (2.1 "
+            "has)",
         )
     return Solution(_EXPANDABLE, "expandable segments join the free pieces")
 
 
 def allocator_variable(incident: Incident) -> str:
-    """Return the environment variable that the failed torch reads: the one that its message names, else by its version."""
+    """Return the environment variable that the failed torch reads: the one that its message names,
+    else by its version.
+    """
     named = incident.facts.get("allocator_variable")
     if named is not None:
         return str(named.value)
@@ -45,8 +57,13 @@ def allocator_variable(incident: Incident) -> str:
 
 def _version(incident: Incident) -> tuple[int, int] | None:
     fact = incident.facts.get("torch_version")
-    found = re.match(r"(\d+)\.(\d+)", str(fact.value)) if fact is not None else None
-    return None if found is None else (int(found.group(1)), int(found.group(2)))
+    if fact is not None:
+        found = re.match(r"(\d+)\.(\d+)", str(fact.value))
+    else:
+        found = None
+    if found is None:
+        return None
+    return (int(found.group(1)), int(found.group(2)))
 
 
 def _words_are_old(incident: Incident) -> bool:

@@ -20,7 +20,8 @@ WITHOUT_SCORES: Final = "sdpa"
 SMALLEST_CHUNK_TOKENS: Final = 32
 # The values that a cache may have, the least costly first.
 CACHES: Final[tuple[FactValue, ...]] = ("offloaded", "offloaded_static", "quantized")
-# A first chunk is at most this part of the prompt, and a next one this part of the chunk that failed.
+# A first chunk is at most this part of the prompt, and a next one this part of the chunk that
+# failed.
 _CHUNK_SHARE: Final = 4
 # Tokens are cut at least to this part, if no closed form says what they need.
 _FEWER_RATIO: Final = 0.9
@@ -35,7 +36,8 @@ class Variant:
     Attributes:
         now: its value when the call failed; None if it has none.
         why_not: returns why it cannot have a value; None if it can.
-        row_bytes: returns what one row needs with a value, in closed form; None if that is not known.
+        row_bytes: returns what one row needs with a value, in closed form; None if that is not
+            known.
         is_changed: whether its value is one that failed in place of the user's own.
     """
 
@@ -45,7 +47,9 @@ class Variant:
     is_changed: bool = False
 
 
-def solve_variant(setting: str, variant: Variant, room_bytes: float | None, share: float) -> Solution:
+def solve_variant(
+    setting: str, variant: Variant, room_bytes: float | None, share: float
+) -> Solution:
     """Return the value of a setting to run the call with, or why there is none.
 
     Args:
@@ -67,15 +71,22 @@ def _without_scores(variant: Variant, room_bytes: float | None, share: float) ->
 
 def _chunk(variant: Variant, room_bytes: float | None, share: float) -> Solution:
     del room_bytes
-    tokens = variant.now if isinstance(variant.now, int) else 0
+    if isinstance(variant.now, int):
+        tokens = variant.now
+    else:
+        tokens = 0
     at_most = max(SMALLEST_CHUNK_TOKENS, int(tokens * min(share, 1 / _CHUNK_SHARE)))
     size = 1 << (at_most.bit_length() - 1)  # a power of two
     if size >= tokens:
         return Solution(
-            None, f"{tokens} tokens at once failed, and chunks are not smaller than {SMALLEST_CHUNK_TOKENS}"
+            None,
+            f"{tokens} tokens at once failed, and chunks are not smaller than "
+            f"{SMALLEST_CHUNK_TOKENS}",
         )
     why_not = variant.why_not(size)
-    return Solution(size, f"{tokens} tokens at once failed") if why_not is None else Solution(None, why_not)
+    if why_not is None:
+        return Solution(size, f"{tokens} tokens at once failed")
+    return Solution(None, why_not)
 
 
 def _cache(variant: Variant, room_bytes: float | None, share: float) -> Solution:
@@ -95,28 +106,43 @@ def _fewer_tokens(what: str) -> Callable[[Variant, float | None, float], Solutio
     """Return what finds the most tokens of a kind with which one row fits in closed form."""
 
     def solve(variant: Variant, room_bytes: float | None, share: float) -> Solution:
-        now = variant.now if isinstance(variant.now, int) else 0
+        if isinstance(variant.now, int):
+            now = variant.now
+        else:
+            now = 0
         if room_bytes is None:
             return Solution(None, f"what fewer {what} tokens need is not known")
         if variant.row_bytes(1) is None:
             tokens = int(now * min(share, _FEWER_RATIO))
             reason = f"{format_gib(room_bytes)} is {share:.0%} of what the row held when it failed"
         else:
-            at_most = now // 2 if variant.is_changed else now - 1  # the closed form was not exact enough
-            tokens = _most_tokens(at_most, lambda size: (variant.row_bytes(size) or 0) <= room_bytes)
+            at_most = (
+                now // 2 if variant.is_changed else now - 1
+            )  # the closed form was not exact enough
+            tokens = _most_tokens(
+                at_most, lambda size: (variant.row_bytes(size) or 0) <= room_bytes
+            )
             need = format_gib(variant.row_bytes(tokens) or 0)
             reason = f"a row with {tokens} {what} tokens needs {need} of {format_gib(room_bytes)}"
         if tokens * _LEAST_SHARE < now or tokens < 1:
-            return Solution(None, f"{max(0, tokens)} of {now} {what} tokens fit in {format_gib(room_bytes)}: too few")
+            return Solution(
+                None,
+                f"{max(0, tokens)} of {now} {what} tokens fit in {format_gib(room_bytes)}: too few",
+            )
         why_not = variant.why_not(tokens)
-        return Solution(tokens, reason) if why_not is None else Solution(None, why_not)
+        if why_not is None:
+            return Solution(tokens, reason)
+        return Solution(None, why_not)
 
     return solve
 
 
 def _most_tokens(at_most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``at_most`` that fits, 0 if none does; needs rise with the number."""
-    low, high = 0, at_most
+    """Return the largest number up to ``at_most`` that fits, 0 if none does; needs rise with the
+    number.
+    """
+    low = 0
+    high = at_most
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

@@ -19,14 +19,18 @@ from oomguard.remedy.missing_facts import in_words
 from oomguard.remedy.policy import Policy
 from oomguard.remedy.solution import Solution
 
-# The bytes that a failed call or load has of its device, by the figures of the failure: the device's size, or a cap below it.
+# The bytes that a failed call or load has of its device, by the figures of the failure: the
+# device's size, or a cap below it.
 
 # Sizes are printed with two decimals of their unit: the true one may be less by half of the last.
 HALF_DECIMAL: Final = 0.005
 
 
-def device_room_bytes(incident: Incident, base_bytes: int | None, margin_ratio: float) -> float | None:
-    """Return what may be taken beyond ``base_bytes`` that are alive; None where a size is not known.
+def device_room_bytes(
+    incident: Incident, base_bytes: int | None, margin_ratio: float
+) -> float | None:
+    """Return what may be taken beyond ``base_bytes`` that are alive; None where a size is not
+    known.
 
     A memory fraction caps what torch's allocator holds, whatever else is on the device.
     """
@@ -49,7 +53,8 @@ BATCH_MARGIN_RATIO: Final = 0.01
 MEASURING_SHARE: Final = 8
 # The same if a closed form says what a row needs up to its end.
 _ESTIMATED_SHARE: Final = 4
-# Of rows that failed after others of the same call had run; with few attempts left, fewer are tried.
+# Of rows that failed after others of the same call had run; with few attempts left, fewer are
+# tried.
 _AFTER_OTHERS_RATIO: Final = 0.75
 _LAST_ATTEMPTS: Final = 2
 
@@ -66,8 +71,10 @@ class CallModel:
         estimated_row_bytes: bytes that one row needs in closed form; None if no closed form holds.
         is_cached: whether tensors come from a caching allocator, which holds more than they are.
         not_splittable: why the rows cannot be run apart; None if they can.
-        others_ran: whether rows of the same call ran, so that one of these may be heavier than the rest.
-        attempts_left: how often the rest may be run again; None if the rows are only to be reported.
+        others_ran: whether rows of the same call ran, so that one of these may be heavier than the
+            rest.
+        attempts_left: how often the rest may be run again; None if the rows are only to be
+            reported.
         variants: what of the call may be done another way, by setting.
     """
 
@@ -83,7 +90,9 @@ class CallModel:
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which the call fits; None if this call has no such setting."""
+        """Return the value of one setting with which the call fits; None if this call has no such
+        setting.
+        """
         if setting in SOLVED_BY:
             return SOLVED_BY[setting](self, incident)
         if setting not in self.variants:
@@ -92,11 +101,16 @@ class CallModel:
             return Solution(None, "fewer rows at a time come first")
         room = self.room_bytes(incident)
         held = self.rows * (self.seen_row_bytes or 0)
-        share = min(1.0, max(0.0, room / held)) if room is not None and held else 1.0
+        if room is not None and held:
+            share = min(1.0, max(0.0, room / held))
+        else:
+            share = 1.0
         return solve_variant(setting, self.variants[setting], room, share)
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return nothing: each remedy of a call stands by itself, and the next attempt adds another."""
+        """Return nothing: each remedy of a call stands by itself, and the next attempt adds
+        another.
+        """
         del incident, policy
         return ()
 
@@ -106,13 +120,20 @@ class CallModel:
         return ()
 
     def room_bytes(self, incident: Incident) -> float | None:
-        """Return the bytes that rows may take beyond what was alive before them; None if a size is not known."""
-        allocator = reserved_ratio() if self.is_cached else 0.0
+        """Return the bytes that rows may take beyond what was alive before them; None if a size is
+        not known.
+        """
+        if self.is_cached:
+            allocator = reserved_ratio()
+        else:
+            allocator = 0.0
         return device_room_bytes(incident, self.base_bytes, BATCH_MARGIN_RATIO + allocator)
 
 
 def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
-    """Return the rows to run next, blocked if rows cannot be run apart; other settings are not blocked by that."""
+    """Return the rows to run next, blocked if rows cannot be run apart; other settings are not
+    blocked by that.
+    """
     found = _rows_that_fit(call, incident)
     if call.not_splittable is None:
         return found
@@ -120,19 +141,28 @@ def rows_that_fit(call: CallModel, incident: Incident) -> Solution:
 
 
 def _rows_that_fit(call: CallModel, incident: Incident) -> Solution:
-    room, base = call.room_bytes(incident), call.base_bytes
+    room = call.room_bytes(incident)
+    base = call.base_bytes
     if room is None or base is None or not (call.row_bytes or call.seen_row_bytes):
         return _without_figures(call, incident)
     if not call.row_bytes:
         return _measuring(call, room)
-    row_bytes, seen = call.row_bytes, call.seen_row_bytes
+    row_bytes = call.row_bytes
+    seen = call.seen_row_bytes
     value = min(call.rows - 1, math.floor(room / row_bytes))
     if value < 1 and call.rows > 1 and seen is not None and seen <= room:
         value = 1  # the estimate says that not one row fits, what was measured does not rule it out
     if value < 1:
-        return Solution(None, f"one row needs {format_gib(row_bytes)}, {format_gib(max(0, room))} is free for it")
-    reason = f"one row needs {format_gib(row_bytes)}: {_rows(value)} in {format_gib(room)}, {call.rows} failed"
-    freed, predicts = round((call.rows - value) * row_bytes), {"peak_bytes": base + value * row_bytes}
+        return Solution(
+            None,
+            f"one row needs {format_gib(row_bytes)}, {format_gib(max(0, room))} is free for it",
+        )
+    reason = (
+        f"one row needs {format_gib(row_bytes)}: {_rows(value)} in {format_gib(room)}, {call.rows} "
+        "failed"
+    )
+    freed = round((call.rows - value) * row_bytes)
+    predicts = {"peak_bytes": base + value * row_bytes}
     return Solution(value, reason, freed, predicts=predicts)
 
 
@@ -151,8 +181,11 @@ def _without_figures(call: CallModel, incident: Incident) -> Solution:
 
 
 def _measuring(call: CallModel, room: float) -> Solution:
-    """Return a few rows that are most likely to end: what a row needs is known then, and not before."""
-    rows, seen = call.rows, call.seen_row_bytes or 0
+    """Return a few rows that are most likely to end: what a row needs is known then, and not
+    before.
+    """
+    rows = call.rows
+    seen = call.seen_row_bytes or 0
     row_bytes = max(seen, call.estimated_row_bytes or 0)
     at_most = math.floor(room / row_bytes)
     if at_most < 1 and seen <= room:
@@ -166,8 +199,13 @@ def _measuring(call: CallModel, room: float) -> Solution:
         return Solution(None, why)
     if call.others_ran and (call.attempts_left or 0) > _LAST_ATTEMPTS:
         value = max(1, int(rows * _AFTER_OTHERS_RATIO))
-        return Solution(value, f"{rows} rows failed after other rows of the call ran: {_rows(value)} at a time")
-    share = MEASURING_SHARE if call.estimated_row_bytes is None else _ESTIMATED_SHARE
+        return Solution(
+            value, f"{rows} rows failed after other rows of the call ran: {_rows(value)} at a time"
+        )
+    if call.estimated_row_bytes is None:
+        share = MEASURING_SHARE
+    else:
+        share = _ESTIMATED_SHARE
     value = max(1, min(rows - 1, at_most) // share)
     held = f"{rows} rows failed holding {format_gib(rows * seen)}, and would have gone on to more"
     return Solution(value, f"{held}: {_rows(value)} first, then as many as what they take allows")
@@ -176,7 +214,9 @@ def _measuring(call: CallModel, room: float) -> Solution:
 def _fewer(rows: int, attempts_left: int, why: str) -> Solution:
     """Return half of the rows, or so many fewer that the attempts reach one row."""
     share = max(2, math.ceil(rows ** (1 / attempts_left)))
-    return Solution(max(1, rows // share), f"{why}; {rows} rows failed, so 1/{share} of them at a time")
+    return Solution(
+        max(1, rows // share), f"{why}; {rows} rows failed, so 1/{share} of them at a time"
+    )
 
 
 def _rows(number: int) -> str:

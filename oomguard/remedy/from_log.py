@@ -1,7 +1,9 @@
-"""Values from printed numbers: the solvers that rule files name. Each solves one setting or names the fact it lacks.
+"""Values from printed numbers: the solvers that rule files name. Each solves one setting or names
+the fact it lacks.
 
-The engine's own printed numbers come first. Solvers take every figure on the unfavourable side of its rounding; every
-margin stands here with its reason. The first paragraph of a solver's docstring is printed on the pages of the rules.
+The engine's own printed numbers come first. Solvers take every figure on the unfavourable side of
+its rounding; every margin stands here with its reason. The first paragraph of a solver's docstring
+is printed on the pages of the rules.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from oomguard.remedy.missing_facts import not_shown
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.value_checks import free_at_start
 
-# A KV cache that has no room because an engine keeps room for CUDA graphs: without the graphs, or without keeping it.
+# A KV cache that has no room because an engine keeps room for CUDA graphs: without the graphs, or
+# without keeping it.
 
 _MISSING = "memory of the CUDA graphs: not printed"
 
@@ -30,46 +33,74 @@ def without_graphs(incident: Incident) -> Solution:
 
 
 def without_graph_estimate(incident: Incident) -> Solution:
-    """Keep no room for CUDA graphs beforehand: they are captured from what the utilization leaves of the device."""
+    """Keep no room for CUDA graphs beforehand: they are captured from what the utilization leaves
+    of the device.
+    """
     return _freed(
-        incident, 0, "is the estimate for CUDA graphs; it becomes KV cache, and graphs take what is left beside it"
+        incident,
+        0,
+        "is the estimate for CUDA graphs; it becomes KV cache, and graphs take what is left "
+        "beside it",
     )
 
 
 def _freed(incident: Incident, value: int, what: str) -> Solution:
-    size, left = incident.number("cudagraph_bytes"), incident.number("kv_cache_available_bytes")
+    size = incident.number("cudagraph_bytes")
+    left = incident.number("kv_cache_available_bytes")
     if not size:
         return Solution(None, f"by how much is not known ({_MISSING})", unknown=(_MISSING,))
-    predicts = {} if left is None else {"kv_cache_available_bytes": left + size}
+    if left is None:
+        predicts = {}
+    else:
+        predicts = {"kv_cache_available_bytes": left + size}
     return Solution(value, f"{format_gib(size)} {what}", round(size), predicts=predicts)
 
 
 # How many CUDA graphs fit: as many of the smallest as were captured of the largest.
 #
-# An engine captures the largest batch first, and a smaller one needs no more: where k graphs were captured before memory ran out, the k
-# smallest sizes fit in the same room (sglang/srt/model_executor/cuda_graph_runner.py capture, 0.4.6 to 0.5.23).
+# An engine captures the largest batch first, and a smaller one needs no more: where k graphs were
+# captured before memory ran out, the k smallest sizes fit in the same room
+# (sglang/srt/model_executor/cuda_graph_runner.py capture, 0.4.6 to 0.5.23).
 
 
 def graphs_that_were_captured(incident: Incident) -> Solution:
-    """Capture graphs up to the size at which as many are left as were captured when memory ran out."""
-    done, wanted = incident.number("graphs_captured"), incident.number("graphs_wanted")
+    """Capture graphs up to the size at which as many are left as were captured when
+    memory ran out.
+    """
+    done = incident.number("graphs_captured")
+    wanted = incident.number("graphs_wanted")
     listed = incident.facts.get("graph_sizes")
-    sizes = sorted(int(size) for size in str(listed.value).split(",")) if listed is not None else []
+    if listed is not None:
+        sizes = sorted(int(size) for size in str(listed.value).split(","))
+    else:
+        sizes = []
     if done is None or not sizes or (wanted is not None and len(sizes) != wanted):
         missing = "the sizes and how many of them were captured: not printed"
-        return Solution(None, f"captures fewer graphs; by how much is not known ({missing})", unknown=(missing,))
+        return Solution(
+            None, f"captures fewer graphs; by how much is not known ({missing})", unknown=(missing,)
+        )
     if not done or done >= len(sizes):
-        return Solution(None, f"{done:g} of {len(sizes)} graphs were captured: their sizes are not what is too large")
+        return Solution(
+            None,
+            f"{done:g} of {len(sizes)} graphs were captured: their sizes are not what is too large",
+        )
     free = incident.number("graphs_free_bytes")
-    room = "" if free is None else f" in {format_gib(free)}"
+    if free is None:
+        room = ""
+    else:
+        room = f" in {format_gib(free)}"
     value = sizes[int(done) - 1]
-    return Solution(value, f"{done:g} of {len(sizes)} graphs were captured{room}; so many of the smallest fit")
+    return Solution(
+        value, f"{done:g} of {len(sizes)} graphs were captured{room}; so many of the smallest fit"
+    )
 
 
-# The host's part of a KV cache (SGLang's HiCache): sized to what the host has free, less what the engine keeps of it.
+# The host's part of a KV cache (SGLang's HiCache): sized to what the host has free, less what the
+# engine keeps of it.
 #
-# A pool is refused where it asks for more than is free less 10 GiB: sglang/srt/mem_cache/memory_pool_host.py, 0.4.4 to 0.5.23. Until
-# 0.4.9 the message gave what is free without that.
+# A pool is refused where it asks for more than is free less 10 GiB:
+# sglang/srt/mem_cache/memory_pool_host.py, 0.4.4 to 0.5.23. Until 0.4.9 the message gave what is
+# free without that.
 
 # The unit of hicache_size.
 _GB: Final = 10**9
@@ -86,13 +117,18 @@ def host_cache_within_free(incident: Incident) -> Solution:
     wanted, usable, share = figures
     size_gb = int(usable * (1 - _MARGIN_RATIO) / _GB)
     if size_gb < 1:
-        return Solution(None, f"{usable / _GB:.2f} GB of the host are left{share}: too little for a host cache")
+        return Solution(
+            None, f"{usable / _GB:.2f} GB of the host are left{share}: too little for a host cache"
+        )
     return Solution(size_gb, _reason(wanted, usable, share), round(wanted - size_gb * _GB))
 
 
 def host_ratio_within_free(incident: Incident) -> Solution:
-    """Lower the multiple of the device's pool so that the host's part fits in what is free: ratio x free / asked for."""
-    ratio, figures = incident.number("hicache_ratio"), _figures(incident)
+    """Lower the multiple of the device's pool so that the host's part fits in what is free: ratio x
+    free / asked for.
+    """
+    ratio = incident.number("hicache_ratio")
+    figures = _figures(incident)
     if isinstance(figures, Solution):
         return figures
     wanted, usable, share = figures
@@ -100,26 +136,42 @@ def host_ratio_within_free(incident: Incident) -> Solution:
         return Solution(None, "takes less of the host", unknown=("hicache_ratio: not printed",))
     value = int(100 * ratio * usable * (1 - _MARGIN_RATIO) / wanted) / 100
     if value <= 0:
-        return Solution(None, f"{usable / _GB:.2f} GB of the host are left{share}: too little for a host cache")
+        return Solution(
+            None, f"{usable / _GB:.2f} GB of the host are left{share}: too little for a host cache"
+        )
     return Solution(value, _reason(wanted, usable, share), round(wanted * (1 - value / ratio)))
 
 
 def _figures(incident: Incident) -> tuple[float, float, str] | Solution:
-    """Return what was asked for, what a rank may take and how that was shared, or what is missing of it."""
-    wanted, free = incident.number("tried_bytes"), incident.number("host_available_bytes")
+    """Return what was asked for, what a rank may take and how that was shared, or what is missing
+    of it.
+    """
+    wanted = incident.number("tried_bytes")
+    free = incident.number("host_available_bytes")
     if not wanted or free is None:
         missing = "what the pool asks for and what the host has free: not printed"
-        return Solution(None, f"takes less of the host; by how much is not known ({missing})", unknown=(missing,))
+        return Solution(
+            None,
+            f"takes less of the host; by how much is not known ({missing})",
+            unknown=(missing,),
+        )
     ranks = int(incident.number("tensor_parallel_size") or 1)
-    usable = free - _KEPT_BYTES if free >= wanted else free
+    if free >= wanted:
+        usable = free - _KEPT_BYTES
+    else:
+        usable = free
     return wanted, max(0.0, usable / ranks), f" for each of {ranks} ranks" if ranks > 1 else ""
 
 
 def _reason(wanted: float, usable: float, share: str) -> str:
-    return f"{usable / _GB:.2f} GB of the host are left{share}, and {wanted / _GB:.2f} GB were asked for"
+    return (
+        f"{usable / _GB:.2f} GB of the host are left{share}, and {wanted / _GB:.2f} GB were asked "
+        "for"
+    )
 
 
-# Over how many devices a model's weights have to be shared: the fewest with room for a rank's weights and a KV cache.
+# Over how many devices a model's weights have to be shared: the fewest with room for a rank's
+# weights and a KV cache.
 
 # What a rank needs besides its weights: activations and a KV cache, as a part of the weights.
 _BESIDE_WEIGHTS_RATIO: Final = 0.05
@@ -132,39 +184,58 @@ _MORE_RANKS_MISSING: Final = "the size of the weights, or of the device: not pri
 
 
 def ranks_for_weights(incident: Incident) -> Solution:
-    """Share the weights among the fewest devices, by powers of two, that hold a rank's weights with a twentieth of them to spare.
+    """Share the weights among the fewest devices, by powers of two, that hold a rank's weights with
+    a twentieth of them to spare.
 
     Heads and layers are divided evenly: a power of two divides those of nearly every model.
     """
     ranks = int(incident.number("tensor_parallel_size") or 1)
     of_rank = incident.number("model_weights_bytes") or incident.number("estimated_weights_bytes")
-    total, free = incident.number("device_total_bytes"), free_at_start(incident)
+    total = incident.number("device_total_bytes")
+    free = free_at_start(incident)
     if not of_rank or not total:
         return Solution(
-            None, f"{_LEVER}; by how much is not known ({_MORE_RANKS_MISSING})", unknown=(_MORE_RANKS_MISSING,)
+            None,
+            f"{_LEVER}; by how much is not known ({_MORE_RANKS_MISSING})",
+            unknown=(_MORE_RANKS_MISSING,),
         )
-    weights, room = of_rank * max(1, ranks), _SHARE * (total if free is None else min(total, free))
+    weights = of_rank * max(1, ranks)
+    room = _SHARE * (total if free is None else min(total, free))
     more = 1
     while more <= ranks or weights / more * (1 + _BESIDE_WEIGHTS_RATIO) >= room:
         more *= 2
         if more > _MOST_RANKS:
-            return Solution(None, f"{format_gib(weights)} of weights do not fit on {_MOST_RANKS} devices of this size")
+            return Solution(
+                None,
+                f"{format_gib(weights)} of weights do not fit on {_MOST_RANKS} devices of this "
+                "size",
+            )
     each = format_gib(weights / more)
-    why = f"{format_gib(weights)} of weights over {more} devices are {each} on each, and {format_gib(room)} is usable there"
+    why = (
+        f"{format_gib(weights)} of weights over {more} devices are {each} on each, and "
+        f"{format_gib(room)} is usable there"
+    )
     return Solution(more, why, blocked_by=_HOW_MANY)
 
 
-# How many requests a pool of KV cache holds, at their full length or by those that filled it, and a table of requests by its places.
+# How many requests a pool of KV cache holds, at their full length or by those that filled it, and a
+# table of requests by its places.
 
-# Of those that filled the pool: requests grow until they end, so a few less than ran would fill it again.
+# Of those that filled the pool: requests grow until they end, so a few less than ran would fill it
+# again.
 _OF_RUNNING: Final = 0.75
 
 
 def requests_in_pool(incident: Incident) -> Solution:
-    """Take as many requests as fit at their full length; where that is not known, three in four of those that filled the pool."""
-    capacity, length = incident.number("kv_cache_capacity_tokens"), incident.number("max_model_len_tokens")
+    """Take as many requests as fit at their full length; where that is not known, three in four of
+    those that filled the pool.
+    """
+    capacity = incident.number("kv_cache_capacity_tokens")
+    length = incident.number("max_model_len_tokens")
     running = incident.number("running_requests")
-    if running is None and incident.phase == "decode":  # a step of decoding asks for one token of each
+    if (
+        running is None and incident.phase == "decode"
+    ):  # a step of decoding asks for one token of each
         running = incident.number("kv_slots_needed_tokens") or incident.number("max_num_seqs")
     if running is not None and running >= 2:
         value = math.floor(running * _OF_RUNNING)
@@ -174,60 +245,88 @@ def requests_in_pool(incident: Incident) -> Solution:
         return Solution(value, f"{capacity:g} tokens hold {value} requests of {length:g}")
     missing = "how many requests ran when the KV cache was full: not printed"
     return Solution(
-        None, f"fewer requests hold less of the KV cache; how many is not known ({missing})", unknown=(missing,)
+        None,
+        f"fewer requests hold less of the KV cache; how many is not known ({missing})",
+        unknown=(missing,),
     )
 
 
 def requests_in_table(incident: Incident) -> Solution:
-    """Take no more requests than the engine's table of requests has places: by what may run, else by what runs and what is free.
+    """Take no more requests than the engine's table of requests has places: by what may run, else
+    by what runs and what is free.
 
-    Ranks that take requests of their own share the places (sglang/srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs, 0.5.23):
-    where all of a rank's were free, the table itself is too small, and more requests are what makes it larger.
+    Ranks that take requests of their own share the places
+    (sglang/srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs, 0.5.23): where all of a
+    rank's were free, the table itself is too small, and more requests are what makes it larger.
     """
-    free, needed = incident.number("request_slots_free"), incident.number("request_slots_needed")
-    most, running = incident.number("max_num_seqs"), incident.number("running_requests")
+    free = incident.number("request_slots_free")
+    needed = incident.number("request_slots_needed")
+    most = incident.number("max_num_seqs")
+    running = incident.number("running_requests")
     if free is None or needed is None:
         missing = "the places that were free and asked for: not printed"
-        return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))
+        return Solution(
+            None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,)
+        )
     ranks = incident.number("data_parallel_size") or 1
     if free >= needed:
-        return Solution(None, f"{free:g} places were free for {needed:g} requests: another pool is full")
+        return Solution(
+            None, f"{free:g} places were free for {needed:g} requests: another pool is full"
+        )
     if most is not None and most > needed - free:
         return _of_all_places(most, free, needed, ranks)
     if running is not None:
-        return Solution(math.floor(running + free), f"{running:g} requests ran and {free:g} places were free")
+        return Solution(
+            math.floor(running + free), f"{running:g} requests ran and {free:g} places were free"
+        )
     if free >= _OF_RUNNING * needed:
-        return Solution(math.floor(free), f"{free:g} places are free at least for {needed:g} requests")
+        return Solution(
+            math.floor(free), f"{free:g} places are free at least for {needed:g} requests"
+        )
     missing = "how many requests may run (max_running_requests), or how many ran: not printed"
-    return Solution(None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,))
+    return Solution(
+        None, f"needs fewer places; by how much is not known ({missing})", unknown=(missing,)
+    )
 
 
 def _of_all_places(most: float, free: float, needed: float, ranks: float) -> Solution:
-    """Return how many requests may run by how many may now; more of them where all of a rank's places were free."""
+    """Return how many requests may run by how many may now; more of them where all of a rank's
+    places were free.
+    """
     if ranks > 1 and free == most // ranks:
-        reason = f"each of {ranks:g} ranks has {free:g} of {most:g} places, and a batch of one takes {needed:g}"
+        reason = (
+            f"each of {ranks:g} ranks has {free:g} of {most:g} places, and a batch of one takes "
+            f"{needed:g}"
+        )
         return Solution(math.floor(needed * ranks), reason)
-    return Solution(math.floor(most - needed + free), f"{needed:g} places were asked for, {free:g} were free")
+    return Solution(
+        math.floor(most - needed + free), f"{needed:g} places were asked for, {free:g} were free"
+    )
 
 
-# The share for weights and KV pool that an engine takes itself where the user gives none, from the engine's own data file.
+# The share for weights and KV pool that an engine takes itself where the user gives none, from the
+# engine's own data file.
 #
-# Where no figure tells what a failed start or step lacks, a share on the wrong side of it is moved there: it is what the engine's authors
-# keep for activations and graphs.
+# Where no figure tells what a failed start or step lacks, a share on the wrong side of it is moved
+# there: it is what the engine's authors keep for activations and graphs.
 
 _TABLE: Final = "own_share"
 _MORE_RANKS: Final = 4
 
 
 def _known(incident: Incident) -> Mapping[str, Any]:
-    """Return the failed engine's table; where the text names no engine, the one of those that know such a share."""
+    """Return the failed engine's table; where the text names no engine, the one of those that know
+    such a share.
+    """
     if incident.framework in engines():
         return table_of(incident.framework, _TABLE)
     return next((table for engine in engines() if (table := table_of(engine, _TABLE))), {})
 
 
 def own_share_ratio(incident: Incident) -> float | None:
-    """Return the share by the device's size, else by the number of ranks; None for an engine whose data file has none."""
+    """Return the share by the device's size, else by the number of ranks; None for an engine whose
+    data file has none.
+    """
     known = _known(incident)
     if not known:
         return None
@@ -239,54 +338,87 @@ def own_share_ratio(incident: Incident) -> float | None:
 
 
 def kept_bytes(incident: Incident, total_bytes: float) -> float:
-    """Return what the engine keeps of a device for activations and graphs, by the settings that are known."""
+    """Return what the engine keeps of a device for activations and graphs, by the settings that are
+    known.
+    """
     known = _known(incident)
     if not known:
         return 0.0
-    size = next((row for row in known["by_size"] if total_bytes < row["below_bytes"]), known["by_size"][-1])
+    size = next(
+        (row for row in known["by_size"] if total_bytes < row["below_bytes"]), known["by_size"][-1]
+    )
     ranks = incident.number("tensor_parallel_size") or 1
-    tokens = max(incident.number("max_num_batched_tokens") or size["step_tokens"], known["least_step_tokens"])
-    graphs = incident.number("cuda_graph_max_bs") or size["more_ranks" if ranks >= _MORE_RANKS else "few_ranks"]
+    tokens = max(
+        incident.number("max_num_batched_tokens") or size["step_tokens"], known["least_step_tokens"]
+    )
+    graphs = (
+        incident.number("cuda_graph_max_bs")
+        or size["more_ranks" if ranks >= _MORE_RANKS else "few_ranks"]
+    )
     kept: float = known["own_bytes"] + tokens * known["token_bytes"] + graphs * known["graph_bytes"]
     kept += ranks * known["rank_bytes"] + graphs * _of_parallel_attention(incident, graphs, known)
-    least = known["large_keeps_bytes"] if total_bytes > known["large_bytes"] else 0.0
+    if total_bytes > known["large_bytes"]:
+        least = known["large_keeps_bytes"]
+    else:
+        least = 0.0
     speculative = incident.facts.get("speculative")
-    draft = known["draft_bytes"] if speculative is not None and speculative.value is True else 0.0
+    if speculative is not None and speculative.value is True:
+        draft = known["draft_bytes"]
+    else:
+        draft = 0.0
     return float(max(kept, least) + draft)
 
 
 def _of_parallel_attention(incident: Incident, graphs: float, known: Mapping[str, Any]) -> float:
-    """Return what the engine keeps more for a row of a graph where each rank of attention takes requests of its own."""
-    flag, ranks = incident.facts.get("parallel_attention"), incident.number("data_parallel_size") or 1
+    """Return what the engine keeps more for a row of a graph where each rank of attention takes
+    requests of its own.
+    """
+    flag = incident.facts.get("parallel_attention")
+    ranks = incident.number("data_parallel_size") or 1
     if flag is None or flag.value is not True or ranks <= 1:
         return 0.0
     large: float = known["dp_large_graph_bytes"] if graphs > known["dp_large_rows"] else 0.0
     return float(ranks * (known["dp_graph_bytes"] + large))
 
 
-# Pages of a KV cache that are small enough: each running request takes a whole one where its last is full.
+# Pages of a KV cache that are small enough: each running request takes a whole one where its last
+# is full.
 
 _BACKENDS: Final = "which attention backend runs is not printed, and some take one page size only"
 
 
 def page_for_requests(incident: Incident) -> Solution:
-    """Take the largest power of two with which each request of a step of decoding gets a page of what was free."""
-    free, needed = incident.number("kv_slots_free_tokens"), incident.number("kv_slots_needed_tokens")
+    """Take the largest power of two with which each request of a step of decoding gets a page of
+    what was free.
+    """
+    free = incident.number("kv_slots_free_tokens")
+    needed = incident.number("kv_slots_needed_tokens")
     now = incident.number("block_size_tokens")
     if incident.phase != "decode" or free is None or not needed:
         missing = "how many requests needed a page: not printed"
-        return Solution(None, f"smaller pages leave fewer tokens unused ({missing})", unknown=(missing,))
+        return Solution(
+            None, f"smaller pages leave fewer tokens unused ({missing})", unknown=(missing,)
+        )
     each = int(free / needed)
-    value = 1 << (each.bit_length() - 1) if each else 0
+    if each:
+        value = 1 << (each.bit_length() - 1)
+    else:
+        value = 0
     if not value or (now is not None and value >= now):
-        return Solution(None, f"{free:g} tokens are free for {needed:g} requests: pages are not what is missing")
-    return Solution(value, f"{needed:g} requests each take a page of {free:g} free tokens", blocked_by=_BACKENDS)
+        return Solution(
+            None, f"{free:g} tokens are free for {needed:g} requests: pages are not what is missing"
+        )
+    return Solution(
+        value, f"{needed:g} requests each take a page of {free:g} free tokens", blocked_by=_BACKENDS
+    )
 
 
-# How many tokens of prompts to compute in one step: so many that the tensor which was refused fits in what was free.
+# How many tokens of prompts to compute in one step: so many that the tensor which was refused fits
+# in what was free.
 #
-# What a step of prompts makes is linear in its tokens: activations, logits, scores against the whole context. With fewer of them the
-# others of the step take less as well, so what was free then is the least that there will be.
+# What a step of prompts makes is linear in its tokens: activations, logits, scores against the
+# whole context. With fewer of them the others of the step take less as well, so what was free then
+# is the least that there will be.
 
 # What is free moves by as much from step to step.
 _STEP_TOKENS_MARGIN_RATIO: Final = 0.1
@@ -294,16 +426,21 @@ _STEP_TOKENS_MARGIN_RATIO: Final = 0.1
 _MULTIPLE_TOKENS: Final = 256
 # Below so many a step is mostly overhead, and what is too large is something else.
 _LEAST_TOKENS: Final = 512
-# vLLM makes float32 logits of a prompt and then as large a tensor of their log-probabilities: vllm/v1/worker/gpu_model_runner.py
-# _get_prompt_logprobs_dict, 0.33.0. The log does not show which of the two failed.
+# vLLM makes float32 logits of a prompt and then as large a tensor of their log-probabilities:
+# vllm/v1/worker/gpu_model_runner.py _get_prompt_logprobs_dict, 0.33.0. The log does not show which
+# of the two failed.
 _OF_VLLM_LOGPROBS: Final = 2
 _OF_A_PROMPT: Final = ("prefill", "prompt_logprobs")
 
 
 def step_tokens_for_tried(incident: Incident) -> Solution:
-    """Compute so many tokens of prompts in one step that the refused tensor fits in what was free: tokens x free / tried x 0.9."""
-    limit, ran = incident.number("max_num_batched_tokens"), incident.number("step_tokens")
-    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
+    """Compute so many tokens of prompts in one step that the refused tensor fits in what was free:
+    tokens x free / tried x 0.9.
+    """
+    limit = incident.number("max_num_batched_tokens")
+    ran = incident.number("step_tokens")
+    tried = incident.number("tried_bytes")
+    free = incident.number("device_free_bytes")
     lever = "shrinks the activations of a step"
     if incident.phase not in _OF_A_PROMPT:
         missing = "peak activation: not printed"
@@ -312,15 +449,35 @@ def step_tokens_for_tried(incident: Incident) -> Solution:
         return Solution(None, "an encoder takes an image whole, however long a step is")
     tokens = min((number for number in (limit, ran) if number), default=None)
     figures = {"how many tokens were in the step": tokens, "tried": tried, "device free": free}
-    missing_names = tuple(f"{name}: not printed" for name, number in figures.items() if number is None)
+    missing_names = tuple(
+        f"{name}: not printed" for name, number in figures.items() if number is None
+    )
     if not tokens or not tried or free is None:
-        return Solution(None, f"{lever}; by how much is not known ({', '.join(missing_names)})", unknown=missing_names)
+        return Solution(
+            None,
+            f"{lever}; by how much is not known ({', '.join(missing_names)})",
+            unknown=missing_names,
+        )
     if free >= tried:
-        return Solution(None, f"{format_gib(free)} was free for {format_gib(tried)}: a step is not what is too large")
-    still_wanted = tried * _OF_VLLM_LOGPROBS if _is_of_vllm_logprobs(incident) else tried
-    value = int(tokens * free / still_wanted * (1 - _STEP_TOKENS_MARGIN_RATIO)) // _MULTIPLE_TOKENS * _MULTIPLE_TOKENS
+        return Solution(
+            None,
+            f"{format_gib(free)} was free for {format_gib(tried)}: a step is not what is too large",
+        )
+    if _is_of_vllm_logprobs(incident):
+        still_wanted = tried * _OF_VLLM_LOGPROBS
+    else:
+        still_wanted = tried
+    value = (
+        int(tokens * free / still_wanted * (1 - _STEP_TOKENS_MARGIN_RATIO))
+        // _MULTIPLE_TOKENS
+        * _MULTIPLE_TOKENS
+    )
     if value < _LEAST_TOKENS:
-        return Solution(None, f"a step of {tokens:g} tokens asked for {format_gib(tried)} with {format_gib(free)} free")
+        return Solution(
+            None,
+            f"a step of {tokens:g} tokens asked for {format_gib(tried)} with {format_gib(free)} "
+            "free",
+        )
     reason = f"{format_gib(tried)} for {tokens:g} tokens in one step; {format_gib(free)} was free"
     return Solution(value, reason, round(tried * (1 - value / tokens)))
 
@@ -329,12 +486,13 @@ def _is_of_vllm_logprobs(incident: Incident) -> bool:
     return incident.framework == "vllm" and incident.phase == "prompt_logprobs"
 
 
-# Raising the utilization: what the engine holds varies a little from start to start; on the CPU backend the node's
-# total itself moves by the minute, so the margin there is larger.
+# Raising the utilization: what the engine holds varies a little from start to start; on the CPU
+# backend the node's total itself moves by the minute, so the margin there is larger.
 RAISE_MARGIN_RATIO: Final = 0.01
 RAISE_MARGIN_CPU_RATIO: Final = 0.02
 RAISE_MARGIN_BYTES: Final = 32 * MIB
-# Where the KV need of one request is not known: up to this share of the device, as far as it is free.
+# Where the KV need of one request is not known: up to this share of the device, as far as it is
+# free.
 UNKNOWN_KV_RATIO: Final = 0.10
 # Of the sequences of a warm-up that ran out of memory, so many times fewer are tried.
 WARMUP_DIVISOR: Final = 4
@@ -345,28 +503,33 @@ Solver = Callable[[Incident], Solution]
 
 
 def printed_estimate(incident: Incident) -> Solution:
-    """Take ``max_model_len`` from the engine's own estimate, else from capacity, else in proportion to what is left."""
+    """Take ``max_model_len`` from the engine's own estimate, else from capacity, else in proportion
+    to what is left.
+    """
     length, needed, left = (
-        incident.number(n) for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes")
+        incident.number(n)
+        for n in ("max_model_len_tokens", "kv_cache_needed_bytes", "kv_cache_available_bytes")
     )
     estimate = incident.number("estimated_max_model_len_tokens")
     capacity = incident.number("kv_cache_capacity_tokens")
     if length is None:
         return Solution(None, "max_model_len: not printed", unknown=("max_model_len: not printed",))
     if estimate is not None:
-        value, why = int(estimate), "the engine's own estimate"
+        value = int(estimate)
+        why = "the engine's own estimate"
     elif capacity is not None:
-        value, why = int(capacity), "the KV cache holds that many tokens"
+        value = int(capacity)
+        why = "the KV cache holds that many tokens"
     elif _above_zero(needed, incident.slack("kv_cache_needed_bytes")) and _above_zero(
         left, -incident.slack("kv_cache_available_bytes")
     ):
         assert needed is not None and left is not None  # noqa: S101, PT018 - just asked
-        share = (left - incident.slack("kv_cache_available_bytes")) / (needed + incident.slack("kv_cache_needed_bytes"))
-        tokens = LARGEST_BLOCK_TOKENS  # one block less for the null block
-        value, why = (
-            max(0, int(length * share) // tokens * tokens - tokens),
-            "in proportion to the KV memory that is left",
+        share = (left - incident.slack("kv_cache_available_bytes")) / (
+            needed + incident.slack("kv_cache_needed_bytes")
         )
+        tokens = LARGEST_BLOCK_TOKENS  # one block less for the null block
+        value = max(0, int(length * share) // tokens * tokens - tokens)
+        why = "in proportion to the KV memory that is left"
     else:
         missing = "the KV memory that is needed or left rounds to 0 and no estimate is printed"
         return Solution(None, missing, unknown=(missing,))
@@ -374,11 +537,19 @@ def printed_estimate(incident: Incident) -> Solution:
         return Solution(None, "not one block of tokens fits in the KV memory that is left")
     if value >= length:
         return Solution(None, f"{why}: {value} tokens fit, {int(length)} were asked for")
-    freed = round(needed * (1 - value / length)) if needed is not None else None
+    if needed is not None:
+        freed = round(needed * (1 - value / length))
+    else:
+        freed = None
     reason = f"{why}: one request of {value} tokens fits, {int(length)} does not"
     image = incident.number("image_tokens") or 0
-    blocked = f"one image takes {int(image)} tokens: prompts with one would be refused" if value <= image else None
-    return Solution(value, reason, freed, predicts={"kv_cache_capacity_tokens": value}, blocked_by=blocked)
+    if value <= image:
+        blocked = f"one image takes {int(image)} tokens: prompts with one would be refused"
+    else:
+        blocked = None
+    return Solution(
+        value, reason, freed, predicts={"kv_cache_capacity_tokens": value}, blocked_by=blocked
+    )
 
 
 def _above_zero(value: float | None, slack: float) -> bool:
@@ -387,26 +558,39 @@ def _above_zero(value: float | None, slack: float) -> bool:
 
 
 def kv_bytes_for_max_len(incident: Incident) -> Solution:
-    """Set ``kv_cache_memory_bytes`` to hold one request of the full length: in whole blocks where the model's layout is known.
+    """Set ``kv_cache_memory_bytes`` to hold one request of the full length: in whole blocks where
+    the model's layout is known.
 
-    KV need grows at most in proportion to the blocks of the length, so ``given * length / estimate`` with ``length`` in
-    whole blocks is enough where the engine printed that ``estimate`` tokens fit in ``given`` bytes. The printed need's
-    upper edge and the engine's own block are enough too: take the smaller.
+    KV need grows at most in proportion to the blocks of the length, so ``given * length /
+    estimate`` with ``length`` in whole blocks is enough where the engine printed that ``estimate``
+    tokens fit in ``given`` bytes. The printed need's upper edge and the engine's own block are
+    enough too: take the smaller.
     """
     ignored = incident.number("ignored_kv_cache_bytes")
     if ignored is not None:
-        return Solution(None, f"{format_gib(ignored)} was set and has no effect: something sets another size over it")
-    blocks, block_bytes = incident.number("kv_cache_needed_blocks"), incident.number("kv_cache_block_bytes")
+        return Solution(
+            None,
+            f"{format_gib(ignored)} was set and has no effect: something sets another size over it",
+        )
+    blocks = incident.number("kv_cache_needed_blocks")
+    block_bytes = incident.number("kv_cache_block_bytes")
     if blocks and block_bytes:
-        size, each = int(blocks * block_bytes), format_gib(block_bytes)
-        return Solution(size, f"holds one request of the full length: {int(blocks)} blocks of {each}")
-    needed, given = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_memory_bytes")
-    length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+        size = int(blocks * block_bytes)
+        each = format_gib(block_bytes)
+        return Solution(
+            size, f"holds one request of the full length: {int(blocks)} blocks of {each}"
+        )
+    needed = incident.number("kv_cache_needed_bytes")
+    given = incident.number("kv_cache_memory_bytes")
+    length = incident.number("max_model_len_tokens")
+    estimate = incident.number("estimated_max_model_len_tokens")
     own_blocks = math.ceil((length or 0) / LARGEST_BLOCK_TOKENS)
     bounds = []
     if needed is not None:
         own_block_ratio = max(0.01, 1 / own_blocks if own_blocks else 0.0)
-        bounds.append(math.ceil((needed + incident.slack("kv_cache_needed_bytes")) * (1 + own_block_ratio)))
+        bounds.append(
+            math.ceil((needed + incident.slack("kv_cache_needed_bytes")) * (1 + own_block_ratio))
+        )
     if given and own_blocks and estimate:
         bounds.append(math.ceil(given * own_blocks * LARGEST_BLOCK_TOKENS / estimate))
     if not bounds:
@@ -415,22 +599,31 @@ def kv_bytes_for_max_len(incident: Incident) -> Solution:
 
 
 def blocks_for_max_len(incident: Incident) -> Solution:
-    """Raise ``num_gpu_blocks_override`` to the blocks of one request of the full length, where the memory holds them."""
-    given, fitting = incident.number("num_gpu_blocks_override"), incident.number("kv_cache_fitting_blocks")
-    length, estimate = incident.number("max_model_len_tokens"), incident.number("estimated_max_model_len_tokens")
+    """Raise ``num_gpu_blocks_override`` to the blocks of one request of the full length, where the
+    memory holds them.
+    """
+    given = incident.number("num_gpu_blocks_override")
+    fitting = incident.number("kv_cache_fitting_blocks")
+    length = incident.number("max_model_len_tokens")
+    estimate = incident.number("estimated_max_model_len_tokens")
     needed = incident.number("kv_cache_needed_blocks")
     if needed is None and given and length and estimate:
         needed = math.ceil((given - 1) * length / estimate) + 1  # one block is the engine's own
     if needed is None:
         return Solution(
-            None, "the blocks of one request are not known", unknown=("KV blocks of one request: not known",)
+            None,
+            "the blocks of one request are not known",
+            unknown=("KV blocks of one request: not known",),
         )
     what = (
-        f"one request of {'the full length' if length is None else f'{int(length)} tokens'} takes {int(needed)} blocks"
+        f"one request of {'the full length' if length is None else f'{int(length)} tokens'} takes "
+        f"{int(needed)} blocks"
     )
     if fitting is None:
         blocked = "not known: how many blocks the memory holds"
-        return Solution(int(needed), what, unknown=("KV blocks that fit: not printed",), blocked_by=blocked)
+        return Solution(
+            int(needed), what, unknown=("KV blocks that fit: not printed",), blocked_by=blocked
+        )
     if needed > fitting:
         return Solution(None, f"{what}, and the memory holds {int(fitting)}")
     return Solution(int(needed), f"{what}, of {int(fitting)} that the memory holds")
@@ -438,60 +631,108 @@ def blocks_for_max_len(incident: Incident) -> Solution:
 
 def utilization_for_max_len(incident: Incident) -> Solution:
     """Raise the utilization by what one request lacks: (needed - available) / total."""
-    needed, left = incident.number("kv_cache_needed_bytes"), incident.number("kv_cache_available_bytes")
+    needed = incident.number("kv_cache_needed_bytes")
+    left = incident.number("kv_cache_available_bytes")
     if needed is None or left is None:
         return Solution(None, "the KV need is not printed", unknown=("KV need: not printed",))
-    missing = needed - left + incident.slack("kv_cache_needed_bytes") + incident.slack("kv_cache_available_bytes")
+    missing = (
+        needed
+        - left
+        + incident.slack("kv_cache_needed_bytes")
+        + incident.slack("kv_cache_available_bytes")
+    )
     return _raise_by(
-        incident, missing, f"one request of max_model_len tokens lacks {format_gib(missing)}", bare_bytes=missing
+        incident,
+        missing,
+        f"one request of max_model_len tokens lacks {format_gib(missing)}",
+        bare_bytes=missing,
     )
 
 
 def utilization_for_kv_cache(incident: Incident) -> Solution:
-    """Raise the utilization until weights, profile peak and one request fit: (consumed + need + margin) / total."""
+    """Raise the utilization until weights, profile peak and one request fit: (consumed + need +
+    margin) / total.
+    """
     left = incident.number("kv_cache_available_bytes")
     if left is None:
-        return Solution(None, "how much is missing is not printed", unknown=("available KV cache memory: not printed",))
-    needed, length = incident.number("kv_cache_needed_bytes"), incident.number("max_model_len_tokens")
+        return Solution(
+            None,
+            "how much is missing is not printed",
+            unknown=("available KV cache memory: not printed",),
+        )
+    needed = incident.number("kv_cache_needed_bytes")
+    length = incident.number("max_model_len_tokens")
     total = incident.number("device_total_bytes")
     need = wish = 0.0
     if needed is not None:
         need = needed + incident.slack("kv_cache_needed_bytes")
-        tokens = "max_model_len" if length is None else f"{int(length)}"
+        if length is None:
+            tokens = "max_model_len"
+        else:
+            tokens = f"{int(length)}"
         what = f", one request of {tokens} tokens needs {format_gib(need)}"
     else:
         wish = (total or 0.0) * UNKNOWN_KV_RATIO
         what = "; one request's need is not known, so up to a tenth of the device is taken"
     deficit = -left + incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
     return _raise_by(
-        incident, deficit + need, f"the KV cache lacks {format_gib(-left)}{what}", bare_bytes=-left, wish_bytes=wish
+        incident,
+        deficit + need,
+        f"the KV cache lacks {format_gib(-left)}{what}",
+        bare_bytes=-left,
+        wish_bytes=wish,
     )
 
 
 def _raise_by(
-    incident: Incident, missing_bytes: float, what: str, *, bare_bytes: float, wish_bytes: float = 0.0
+    incident: Incident,
+    missing_bytes: float,
+    what: str,
+    *,
+    bare_bytes: float,
+    wish_bytes: float = 0.0,
 ) -> Solution:
-    """Return the utilization that adds ``missing_bytes`` and a margin, and ``wish_bytes`` more as far as they are free."""
-    total, ratio = incident.number("device_total_bytes"), incident.number("gpu_memory_utilization_ratio")
+    """Return the utilization that adds ``missing_bytes`` and a margin, and ``wish_bytes`` more as
+    far as they are free.
+    """
+    total = incident.number("device_total_bytes")
+    ratio = incident.number("gpu_memory_utilization_ratio")
     free = incident.number("device_free_bytes")
     smallest = incident.number("smallest_helpful_device_bytes")
-    below = f"; no utilization up to 1.0 helps on a card below {format_gib(smallest)}" if smallest else ""
+    if smallest:
+        below = f"; no utilization up to 1.0 helps on a card below {format_gib(smallest)}"
+    else:
+        below = ""
     if not total:
-        reason = f"would have to rise by {format_gib(bare_bytes)} / device total, which is not printed{below}"
+        reason = (
+            f"would have to rise by {format_gib(bare_bytes)} / device total, which is not "
+            f"printed{below}"
+        )
         return Solution(None, reason, unknown=("device total: not printed",))
     desired = incident.number("desired_bytes")
     if ratio is None and desired is None:
         rise = f"{format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f}"
         reason = f"would have to rise by {rise} from a value that is not printed{below}"
         return Solution(None, reason, unknown=("gpu_memory_utilization: not printed",))
-    before = ratio * total if ratio is not None else float(desired or 0)
-    margin_ratio = RAISE_MARGIN_CPU_RATIO if incident.facts.get("on_cpu") else RAISE_MARGIN_RATIO
+    if ratio is not None:
+        before = ratio * total
+    else:
+        before = float(desired or 0)
+    if incident.facts.get("on_cpu"):
+        margin_ratio = RAISE_MARGIN_CPU_RATIO
+    else:
+        margin_ratio = RAISE_MARGIN_RATIO
     margin = max(RAISE_MARGIN_BYTES, margin_ratio * (before + missing_bytes))
     sure_total = total - incident.slack("device_total_bytes")
     value = rounded(math.ceil, (before + missing_bytes + margin) / sure_total)
-    ceiling = most_free_ratio() if free is None else min(most_free_ratio(), free / total)
+    if free is None:
+        ceiling = most_free_ratio()
+    else:
+        ceiling = min(most_free_ratio(), free / total)
     if wish_bytes:
-        wished = rounded(math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total))
+        wished = rounded(
+            math.floor, min(ceiling, (before + missing_bytes + margin + wish_bytes) / sure_total)
+        )
         value = max(value, wished)
     if value <= 0:
         return Solution(None, "nothing lacks by these figures")
@@ -501,83 +742,128 @@ def _raise_by(
         if reached > 1 and not below:
             limit = "no utilization up to 1.0 helps"
         reason = (
-            f"would have to rise by {format_gib(bare_bytes)} / {format_gib(total)} = {bare_bytes / total:.2f}, "
+            f"would have to rise by {format_gib(bare_bytes)} / {format_gib(total)} = "
+            f"{bare_bytes / total:.2f}, "
             f"to {reached:.2f} before any KV cache; {limit}"
         )
         return Solution(None, reason)
-    # On the device's side nothing is freed: the engine may use more, and all of it becomes KV cache.
+    # On the device's side nothing is freed: the engine may use more, and all of it becomes KV
+    # cache.
     left = incident.number("kv_cache_available_bytes")
-    predicts = {} if left is None else {"kv_cache_available_bytes": value * total - before + left}
+    if left is None:
+        predicts = {}
+    else:
+        predicts = {"kv_cache_available_bytes": value * total - before + left}
     return Solution(value, f"{what}; margin {format_gib(margin)}", predicts=predicts)
 
 
 def rounded(direction: Callable[[float], int], ratio: float) -> float:
-    """Return a utilization in thousandths: a hundredth of a large device is more than a gigabyte."""
-    nudge = -1e-9 if direction is math.ceil else 1e-9
+    """Return a utilization in thousandths: a hundredth of a large device is more than a
+    gigabyte.
+    """
+    if direction is math.ceil:
+        nudge = -1e-9
+    else:
+        nudge = 1e-9
     return direction(1000 * ratio + nudge) / 1000
 
 
 def utilization_within_free(incident: Incident) -> Solution:
     """Lower the utilization to what is free: (free - margin) / total."""
-    free, total = incident.number("device_free_bytes"), incident.number("device_total_bytes")
+    free = incident.number("device_free_bytes")
+    total = incident.number("device_total_bytes")
     if free is None or not total:
-        return Solution(None, "free and total memory are not printed", unknown=("free memory: not printed",))
+        return Solution(
+            None, "free and total memory are not printed", unknown=("free memory: not printed",)
+        )
     margin = others_margin_ratio() * total
     free_sure = free - incident.slack("device_free_bytes") - margin
     value = rounded(math.floor, free_sure / (total + incident.slack("device_total_bytes")))
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} of {format_gib(total)} is free")
-    ratio, desired = incident.number("gpu_memory_utilization_ratio"), incident.number("desired_bytes")
+    ratio = incident.number("gpu_memory_utilization_ratio")
+    desired = incident.number("desired_bytes")
     if ratio is not None and value >= ratio:
         return Solution(
-            None, f"{format_gib(free)} of {format_gib(total)} is free, more than utilization {ratio} asks for"
+            None,
+            f"{format_gib(free)} of {format_gib(total)} is free, more than utilization {ratio} "
+            "asks for",
         )
-    freed = round(desired - value * total) if desired is not None else None
-    reason = f"{format_gib(free)} of {format_gib(total)} is free; margin {format_gib(free - value * total)}"
+    if desired is not None:
+        freed = round(desired - value * total)
+    else:
+        freed = None
+    reason = (
+        f"{format_gib(free)} of {format_gib(total)} is free; margin "
+        f"{format_gib(free - value * total)}"
+    )
     return Solution(value, reason, freed, predicts={"desired_bytes": value * total})
 
 
 def kv_bytes_within_free(incident: Incident) -> Solution:
     """Lower ``kv_cache_memory_bytes`` to what is free."""
-    free, asked = incident.number("device_free_bytes"), incident.number("kv_cache_requested_bytes")
+    free = incident.number("device_free_bytes")
+    asked = incident.number("kv_cache_requested_bytes")
     if free is None or asked is None:
         return Solution(None, "free memory is not printed", unknown=("free memory: not printed",))
-    on_host, total = "on_cpu" in incident.facts, incident.number("device_total_bytes") or free
-    value = int(free - incident.slack("device_free_bytes") - pool_margin_bytes(total, is_on_host=on_host))
+    on_host = "on_cpu" in incident.facts
+    total = incident.number("device_total_bytes") or free
+    value = int(
+        free - incident.slack("device_free_bytes") - pool_margin_bytes(total, is_on_host=on_host)
+    )
     if value <= 0:
         return Solution(None, f"only {format_gib(free)} is free")
     if value >= asked:
         return Solution(None, f"{format_gib(free)} is free, {format_gib(asked)} was asked for")
-    return Solution(value, f"{format_gib(free)} is free, {format_gib(asked)} was asked for", round(asked - value))
+    return Solution(
+        value,
+        f"{format_gib(free)} is free, {format_gib(asked)} was asked for",
+        round(asked - value),
+    )
 
 
 def rows_that_fit(incident: Incident) -> Solution:
-    """Run as many rows at a time as fit: by a trace of the call, else few enough first that what they take can be measured.
+    """Run as many rows at a time as fit: by a trace of the call, else few enough first that what
+    they take can be measured.
 
-    No log prints what a row needs: the model behind a failed call solves this, and here is what is missing without one.
+    No log prints what a row needs: the model behind a failed call solves this, and here is what is
+    missing without one.
     """
     needed = ("batch_size", "row_bytes", "baseline_bytes", "device_total_bytes")
     missing = [name for name in needed if name not in incident.facts]
-    why = not_shown(missing) if missing else "what a row takes is not known"
+    if missing:
+        why = not_shown(missing)
+    else:
+        why = "what a row takes is not known"
     return Solution(None, why, unknown=tuple(f"{n}: not measured" for n in missing))
 
 
 def sequences_for_warmup(incident: Incident) -> Solution:
     """Lower ``max_num_seqs`` to a quarter: the warm-up's buffers grow in proportion to it.
 
-    A quarter frees three quarters of the warm-up's memory. If the log prints how much was missing, the share of the device
-    is solved instead.
+    A quarter frees three quarters of the warm-up's memory. If the log prints how much was missing,
+    the share of the device is solved instead.
     """
-    figures = ("tried_bytes", "device_free_bytes", "device_total_bytes", "gpu_memory_utilization_ratio")
+    figures = (
+        "tried_bytes",
+        "device_free_bytes",
+        "device_total_bytes",
+        "gpu_memory_utilization_ratio",
+    )
     if all(name in incident.facts for name in figures):
         return Solution(None, "shrinks the buffers of the warm-up")
     sequences = incident.number("max_num_seqs")
     if sequences is None:
-        return Solution(None, "the text does not show max_num_seqs", unknown=("max_num_seqs: not printed",))
+        return Solution(
+            None, "the text does not show max_num_seqs", unknown=("max_num_seqs: not printed",)
+        )
     value = int(sequences) // WARMUP_DIVISOR
     if value < 1:
         return Solution(None, f"{int(sequences)} sequences are too few to lower")
-    reason = f"the warm-up with {int(sequences)} sequences needs memory in proportion to them; a quarter frees three quarters of it"
+    reason = (
+        f"the warm-up with {int(sequences)} sequences needs memory in proportion to them; a "
+        "quarter frees three quarters of it"
+    )
     return Solution(value, reason)
 
 
@@ -594,12 +880,15 @@ PRINTED: Final[dict[str, Solver]] = {
 }
 
 
-# A pool that leaves too little beside it: lowered, in whatever terms it is given, by what an allocation lacked.
+# A pool that leaves too little beside it: lowered, in whatever terms it is given, by what an
+# allocation lacked.
 
-# After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32, topk_topp_sampler.py apply_top_k_top_p_pytorch.
+# After a sampler's sort (12 bytes a logit) come a softmax and masks (6): vLLM 0.32,
+# topk_topp_sampler.py apply_top_k_top_p_pytorch.
 _LEAST_DEFAULT_UTILIZATION: Final = 0.9  # of all versions of vLLM
 _LATER_IN_SAMPLER_RATIO: Final = 0.5
-# With more of the device in other hands its size does not tell the engine's own share of what was free.
+# With more of the device in other hands its size does not tell the engine's own share of what was
+# free.
 _OTHERS_RATIO: Final = 0.1
 # Weights lie in the share too, mostly unprinted: half of it is the most that a pool gives back.
 _GIVES_BACK_RATIO: Final = 0.5
@@ -608,20 +897,32 @@ _REFUSED_WITH_ROOM_RATIO: Final = 1.2
 
 
 def _still_wanted(incident: Incident, tried_bytes: float) -> float:
-    """Return what a failed allocation asked for and what would have come after it, as far as that is known."""
-    return tried_bytes * (1 + _LATER_IN_SAMPLER_RATIO) if incident.kind == "sampler_warmup_oom" else tried_bytes
+    """Return what a failed allocation asked for and what would have come after it, as far as that
+    is known.
+    """
+    if incident.kind == "sampler_warmup_oom":
+        return tried_bytes * (1 + _LATER_IN_SAMPLER_RATIO)
+    return tried_bytes
 
 
 def lacking_beside(incident: Incident, fact: str, setting: str) -> tuple[float, tuple[str, ...]]:
-    """Return what a failed allocation lacks beside a pool, and what is not printed of the figures that this takes.
+    """Return what a failed allocation lacks beside a pool, and what is not printed of the figures
+    that this takes.
 
     Args:
         incident: the failure.
         fact: the present size or share of the pool.
         setting: what that is called where it is not printed.
     """
-    total, tried, free = (incident.number(n) for n in ("device_total_bytes", "tried_bytes", "device_free_bytes"))
-    figures = {setting: incident.number(fact), "device total": total or None, "tried": tried, "device free": free}
+    total, tried, free = (
+        incident.number(n) for n in ("device_total_bytes", "tried_bytes", "device_free_bytes")
+    )
+    figures = {
+        setting: incident.number(fact),
+        "device total": total or None,
+        "tried": tried,
+        "device free": free,
+    }
     missing = tuple(f"{name}: not printed" for name, value in figures.items() if value is None)
     if not total or tried is None or free is None:
         return 0.0, missing
@@ -629,12 +930,18 @@ def lacking_beside(incident: Incident, fact: str, setting: str) -> tuple[float, 
 
 
 def utilization_for_tried(incident: Incident) -> Solution:
-    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free + margin) / total."""
-    lacking, missing = lacking_beside(incident, "gpu_memory_utilization_ratio", "gpu_memory_utilization")
-    ratio, total = incident.number("gpu_memory_utilization_ratio"), incident.number("device_total_bytes")
+    """Lower the utilization so that a failed allocation beside vLLM's pool fits: by (tried - free +
+    margin) / total.
+    """
+    lacking, missing = lacking_beside(
+        incident, "gpu_memory_utilization_ratio", "gpu_memory_utilization"
+    )
+    ratio = incident.number("gpu_memory_utilization_ratio")
+    total = incident.number("device_total_bytes")
     assumed = ""
     if missing == ("gpu_memory_utilization: not printed",) and incident.framework == "vllm":
-        ratio, missing = _default_utilization(incident), ()
+        ratio = _default_utilization(incident)
+        missing = ()
         assumed = f"; its present value is not shown, {ratio:g} is assumed"
     if missing or ratio is None or not total:
         why = f"makes room beside the KV pool; by how much is not known ({', '.join(missing)})"
@@ -648,74 +955,133 @@ def utilization_for_tried(incident: Incident) -> Solution:
 
 
 def _default_utilization(incident: Incident) -> float:
-    """Return the version's default share, the least one of all versions if the version is not printed."""
+    """Return the version's default share, the least one of all versions if the version is not
+    printed.
+    """
     own = default_value("gpu_memory_utilization", "vllm", incident.framework_version)
-    return float(own) if isinstance(own, (int, float)) else _LEAST_DEFAULT_UTILIZATION
+    if isinstance(own, (int, float)):
+        return float(own)
+    return _LEAST_DEFAULT_UTILIZATION
 
 
 def kv_bytes_for_tried(incident: Incident) -> Solution:
-    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by tried - free + margin."""
+    """Lower ``kv_cache_memory_bytes`` so that a failed allocation beside the KV cache fits: by
+    tried - free + margin.
+    """
     lacking, missing = lacking_beside(incident, "kv_cache_memory_bytes", "kv_cache_memory_bytes")
     pool = incident.number("kv_cache_memory_bytes")
     if missing or pool is None:
         return Solution(None, f"by how much is not known ({', '.join(missing)})", unknown=missing)
     value = int((pool - lacking) // MIB * MIB)
     if value <= 0:
-        return Solution(None, f"{format_gib(incident.number('tried_bytes') or 0)} does not fit beside any KV cache")
-    return Solution(value, f"besides the KV cache at least {format_gib(lacking)} more is needed", round(pool - value))
+        return Solution(
+            None,
+            f"{format_gib(incident.number('tried_bytes') or 0)} does not fit beside any KV cache",
+        )
+    return Solution(
+        value,
+        f"besides the KV cache at least {format_gib(lacking)} more is needed",
+        round(pool - value),
+    )
 
 
 def static_share_for_tried(incident: Incident) -> Solution:
-    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried - free + margin) / total.
+    """Lower the share of weights and pool so that a failed allocation beside them fits: by (tried -
+    free + margin) / total.
 
-    Where the share is not printed, a capture of graphs tells it: what is allocated by then is weights, pool and the graphs' own
-    pools; else it is the engine's own, where the command is shown and has none. Where graphs were counted while they were captured,
-    those that were left need no more each.
+    Where the share is not printed, a capture of graphs tells it: what is allocated by then is
+    weights, pool and the graphs' own pools; else it is the engine's own, where the command is shown
+    and has none. Where graphs were counted while they were captured, those that were left need no
+    more each.
     """
     lacking, missing = lacking_beside(incident, "mem_fraction_static_ratio", "mem_fraction_static")
-    share, total = incident.number("mem_fraction_static_ratio"), incident.number("device_total_bytes")
+    share = incident.number("mem_fraction_static_ratio")
+    total = incident.number("device_total_bytes")
     of_graphs = _lacking_for_graphs(incident)
     if of_graphs is not None:
         total = total or incident.number("initial_free_bytes")
         lacking = max(lacking, of_graphs + others_margin_ratio() * (total or 0.0))
-        missing = tuple(name for name in missing if name.startswith("mem_fraction_static") or not total)
-    seen = None if share is not None else _share_in_force(incident)
+        missing = tuple(
+            name for name in missing if name.startswith("mem_fraction_static") or not total
+        )
+    if share is not None:
+        seen = None
+    else:
+        seen = _share_in_force(incident)
     if seen is not None and missing == ("mem_fraction_static: not printed",):
-        share, missing = seen[0], ()
+        share = seen[0]
+        missing = ()
     least = incident.number("static_share_least_ratio") or 0.0
-    tried, free = incident.number("tried_bytes"), incident.number("device_free_bytes")
-    if of_graphs is None and tried is not None and free is not None and free > _REFUSED_WITH_ROOM_RATIO * tried:
-        return Solution(None, f"{format_gib(free)} was free for {format_gib(tried)}: the share is not what lacks")
+    tried = incident.number("tried_bytes")
+    free = incident.number("device_free_bytes")
+    if (
+        of_graphs is None
+        and tried is not None
+        and free is not None
+        and free > _REFUSED_WITH_ROOM_RATIO * tried
+    ):
+        return Solution(
+            None,
+            f"{format_gib(free)} was free for {format_gib(tried)}: the share is not what lacks",
+        )
     assumed = ""
     is_default = missing == ("mem_fraction_static: not printed",) and incident.framework == "sglang"
     if is_default and (own := own_share_ratio(incident)) is not None:
-        share, missing, assumed = own, (), f"; its present value is not shown, {own:.3f} is assumed"
+        share = own
+        missing = ()
+        assumed = f"; its present value is not shown, {own:.3f} is assumed"
     if missing or share is None or not total:
         return _own_share(incident, share, least, missing)
     value = rounded(math.floor, share - lacking / total)
     if value <= max(share * _GIVES_BACK_RATIO, least):
-        what = "the graphs" if of_graphs is not None else format_gib(incident.number("tried_bytes") or 0)
+        if of_graphs is not None:
+            what = "the graphs"
+        else:
+            what = format_gib(incident.number("tried_bytes") or 0)
         return Solution(None, f"{what} beside weights and pool does not fit in {format_gib(total)}")
     freed = round((share - value) * total)
-    now = assumed if seen is None else f"; {seen[1].format(seen[0])}"
-    return Solution(value, f"besides weights and pool at least {format_gib(lacking)} more is needed{now}", freed)
+    if seen is None:
+        now = assumed
+    else:
+        now = f"; {seen[1].format(seen[0])}"
+    return Solution(
+        value, f"besides weights and pool at least {format_gib(lacking)} more is needed{now}", freed
+    )
 
 
 def _lacking_for_graphs(incident: Incident) -> float | None:
-    """Return what the graphs that were left when memory ran out need at most, by what those before them took; None if not counted."""
-    done, wanted, free = (incident.number(name) for name in ("graphs_captured", "graphs_wanted", "graphs_free_bytes"))
-    if incident.phase != "cudagraph_capture" or not done or wanted is None or free is None or wanted <= done:
+    """Return what the graphs that were left when memory ran out need at most, by what those before
+    them took; None if not counted.
+    """
+    done, wanted, free = (
+        incident.number(name) for name in ("graphs_captured", "graphs_wanted", "graphs_free_bytes")
+    )
+    if (
+        incident.phase != "cudagraph_capture"
+        or not done
+        or wanted is None
+        or free is None
+        or wanted <= done
+    ):
         return None
     return free * (wanted / done - 1)
 
 
-def _own_share(incident: Incident, share: float | None, least: float, missing: tuple[str, ...]) -> Solution:
-    """Return the engine's own share where the one in force is above it, and what is missing of the figures either way."""
+def _own_share(
+    incident: Incident, share: float | None, least: float, missing: tuple[str, ...]
+) -> Solution:
+    """Return the engine's own share where the one in force is above it, and what is missing of the
+    figures either way.
+    """
     own = own_share_ratio(incident)
-    value = None if own is None else rounded(math.floor, own)
+    if own is None:
+        value = None
+    else:
+        value = rounded(math.floor, own)
     if value is not None and share is not None and least < value < share:
         why = (
-            f"what the engine takes where no share is given; what the failure lacks is not known ({', '.join(missing)})"
+            "what the engine takes where no share is given; what the failure lacks is not known "
+            f"({', '.join(missing)})"
         )
         return Solution(value, why, unknown=missing)
     why = f"makes room beside the pool; by how much is not known ({', '.join(missing)})"
@@ -725,63 +1091,103 @@ def _own_share(incident: Incident, share: float | None, least: float, missing: t
 def _share_in_force(incident: Incident) -> tuple[float, str] | None:
     """Return a share that is not printed, and how it is told; None where nothing tells it.
 
-    The pool got free_after_load - free_before_load * (1 - share) (remedy/static_share.py), unless a number of tokens limits it. While
-    graphs are captured what is allocated is weights, pool and the graphs' own pools.
+    The pool got free_after_load - free_before_load * (1 - share) (remedy/static_share.py), unless a
+    number of tokens limits it. While graphs are captured what is allocated is weights, pool and the
+    graphs' own pools.
     """
     names = ("initial_free_bytes", "loaded_free_bytes", "kv_cache_available_bytes")
     before, loaded, pool = (incident.number(name) for name in names)
-    if before and loaded is not None and pool and pool < loaded and "max_total_tokens" not in incident.facts:
+    if (
+        before
+        and loaded is not None
+        and pool
+        and pool < loaded
+        and "max_total_tokens" not in incident.facts
+    ):
         return 1 - (loaded - pool) / before, "{:.3f} of what was free went to weights and pool"
-    allocated, total = incident.number("allocated_bytes"), incident.number("device_total_bytes")
+    allocated = incident.number("allocated_bytes")
+    total = incident.number("device_total_bytes")
     if incident.phase == "cudagraph_capture" and allocated is not None and total:
         held = (allocated - (incident.number("private_pool_bytes") or 0)) / total
         return held, "{:.3f} of the device is allocated by the time of the capture"
-    own, others = own_share_ratio(incident), incident.number("others_ratio") or 0.0
+    own = own_share_ratio(incident)
+    others = incident.number("others_ratio") or 0.0
     if "launch_shown" not in incident.facts or own is None or not total or others > _OTHERS_RATIO:
         return None
     return own, "no share is given, and {:.3f} is what the engine takes of such a device itself"
 
 
-# A share for weights and KV pool together (SGLang's ``mem_fraction_static``): what is outside it is for activations and graphs.
+# A share for weights and KV pool together (SGLang's ``mem_fraction_static``): what is outside it is
+# for activations and graphs.
 #
-# The pool gets free_after_load - free_before_load * (1 - share): sglang/srt/model_executor/model_runner.py profile_max_num_token,
-# 0.2 to 0.5.23. So the least share is what the weights take of what was free, and a lower one makes a pool that is too small worse.
+# The pool gets free_after_load - free_before_load * (1 - share):
+# sglang/srt/model_executor/model_runner.py profile_max_num_token, 0.2 to 0.5.23. So the least share
+# is what the weights take of what was free, and a lower one makes a pool that is too small worse.
 
 # A pool that is worth a start: so much of what was free.
 _POOL_RATIO: Final = 0.02
 _HIGHEST: Final = 0.97
-# A share so much below the engine's own was set too low; one nearer to it fails for other reasons as likely.
+# A share so much below the engine's own was set too low; one nearer to it fails for other reasons
+# as likely.
 _WELL_BELOW: Final = 0.05
-# Where the weights take more than that allows: what is left must do for activations, on devices of 80 GB and more.
+# Where the weights take more than that allows: what is left must do for activations, on devices of
+# 80 GB and more.
 _HIGHEST_ABOVE_WEIGHTS: Final = 0.975
 
 
 def static_share_for_pool(incident: Incident) -> Solution:
-    """Raise the share of weights and pool to all but what the engine itself keeps for activations, above what the weights take."""
-    before, least = incident.number("initial_free_bytes"), incident.number("static_share_least_ratio")
+    """Raise the share of weights and pool to all but what the engine itself keeps for activations,
+    above what the weights take.
+    """
+    before = incident.number("initial_free_bytes")
+    least = incident.number("static_share_least_ratio")
     now = incident.number("mem_fraction_static_ratio")
     if least is None:
         return _without_figures(incident, now)
     # Where that is not known, the least that holds a pool, as SGLang's own message advises.
-    wished = min(_HIGHEST, 1 - kept_bytes(incident, before) / before) if before else 0.0
+    if before:
+        wished = min(_HIGHEST, 1 - kept_bytes(incident, before) / before)
+    else:
+        wished = 0.0
     value = max(rounded(math.floor, wished), rounded(math.ceil, least + _POOL_RATIO))
     if value > _HIGHEST_ABOVE_WEIGHTS or (now is not None and value <= now):
-        return Solution(None, f"the weights take {least:.3f} of what was free: no share leaves activations their room")
-    pool = {} if before is None else {"kv_cache_available_bytes": before * (value - least)}
-    return Solution(value, f"the weights alone take {least:.3f} of what was free before them", predicts=pool)
+        return Solution(
+            None,
+            f"the weights take {least:.3f} of what was free: no share leaves activations their "
+            "room",
+        )
+    if before is None:
+        pool = {}
+    else:
+        pool = {"kv_cache_available_bytes": before * (value - least)}
+    return Solution(
+        value, f"the weights alone take {least:.3f} of what was free before them", predicts=pool
+    )
 
 
 def _without_figures(incident: Incident, now: float | None) -> Solution:
-    """Return the engine's own share where the one in force is well below it, and what is missing of the figures either way."""
+    """Return the engine's own share where the one in force is well below it, and what is missing of
+    the figures either way.
+    """
     missing = "what is free before and after loading the weights: not printed"
     own = own_share_ratio(incident)
-    value = 0.0 if own is None else rounded(math.floor, own)
-    weights, total = incident.number("estimated_weights_bytes"), incident.number("device_total_bytes")
+    if own is None:
+        value = 0.0
+    else:
+        value = rounded(math.floor, own)
+    weights = incident.number("estimated_weights_bytes")
+    total = incident.number("device_total_bytes")
     fits = not weights or not total or weights / total + _POOL_RATIO < value
     if now is not None and now <= value - _WELL_BELOW and fits:
-        why = f"what the engine takes where no share is given; the least that would do is not known ({missing})"
+        why = (
+            "what the engine takes where no share is given; the least that would do is not known "
+            f"({missing})"
+        )
         return Solution(value, why, unknown=(missing,))
-    above = "" if now is None else f", above {now:g}"
+    if now is None:
+        above = ""
+    else:
+        above = f", above {now:g}"
     why = f"leaves room for the KV cache{above}; by how much is not known ({missing})"
     return Solution(None, why, unknown=(missing,))
 

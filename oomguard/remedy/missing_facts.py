@@ -37,7 +37,9 @@ _SETTINGS: Final = {fact: name for name, fact in SETTING_FACTS.items()}
 
 
 def in_words(name: str) -> str:
-    """Return what is missing as the end of a sentence: ``the batch size``, ``whether you set max_model_len``."""
+    """Return what is missing as the end of a sentence: ``the batch size``, ``whether you set
+    max_model_len``.
+    """
     if name in _IN_WORDS:
         return _IN_WORDS[name]
     setting = _SETTINGS.get(name, name)
@@ -47,8 +49,13 @@ def in_words(name: str) -> str:
         return f"whether you set {name.removesuffix('_set')}"
     spec = REGISTRY.get(name)
     if spec is not None:
-        name = f"whether {spec.meaning}" if spec.type == "bool" else spec.meaning
-    return name if name.startswith(_AS_IT_IS) else f"the {name}"
+        if spec.type == "bool":
+            name = f"whether {spec.meaning}"
+        else:
+            name = spec.meaning
+    if name.startswith(_AS_IT_IS):
+        return name
+    return f"the {name}"
 
 
 def not_shown(names: Iterable[str]) -> str:
@@ -58,11 +65,14 @@ def not_shown(names: Iterable[str]) -> str:
 
 
 def as_sentence(entry: str) -> str:
-    """Return an entry of what is unknown (``device total: not printed``) as a sentence; any other text as it is."""
+    """Return an entry of what is unknown (``device total: not printed``) as a sentence; any other
+    text as it is.
+    """
     found = _ENTRY.fullmatch(entry)
     if found is None:
         return entry
-    what, more = found.group("what"), found.group("more") or ""
+    what = found.group("what")
+    more = found.group("more") or ""
     return f"{not_shown([what]).removesuffix('.')}{more}."
 
 

@@ -1,4 +1,6 @@
-"""From causes to a plan: solve each fix to a value, ask the policy, put the least costly that fits first."""
+"""From causes to a plan: solve each fix to a value, ask the policy, put the least costly that fits
+first.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from oomguard.remedy.allocator_options import allocator_variable
 from oomguard.remedy.from_estimate import MODELLED, FailureModel
 from oomguard.remedy.from_log import SOLVERS
 from oomguard.remedy.missing_facts import as_sentences, in_words, not_shown
-from oomguard.remedy.policy import HARD_LIMIT, Policy, is_out_of_question, present_value, why_blocked
+from oomguard.remedy.policy import (
+    HARD_LIMIT,
+    Policy,
+    is_out_of_question,
+    present_value,
+    why_blocked,
+)
 from oomguard.remedy.solution import Solution
 from oomguard.remedy.value_checks import contradiction
 from oomguard.rules.rule import Fix, Rule
@@ -28,18 +36,25 @@ Tried = Collection[tuple[str, FactValue]]
 
 
 def plan(
-    incident: Incident, rules: RuleSet, policy: Policy, tried: Tried = (), model: FailureModel | None = None
+    incident: Incident,
+    rules: RuleSet,
+    policy: Policy,
+    tried: Tried = (),
+    model: FailureModel | None = None,
 ) -> Incident:
-    """Return the incident with its plan: one patch for each setting, applicable ones first, then blocked, then unsolved.
+    """Return the incident with its plan: one patch for each setting, applicable ones first, then
+    blocked, then unsolved.
 
-    What only a much less sure cause changes comes after all of these. A value that known figures contradict becomes an alternative.
+    What only a much less sure cause changes comes after all of these. A value that known figures
+    contradict becomes an alternative.
 
     Args:
         incident: a failure with its causes.
         rules: the rules that named them, with their fixes.
         policy: what the user permits.
         tried: (setting, value) pairs that failed; none is planned again.
-        model: what is behind the failure, where that is known; it solves what the printed numbers leave open.
+        model: what is behind the failure, where that is known; it solves what the printed numbers
+            leave open.
 
     Raises SettingError where a rule names an unknown setting or solver.
     """
@@ -52,9 +67,15 @@ def plan(
             continue
         rule = rules.rule(cause.rule)
         for fix in rule.fixes:
-            knob = setting(fix.setting)  # an unknown name is the rule author's mistake, told before anything is solved
+            knob = setting(
+                fix.setting
+            )  # an unknown name is the rule author's mistake, told before anything is solved
             is_foreign_here = is_foreign(knob.name, incident.framework)
-            if fix.setting in patches or is_foreign_here or knob.is_moot(incident.kind, incident.facts):
+            if (
+                fix.setting in patches
+                or is_foreign_here
+                or knob.is_moot(incident.kind, incident.facts)
+            ):
                 continue
             missing = _missing(fix, incident)
             if missing is None:
@@ -68,7 +89,9 @@ def plan(
             if refused is not None:
                 alternatives.setdefault(patch.setting, refused)
                 continue
-            if patch.new is not None and ((patch.setting, patch.new) in tried or patch.new == patch.old):
+            if patch.new is not None and (
+                (patch.setting, patch.new) in tried or patch.new == patch.old
+            ):
                 continue
             if fix.alternative or patch.blocked_by == HARD_LIMIT:
                 alternatives.setdefault(patch.setting, _alternative(patch))
@@ -81,7 +104,10 @@ def plan(
         _add_modelled(incident, model, policy, tried, patches, alternatives)
     elif model is not None and all(patch.effect > Effect.OUTPUT_PRESERVING for patch in applicable):
         _keep_more(incident, model, policy, tried, patches)
-    if "device_total_bytes" not in incident.facts and incident.kind not in {"engine_dead", "host_oom"}:  # no help there
+    if "device_total_bytes" not in incident.facts and incident.kind not in {
+        "engine_dead",
+        "host_oom",
+    }:  # no help there
         unknown.setdefault("device total: not printed")
     return replace(
         incident,
@@ -92,14 +118,22 @@ def plan(
 
 
 def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, ...]:
-    """Return the patches in the order of the plan: those of sure causes first, of those what may be applied, then by its cost."""
-    shown = (replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p for p in patches)
+    """Return the patches in the order of the plan: those of sure causes first, of those what may be
+    applied, then by its cost.
+    """
+    shown = (
+        replace(p, as_flag=None, as_kwarg=None, as_env=None) if is_out_of_question(p) else p
+        for p in patches
+    )
     ranks = {cause.rule: rank for rank, cause in enumerate(causes)}
     weak = {cause.rule for cause in causes if cause.confidence < causes[0].confidence - MUCH_SURER}
 
     def key(patch: Patch) -> tuple[bool, bool, bool, int, Effect]:
         # Of what is not solved the surest cause's comes first: none of it costs anything yet.
-        rank = ranks.get(patch.rule, 0) if patch.new is None else 0
+        if patch.new is None:
+            rank = ranks.get(patch.rule, 0)
+        else:
+            rank = 0
         return patch.rule in weak, not patch.applicable, patch.new is None, rank, patch.effect
 
     return tuple(sorted(shown, key=key))
@@ -108,7 +142,9 @@ def _ordered(patches: Iterable[Patch], causes: Sequence[Cause]) -> tuple[Patch, 
 def _take_what_is_left(
     patches: dict[str, Patch], instead: dict[str, Patch], alternatives: dict[str, Alternative]
 ) -> None:
-    """Make patches of the alternatives that may be applied, where the user ruled out all that is better than they are."""
+    """Make patches of the alternatives that may be applied, where the user ruled out all that is
+    better than they are.
+    """
     if patches and all(is_out_of_question(patch) for patch in patches.values()):
         for name, patch in instead.items():
             if patch.applicable:
@@ -129,10 +165,13 @@ def _add_modelled(
     patches: dict[str, Patch],
     alternatives: dict[str, Alternative],
 ) -> None:
-    """Add what the model behind the failure has, where no printed number leads to a patch that may be applied."""
+    """Add what the model behind the failure has, where no printed number leads to a patch that may
+    be applied.
+    """
     together = model.solve_together(incident, policy)
     if together and not any((patch.setting, patch.new) in tried for patch in together):
-        # What may be applied takes the place of what may not; what may not does not hide a value that the engine printed.
+        # What may be applied takes the place of what may not; what may not does not hide a value
+        # that the engine printed.
         keeps_more = _keeps_more(together, patches)
         for patch in together:
             if patch.blocked_by == HARD_LIMIT:
@@ -148,14 +187,20 @@ def _add_modelled(
                 alternatives.setdefault(other.setting, other)
             else:  # by the model's files instead of its weights alone
                 patches[other.setting] = replace(
-                    planned, new=other.new, reason=other.why_not, as_flag=other.as_flag, as_kwarg=other.as_kwarg
+                    planned,
+                    new=other.new,
+                    reason=other.why_not,
+                    as_flag=other.as_flag,
+                    as_kwarg=other.as_kwarg,
                 )
 
 
 def _keep_more(
     incident: Incident, model: FailureModel, policy: Policy, tried: Tried, patches: dict[str, Patch]
 ) -> None:
-    """Put a group in the place of a patch that cuts one of its settings further: together they keep more of it."""
+    """Put a group in the place of a patch that cuts one of its settings further: together they keep
+    more of it.
+    """
     together = model.solve_together(incident, policy)
     if any((patch.setting, patch.new) in tried or not patch.applicable for patch in together):
         return
@@ -165,7 +210,10 @@ def _keep_more(
 
 def _keeps_more(together: Iterable[Patch], patches: Mapping[str, Patch]) -> bool:
     """Return whether a group keeps more of a setting than the patch that changes it alone."""
-    return any(patch.setting in patches and _exceeds(patch.new, patches[patch.setting].new) for patch in together)
+    return any(
+        patch.setting in patches and _exceeds(patch.new, patches[patch.setting].new)
+        for patch in together
+    )
 
 
 def _exceeds(one: FactValue | None, other: FactValue | None) -> bool:
@@ -173,7 +221,9 @@ def _exceeds(one: FactValue | None, other: FactValue | None) -> bool:
 
 
 def _missing(fix: Fix, incident: Incident) -> list[str] | None:
-    """Return the unknown facts that the fix's conditions need; None where a condition is known not to hold."""
+    """Return the unknown facts that the fix's conditions need; None where a condition is known not
+    to hold.
+    """
     missing: list[str] = []
     for condition in fix.when:
         held = condition.evaluate(incident.facts)
@@ -184,8 +234,12 @@ def _missing(fix: Fix, incident: Incident) -> list[str] | None:
     return missing
 
 
-def _solve(fix: Fix, incident: Incident, missing: list[str], model: FailureModel | None) -> Solution:
-    """Solve the fix's value, also where nobody knows what the user set; any other missing fact leaves it unsolved."""
+def _solve(
+    fix: Fix, incident: Incident, missing: list[str], model: FailureModel | None
+) -> Solution:
+    """Solve the fix's value, also where nobody knows what the user set; any other missing fact
+    leaves it unsolved.
+    """
     needed = [name for name in missing if not name.endswith("_set")]
     if needed:
         return Solution(None, not_shown(needed), unknown=tuple(f"{n}: not known" for n in needed))
@@ -195,19 +249,32 @@ def _solve(fix: Fix, incident: Incident, missing: list[str], model: FailureModel
             names = fix.value.missing(incident.facts)
             return Solution(None, not_shown(names) if names else f"not a value of {fix.setting}")
         return Solution(value, "")
-    modelled = model.solve(fix.setting, incident) if model and (fix.lever or fix.solve in MODELLED) else None
+    if model and (fix.lever or fix.solve in MODELLED):
+        modelled = model.solve(fix.setting, incident)
+    else:
+        modelled = None
     if modelled is not None:
-        return replace(modelled, reason=f"{fix.lever}; {modelled.reason}") if fix.lever else modelled
+        if fix.lever:
+            return replace(modelled, reason=f"{fix.lever}; {modelled.reason}")
+        return modelled
     if fix.lever:
-        return Solution(None, f"{fix.lever}; by how much is not known ({fix.missing})", unknown=(fix.missing,))
+        return Solution(
+            None, f"{fix.lever}; by how much is not known ({fix.missing})", unknown=(fix.missing,)
+        )
     solver = SOLVERS.get(fix.solve or "")
     if solver is None:
-        raise SettingError(f"no solver named {fix.solve!r}", hint=f"known solvers: {', '.join(SOLVERS)}")
+        raise SettingError(
+            f"no solver named {fix.solve!r}", hint=f"known solvers: {', '.join(SOLVERS)}"
+        )
     return solver(incident)
 
 
-def _contradicted(patch: Patch, incident: Incident, model: FailureModel | None) -> Alternative | None:
-    """Return the alternative that a patch becomes because known figures are against its value; None if none are."""
+def _contradicted(
+    patch: Patch, incident: Incident, model: FailureModel | None
+) -> Alternative | None:
+    """Return the alternative that a patch becomes because known figures are against its value; None
+    if none are.
+    """
     if patch.new is None:
         return None
     against = contradiction(patch.setting, patch.new, incident, by_model=model is not None)
@@ -224,15 +291,27 @@ def _typed(name: str, value: FactValue | None) -> FactValue | None:
     if value is None or isinstance(value, str) != (kind == "str"):
         return None
     if kind == "bool" or isinstance(value, (bool, str)):
-        return value if isinstance(value, bool) == (kind == "bool") else None
-    return int(value) if kind == "int" else value
+        if isinstance(value, bool) == (kind == "bool"):
+            return value
+        return None
+    if kind == "int":
+        return int(value)
+    return value
 
 
 def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy: Policy) -> Patch:
     old = present_value(fix.setting, incident)
-    effect = effect_of(fix.setting, old, solution.value, incident.facts) if solution.value is not None else fix.effect
-    value, engine, version = solution.value, incident.framework, incident.framework_version
-    variable = allocator_variable(incident) if fix.setting == "allocator_options" else None
+    if solution.value is not None:
+        effect = effect_of(fix.setting, old, solution.value, incident.facts)
+    else:
+        effect = fix.effect
+    value = solution.value
+    engine = incident.framework
+    version = incident.framework_version
+    if fix.setting == "allocator_options":
+        variable = allocator_variable(incident)
+    else:
+        variable = None
     patch = Patch(
         setting=fix.setting,
         old=old,
@@ -250,8 +329,11 @@ def _patch(fix: Fix, rule: Rule, solution: Solution, incident: Incident, policy:
     return replace(patch, blocked_by=solution.blocked_by or why_blocked(patch, incident, policy))
 
 
-def next_patches(incident: Incident, carries: Callable[[str], bool], tried: Tried = ()) -> tuple[Patch, ...]:
-    """Return the patches to apply now: the first applicable one that is carried, and those that belong with it.
+def next_patches(
+    incident: Incident, carries: Callable[[str], bool], tried: Tried = ()
+) -> tuple[Patch, ...]:
+    """Return the patches to apply now: the first applicable one that is carried, and those that
+    belong with it.
 
     Args:
         incident: a failure with its plan.
@@ -259,7 +341,13 @@ def next_patches(incident: Incident, carries: Callable[[str], bool], tried: Trie
         tried: the (setting, value) pairs that failed; no group with one of them is returned.
     """
     for patch in incident.plan:
-        group = [p for p in incident.plan if p is patch or (patch.group is not None and p.group == patch.group)]
-        if all(p.applicable and carries(p.setting) and (p.setting, p.new) not in tried for p in group):
+        group = [
+            p
+            for p in incident.plan
+            if p is patch or (patch.group is not None and p.group == patch.group)
+        ]
+        if all(
+            p.applicable and carries(p.setting) and (p.setting, p.new) not in tried for p in group
+        ):
             return tuple(group)
     return ()

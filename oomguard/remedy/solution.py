@@ -14,8 +14,9 @@ from oomguard.core.incident import Effect
 class Solution:
     """A value that is predicted to fit, or None with the reason that names what is missing.
 
-    ``predicts`` maps facts to what the next attempt should show; ``blocked_by`` says why the value cannot be applied
-    whatever the policy permits. ``effect`` is what the value costs here; None: what it costs anywhere.
+    ``predicts`` maps facts to what the next attempt should show; ``blocked_by`` says why the value
+    cannot be applied whatever the policy permits. ``effect`` is what the value costs here; None:
+    what it costs anywhere.
     """
 
     value: FactValue | None

@@ -1,4 +1,6 @@
-"""Whether a solved value agrees with the other figures that are known: one that contradicts them is not offered."""
+"""Whether a solved value agrees with the other figures that are known: one that contradicts them is
+not offered.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from oomguard.core.facts import FactValue, format_gib
 from oomguard.core.incident import Incident
 from oomguard.estimate.constants import others_margin_ratio
 
-# Parameters counted by a model's name, and a data type that nothing prints, are off by this much at most.
+# Parameters counted by a model's name, and a data type that nothing prints, are off by this much at
+# most.
 _SURE_OF_ESTIMATE: Final = 0.9
 _FROM_FILES: Final = "config"
 # Failures of a start: what their figures call free was free before the engine took anything.
@@ -21,34 +24,43 @@ _NO_ROOM_SHOWN: Final = "The log does not show that so much of the device is fre
 
 
 class Contradiction(NamedTuple):
-    """Why a value is not part of the plan; ``is_proved`` says that it cannot work, not only that nothing shows that it does."""
+    """Why a value is not part of the plan; ``is_proved`` says that it cannot work, not only that
+    nothing shows that it does.
+    """
 
     why: str
     is_proved: bool = True
 
 
-def contradiction(name: str, value: FactValue, incident: Incident, *, by_model: bool = False) -> Contradiction | None:
+def contradiction(
+    name: str, value: FactValue, incident: Incident, *, by_model: bool = False
+) -> Contradiction | None:
     """Return what is known against a value of a setting, None if nothing is.
 
     Args:
         name: the setting.
         value: its solved value.
         incident: the failure.
-        by_model: the memory model solved it, which knows the weights better than the model's name does.
+        by_model: the memory model solved it, which knows the weights better than the model's name
+            does.
     """
     if isinstance(value, (str, bool)):
         return None
     if name == "gpu_memory_utilization":
         return _against_share(value, incident, by_model=by_model)
     if name == "kv_cache_memory_bytes":
-        return None if by_model else _against_kv_bytes(value, incident)
+        if by_model:
+            return None
+        return _against_kv_bytes(value, incident)
     if name == "max_model_len":
         return _against_length(value, incident)
     return None
 
 
 def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
-    """Return what the weights of one rank take at least: as printed, by the model's files, or by its name unless ``is_exact``."""
+    """Return what the weights of one rank take at least: as printed, by the model's files, or by
+    its name unless ``is_exact``.
+    """
     printed = incident.number("model_weights_bytes")
     if printed is not None:
         return printed
@@ -58,27 +70,43 @@ def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
     if is_exact:
         return None
     ranks = incident.settings.get("pipeline_parallel_size")
-    stages = int(ranks.value) if ranks is not None and isinstance(ranks.value, int) else 1
-    return None if estimated is None else _SURE_OF_ESTIMATE * estimated / max(1, stages)
+    if ranks is not None and isinstance(ranks.value, int):
+        stages = int(ranks.value)
+    else:
+        stages = 1
+    if estimated is None:
+        return None
+    return _SURE_OF_ESTIMATE * estimated / max(1, stages)
 
 
 def free_at_start(incident: Incident) -> float | None:
-    """Return what was free of the fullest device before the engine started, None if it is not printed."""
+    """Return what was free of the fullest device before the engine started, None if it is not
+    printed.
+    """
     name = _FREE_AT_START.get(incident.kind)
-    return None if name is None else incident.number(name)
+    if name is None:
+        return None
+    return incident.number(name)
 
 
 def _against_share(value: float, incident: Incident, *, by_model: bool) -> Contradiction | None:
-    total, free = incident.number("device_total_bytes"), free_at_start(incident)
+    total = incident.number("device_total_bytes")
+    free = free_at_start(incident)
     if not total or "on_cpu" in incident.facts:
         return None
-    share, weights = value * total, rank_weights(incident, is_exact=by_model)
+    share = value * total
+    weights = rank_weights(incident, is_exact=by_model)
     if weights is not None and share <= weights:
         return Contradiction(
-            f"{value:g} of the device is {format_gib(share)}, less than the weights of one rank ({format_gib(weights)})"
+            f"{value:g} of the device is {format_gib(share)}, less than the weights of one rank "
+            f"({format_gib(weights)})"
         )
-    if free is not None and share > free + incident.slack("device_free_bytes") + incident.slack("device_total_bytes"):
-        return Contradiction(f"{value:g} of the device is {format_gib(share)}, and {format_gib(free)} is free")
+    if free is not None and share > free + incident.slack("device_free_bytes") + incident.slack(
+        "device_total_bytes"
+    ):
+        return Contradiction(
+            f"{value:g} of the device is {format_gib(share)}, and {format_gib(free)} is free"
+        )
     return None
 
 
@@ -99,26 +127,37 @@ def _against_kv_bytes(value: float, incident: Incident) -> Contradiction | None:
     if room is None:
         return Contradiction(_NO_ROOM_SHOWN, is_proved=False)
     if value > room:
-        return Contradiction(f"a KV cache of {format_gib(value)} does not fit: {format_gib(room)} is free for it")
+        return Contradiction(
+            f"a KV cache of {format_gib(value)} does not fit: {format_gib(room)} is free for it"
+        )
     return None
 
 
 def _room_for_kv(incident: Incident, has: float) -> float | None:
     """Return the largest KV cache that the device has room for; None if the log does not show it.
 
-    The share leaves ``has`` for the KV cache; a size in bytes may also take what is free beyond the share.
+    The share leaves ``has`` for the KV cache; a size in bytes may also take what is free beyond the
+    share.
     """
-    total, ratio = incident.number("device_total_bytes"), incident.number("gpu_memory_utilization_ratio")
+    total = incident.number("device_total_bytes")
+    ratio = incident.number("gpu_memory_utilization_ratio")
     if not total:
         return None
     free = incident.number("initial_free_bytes") or incident.number("device_free_bytes") or total
-    is_of_share = "kv_cache_is_fixed" not in incident.facts and "kv_cache_memory_bytes" not in incident.facts
+    is_of_share = (
+        "kv_cache_is_fixed" not in incident.facts and "kv_cache_memory_bytes" not in incident.facts
+    )
     if is_of_share and ratio is not None:
         return has + max(0.0, free - ratio * total) - others_margin_ratio() * total
     weights = incident.number("model_weights_bytes")
     if weights is None:
         return None
-    return free - weights - (incident.number("peak_activation_bytes") or 0.0) - others_margin_ratio() * total
+    return (
+        free
+        - weights
+        - (incident.number("peak_activation_bytes") or 0.0)
+        - others_margin_ratio() * total
+    )
 
 
 def _against_length(value: float, incident: Incident) -> Contradiction | None:
@@ -127,5 +166,7 @@ def _against_length(value: float, incident: Incident) -> Contradiction | None:
     asked = sum(part for part in parts if part is not None)
     old = incident.number("max_model_len_tokens")
     if value < asked and (old is None or asked <= old):
-        return Contradiction(f"the command itself asks for requests of {asked:.0f} tokens, {value:.0f} are fewer")
+        return Contradiction(
+            f"the command itself asks for requests of {asked:.0f} tokens, {value:.0f} are fewer"
+        )
     return None

@@ -1,4 +1,6 @@
-"""The table of attempts: what changed, what came of it, predicted beside measured; and the report of a run."""
+"""The table of attempts: what changed, what came of it, predicted beside measured; and the report
+of a run.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,20 @@ LABELS: Final = {
 }
 
 
-def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80, not_ended: Collection[int] = ()) -> Table:
-    """Return the table for a terminal of so many columns, one row an attempt, in order; those ``not_ended`` by number have no result."""
+def attempts_table(
+    attempts: Sequence[Attempt], *, columns: int = 80, not_ended: Collection[int] = ()
+) -> Table:
+    """Return the table for a terminal of so many columns, one row an attempt, in order; those
+    ``not_ended`` by number have no result.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     headings, *rows = attempt_rows(attempts, not_ended)
-    table = Table(box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1))
+    table = Table(
+        box=box.SIMPLE_HEAD, title="What oomguard did", title_justify="left", padding=(0, 1)
+    )
     widths = {"time": max((len(row[-1]) for row in rows), default=0)}
     if columns >= NARROW_COLUMNS:
         widths["changed"] = CHANGED_COLUMNS
@@ -51,22 +59,32 @@ def attempts_table(attempts: Sequence[Attempt], *, columns: int = 80, not_ended:
     return table
 
 
-def attempt_rows(attempts: Sequence[Attempt], not_ended: Collection[int] = ()) -> list[tuple[str, ...]]:
+def attempt_rows(
+    attempts: Sequence[Attempt], not_ended: Collection[int] = ()
+) -> list[tuple[str, ...]]:
     """Return the table as texts fit to show, its headings first."""
     rows = []
     for a in drawn(tuple(attempts)):
-        ended = ("not ended", "") if a.number in not_ended else (_result(a), f"{a.seconds:.1f} s")
+        if a.number in not_ended:
+            ended = ("not ended", "")
+        else:
+            ended = (_result(a), f"{a.seconds:.1f} s")
         rows.append((str(a.number), _changed(a), ended[0], checked(a), ended[1]))
     return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 
 def reduced(attempts: Sequence[Attempt]) -> str | None:
-    """Return the sentence that a run with reduced settings owes its user, None if nothing was reduced."""
+    """Return the sentence that a run with reduced settings owes its user, None if nothing was
+    reduced.
+    """
     patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
     if not patches or not attempts[-1].succeeded:
         return None
     changes = ", ".join(f"{p.setting} {arrow(p)}" for p in patches)
-    return f"Ran with reduced settings: {changes}. {' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
+    return (
+        f"Ran with reduced settings: {changes}. "
+        f"{' '.join(dict.fromkeys(p.tradeoff for p in patches if p.tradeoff))}"
+    )
 
 
 def attempt_dict(attempt: Attempt) -> dict[str, Any]:
@@ -95,37 +113,55 @@ def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) ->
     """
     sentence = drawn(reduced(attempts))
     if form == ".json":
-        answer = to_dict(diagnosis) | {"attempts": [attempt_dict(a) for a in attempts], "reduced": sentence}
+        answer = to_dict(diagnosis) | {
+            "attempts": [attempt_dict(a) for a in attempts],
+            "reduced": sentence,
+        }
         return json_line(answer) + "\n"
     rows = attempt_rows(attempts)
     if form == ".md":
         lines = [f"| {' | '.join(map(cell, row))} |" for row in rows]
         lines.insert(1, f"|{'---|' * len(rows[0])}")
-        return "\n".join([to_markdown(diagnosis), *lines, *(["", inline(sentence)] if sentence else []), ""])
+        return "\n".join(
+            [to_markdown(diagnosis), *lines, *(["", inline(sentence)] if sentence else []), ""]
+        )
     return to_html(diagnosis, table=rows, sentence=sentence)
 
 
 def _changed(attempt: Attempt) -> str:
     if not attempt.patches:
         return "nothing"
-    return "\n".join(f"{p.setting} {'-> ' if p.old is None else ''}{arrow(p)}\n({p.effect})" for p in attempt.patches)
+    return "\n".join(
+        f"{p.setting} {'-> ' if p.old is None else ''}{arrow(p)}\n({p.effect})"
+        for p in attempt.patches
+    )
 
 
 def _result(attempt: Attempt) -> str:
     if attempt.succeeded:
         return "ran"
-    return attempt.incident.kind.replace("_", " ") if attempt.incident else attempt.error
+    if attempt.incident:
+        return attempt.incident.kind.replace("_", " ")
+    return attempt.error
 
 
 def checked(attempt: Attempt) -> str:
-    """Return what was predicted beside what was measured, a line a figure; empty where there is neither."""
+    """Return what was predicted beside what was measured, a line a figure; empty where there is
+    neither.
+    """
     predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
     lines = []
     for name in dict.fromkeys([*predicted, *attempt.measured]):
         if name not in LABELS:
             continue
-        before = f"{figure(name, predicted[name])} -> " if name in predicted else ""
-        after = figure(name, attempt.measured[name]) if name in attempt.measured else "not printed"
+        if name in predicted:
+            before = f"{figure(name, predicted[name])} -> "
+        else:
+            before = ""
+        if name in attempt.measured:
+            after = figure(name, attempt.measured[name])
+        else:
+            after = "not printed"
         lines.append(f"{LABELS[name]} {before}{after}")
     return "\n".join(lines)
 
@@ -134,4 +170,6 @@ def figure(name: str, value: float) -> str:
     """Return the value of a fact that can be measured, with its unit."""
     if name.endswith("_bytes"):
         return format_gib(value)
-    return f"{value:,.0f}" if REGISTRY[name].type == "int" else f"{value:.3g}"
+    if REGISTRY[name].type == "int":
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -1,4 +1,6 @@
-"""Where the bytes went, as shares of one bar, from which the terminal, the page and the table are drawn."""
+"""Where the bytes went, as shares of one bar, from which the terminal, the page and the table are
+drawn.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class Segment:
 
 
 def segments(budget: Budget) -> tuple[Segment, ...]:
-    """Return the parts with their shares of the device, and the rest that no part names; empty if no part is known.
+    """Return the parts with their shares of the device, and the rest that no part names; empty if
+    no part is known.
 
     If the total is unknown, or a caller's parts add up to more, the shares are of the parts' sum.
     """
@@ -59,7 +62,13 @@ def segments(budget: Budget) -> tuple[Segment, ...]:
         return ()
     others = iter(_OTHERS * len(parts))
     rows = [
-        Segment(part.name, part.bytes, part.bytes / total, part.source, COLORS.get(part.name) or next(others))
+        Segment(
+            part.name,
+            part.bytes,
+            part.bytes / total,
+            part.source,
+            COLORS.get(part.name) or next(others),
+        )
         for part in parts
     ]
     if total - known > _SMALLEST_REST_RATIO * total:
@@ -75,7 +84,9 @@ def contradiction(budget: Budget) -> str:
 
 
 def cells(shares: Sequence[Segment], width: int) -> list[int]:
-    """Return how many of ``width`` cells each segment gets: all of them together, and at least one each if they fit."""
+    """Return how many of ``width`` cells each segment gets: all of them together, and at least one
+    each if they fit.
+    """
     if len(shares) >= width:
         return [1] * width + [0] * (len(shares) - width)
     exact = [segment.ratio * width for segment in shares]
@@ -92,4 +103,6 @@ def percent(ratio: float) -> str:
     value = 100 * ratio
     if 0 < value < 0.1:
         return "<0.1 %"
-    return f"{value:.1f} %" if value < 10 else f"{value:.0f} %"
+    if value < 10:
+        return f"{value:.1f} %"
+    return f"{value:.0f} %"

@@ -1,4 +1,6 @@
-"""What changed between two starts: for a terminal, as JSON, and as Markdown for an issue tracker."""
+"""What changed between two starts: for a terminal, as JSON, and as Markdown for an
+issue tracker.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,11 @@ Rows = list[tuple[Row, bool | None]]
 
 
 def to_difference_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as an object of schema 1: texts are masked, each ``source`` is exactly as it was given."""
-    shown, rows = masked(comparison), _rows(comparison, masked)
+    """Return the comparison as an object of schema 1: texts are masked, each ``source`` is exactly
+    as it was given.
+    """
+    shown = masked(comparison)
+    rows = _rows(comparison, masked)
     return {
         "schema": SCHEMA,
         "headline": shown.headline,
@@ -50,7 +55,10 @@ def to_difference_dict(comparison: Comparison) -> dict[str, Any]:
         "changes": [_row(row) for row, changed in rows if changed],
         "same": [_row(row) for row, changed in rows if changed is False],
         "one_sided": [_row(row) for row, changed in rows if changed is None],
-        "explanations": [{"text": e.text, "kv_cache_bytes": plain_value(e.kv_cache_bytes)} for e in shown.explanations],
+        "explanations": [
+            {"text": e.text, "kv_cache_bytes": plain_value(e.kv_cache_bytes)}
+            for e in shown.explanations
+        ],
         "unknown": [plain_value(text) for text in shown.unknown],
     }
 
@@ -61,8 +69,11 @@ def to_difference_json(comparison: Comparison) -> str:
 
 
 def print_difference(console: Console, comparison: Comparison) -> None:
-    """Print the headline, the two starts, the table, what explains it, what is unknown, and the failure with its first fix."""
-    shown, rows = drawn(comparison), _rows(comparison, drawn)
+    """Print the headline, the two starts, the table, what explains it, what is unknown, and the
+    failure with its first fix.
+    """
+    shown = drawn(comparison)
+    rows = _rows(comparison, drawn)
     if (console.encoding or "").lower().startswith("utf"):
         _print(console, shown, rows, ascii_only=False)
         return
@@ -72,10 +83,15 @@ def print_difference(console: Console, comparison: Comparison) -> None:
 
 
 def to_difference_markdown(comparison: Comparison) -> str:
-    """Return the comparison as Markdown: no text of a log becomes markup, a mention or a reference."""
-    shown, rows = drawn(comparison), _rows(comparison, drawn)
+    """Return the comparison as Markdown: no text of a log becomes markup, a mention or
+    a reference.
+    """
+    shown = drawn(comparison)
+    rows = _rows(comparison, drawn)
     lines = [f"### {inline(shown.headline)}", ""]
-    lines += [f"- {name}: {code(side.source)} {inline(_about(side))}" for name, side in _sides(shown)]
+    lines += [
+        f"- {name}: {code(side.source)} {inline(_about(side))}" for name, side in _sides(shown)
+    ]
     if table := list(_lines(rows)):
         lines += ["", "| | OLD | NEW | difference |", "|---|---:|---:|---:|"]
         lines += [f"| {' | '.join(cell(text) for text in row[:4])} |" for row in table]
@@ -101,12 +117,21 @@ def _print(console: Console, shown: Comparison, rows: Rows, *, ascii_only: bool)
     width = min(console.width, MAX_COLUMNS)
 
     def say(text: Text | str, indent: int = 0) -> None:
-        words = Text(text) if isinstance(text, str) else text
-        console.print(Padding(words, (0, 0, 0, indent), expand=False) if indent else words, width=width)
+        if isinstance(text, str):
+            words = Text(text)
+        else:
+            words = text
+        console.print(
+            Padding(words, (0, 0, 0, indent), expand=False) if indent else words, width=width
+        )
 
     say(Text(shown.headline, style="bold"))
     for name, side in _sides(shown):
-        say(Text(f"{name} ", style="bold").append(f"{side.source}: {_about(side)}", style="not bold dim"))
+        say(
+            Text(f"{name} ", style="bold").append(
+                f"{side.source}: {_about(side)}", style="not bold dim"
+            )
+        )
     if table := list(_lines(rows)):
         console.print(_table(table, ascii_only=ascii_only), width=width)
         if _is_solved(table):
@@ -141,7 +166,12 @@ def _table(rows: list[TableLine], *, ascii_only: bool) -> Table:
     for row in rows:
         style = {True: "", False: "dim", None: "dim"}[row.changed]
         difference = Text(row.difference, style="bold" if row.changed else style)
-        table.add_row(Text(row.name, style=style), Text(row.old, style=style), Text(row.new, style=style), difference)
+        table.add_row(
+            Text(row.name, style=style),
+            Text(row.old, style=style),
+            Text(row.new, style=style),
+            difference,
+        )
     return table
 
 
@@ -157,17 +187,36 @@ def _failures(shown: Comparison) -> list[tuple[str, ComparedStart]]:
 def _about(side: ComparedStart) -> str:
     """Return ``start 2 of 3, vllm 0.32.0, line 14, no failure``."""
     start = side.start
-    count = f" of {side.starts}" if side.starts > 1 else ""
-    line = "no line of a start, from the failure's message" if start.line is None else f"line {start.line}"
-    end = "no failure" if side.incident is None else f"failed: {side.incident.kind}"
-    return ", ".join(text for text in (f"start {start.number}{count}", engine(start), line, end) if text)
+    if side.starts > 1:
+        count = f" of {side.starts}"
+    else:
+        count = ""
+    if start.line is None:
+        line = "no line of a start, from the failure's message"
+    else:
+        line = f"line {start.line}"
+    if side.incident is None:
+        end = "no failure"
+    else:
+        end = f"failed: {side.incident.kind}"
+    return ", ".join(
+        text for text in (f"start {start.number}{count}", engine(start), line, end) if text
+    )
 
 
 def _lines(rows: Rows) -> Iterator[TableLine]:
-    """Yield the lines of the table: every version and figure, and the settings that differ or that one log leaves open."""
+    """Yield the lines of the table: every version and figure, and the settings that differ or that
+    one log leaves open.
+    """
     for row, changed in rows:
         if row.kind in _ALWAYS or changed is not False:
-            yield TableLine(row.name, _value(row, row.old), _value(row, row.new), _difference(row, changed), changed)
+            yield TableLine(
+                row.name,
+                _value(row, row.old),
+                _value(row, row.new),
+                _difference(row, changed),
+                changed,
+            )
 
 
 def _is_solved(rows: list[TableLine]) -> bool:
@@ -184,43 +233,61 @@ def _value(row: Row, side: ComparedValue) -> str:
     if side.value is None:
         return _NO_VALUE.get(side.origin, "None")
     amount = _amount(row, side.value)
-    return {"default": f"{amount} (default)", "solved": f"{_SOLVED}{amount}"}.get(side.origin, amount)
+    return {"default": f"{amount} (default)", "solved": f"{_SOLVED}{amount}"}.get(
+        side.origin, amount
+    )
 
 
 def _amount(row: Row, value: object) -> str:
     if isinstance(value, (str, bool)) or not isinstance(value, (int, float)):
         return str(value)
     if row.unit == "bytes":
-        return format_gib(value) if abs(value) >= MIB else f"{value / 1024:.0f} KiB"
+        if abs(value) >= MIB:
+            return format_gib(value)
+        return f"{value / 1024:.0f} KiB"
     if row.unit == "tokens":
         return f"{value:,.0f}"
-    return f"{value:.2f}" if row.kind == "capacity" else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if row.kind == "capacity":
+        return f"{value:.2f}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
 
 
 def _difference(row: Row, changed: bool | None) -> str:
     if not changed:
-        return "" if changed is None else "same"
+        if changed is None:
+            return ""
+        return "same"
     if row.difference is not None:
         return f"{'+' if row.difference > 0 else '-'}{_amount(row, abs(row.difference))}"
     return {row.old.origin: "added", row.new.origin: "removed"}.get("left alone", "changed")
 
 
 def _failed(side: ComparedStart) -> str:
-    return "" if side.incident is None else side.incident.headline
+    if side.incident is None:
+        return ""
+    return side.incident.headline
 
 
 def _why_and_fix(side: ComparedStart) -> Iterator[str]:
-    """Yield where it failed, its first cause, and the first fix that may be applied, else the first of all."""
+    """Yield where it failed, its first cause, and the first fix that may be applied, else the first
+    of all.
+    """
     incident = side.incident
     if incident is None:
         return
     yield f"{incident.kind}, {place(incident)}"
     cause: Cause | None = next(iter(incident.causes), None)
     if cause is not None:
-        yield f"Why: {cause.title} ({cause.id}, {confidence(cause.confidence)}). {cause.explanation}"
+        title = f"{cause.title} ({cause.id}, {confidence(cause.confidence)})"
+        yield f"Why: {title}. {cause.explanation}"
     fix = _fix(side)
     if fix is not None:
-        held = f" Not done by itself: {blocked(fix)}." if blocked(fix) else ""
+        if blocked(fix):
+            held = f" Not done by itself: {blocked(fix)}."
+        else:
+            held = ""
         yield f"First fix: {fix.setting} {change(fix)} [{fix.effect}]: {why(fix)}.{held}"
 
 
@@ -231,7 +298,9 @@ def _fix(side: ComparedStart) -> Patch | None:
 
 def _paste(side: ComparedStart) -> list[str]:
     fix = _fix(side)
-    return [] if fix is None else pastes(fix)
+    if fix is None:
+        return []
+    return pastes(fix)
 
 
 def _rows(comparison: Comparison, fit: Callable[[Row], Row]) -> Rows:

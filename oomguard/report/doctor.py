@@ -19,11 +19,15 @@ _MARK_COLUMNS: Final = 9
 
 def to_json(checks: Iterable[Check]) -> str:
     """Return the checks as one JSON object on one line, secrets masked."""
-    return json_line({"schema": SCHEMA, "checks": [plain_value(asdict(_fit(check))) for check in checks]})
+    return json_line(
+        {"schema": SCHEMA, "checks": [plain_value(asdict(_fit(check))) for check in checks]}
+    )
 
 
 def print_checks(console: Console, checks: Iterable[Check]) -> None:
-    """Print one line a check with its mark, the advice below it, and a last line that counts; secrets are masked."""
+    """Print one line a check with its mark, the advice below it, and a last line that counts;
+    secrets are masked.
+    """
     from rich.text import Text
 
     shown = [_fit(check) for check in checks]
@@ -33,15 +37,21 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
         )
         console.print(_writable(console, line), soft_wrap=True)
         if check.advice:
-            advice = Text(f"{'':<{_MARK_COLUMNS}}do: ", style="dim").append(check.advice, style="not dim cyan")
+            advice = Text(f"{'':<{_MARK_COLUMNS}}do: ", style="dim").append(
+                check.advice, style="not dim cyan"
+            )
             console.print(_writable(console, advice), soft_wrap=True)
     counts = ", ".join(f"{sum(c.status == name for c in shown)} {name}" for name in _STYLES)
     console.print(f"{len(shown)} checks: {counts}", markup=False, highlight=False)
 
 
 def _fit(check: Check) -> Check:
-    """Make a check fit to show on one line: a variable's value or a process's name may hold a secret or an escape."""
-    return drawn(replace(check, text=check.text.replace("\n", ""), advice=check.advice.replace("\n", "")))
+    """Make a check fit to show on one line: a variable's value or a process's name may hold a
+    secret or an escape.
+    """
+    return drawn(
+        replace(check, text=check.text.replace("\n", ""), advice=check.advice.replace("\n", ""))
+    )
 
 
 def _writable(console: Console, text: object) -> object:

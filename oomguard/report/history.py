@@ -11,7 +11,15 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.incident import Diagnosis, Incident
-from oomguard.core.past_runs import NOT_ENDED, RAN, REPAIRED, STOPPED, KnownSettings, PastAttempt, PastRun
+from oomguard.core.past_runs import (
+    NOT_ENDED,
+    RAN,
+    REPAIRED,
+    STOPPED,
+    KnownSettings,
+    PastAttempt,
+    PastRun,
+)
 from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
 from oomguard.report.presentable import drawn, masked
@@ -25,13 +33,18 @@ if TYPE_CHECKING:
 
 # The command of a past run as a line to paste: word for word what was given, but for secrets.
 
-# What a terminal does not show as it is: control characters, marks that turn the direction of text, bytes that are no UTF-8.
-_UNSEEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a terminal does not show as it is: control characters, marks that turn the direction of text,
+# bytes that are no UTF-8.
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _ESCAPED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def to_paste(run: PastRun) -> tuple[str, list[str]]:
-    """Return the command before any patch as a line to paste, and what to know before it is pasted."""
+    """Return the command before any patch as a line to paste, and what to know before
+    it is pasted.
+    """
     with homes_kept():
         words = [_exact(word) for word in run.command]
     notes = []
@@ -39,7 +52,8 @@ def to_paste(run: PastRun) -> tuple[str, list[str]]:
         notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
     if any(map(_UNSEEN.search, words)):
         notes.append(
-            "it holds characters that a terminal does not show, written as $'...', which bash, zsh and ksh read"
+            "it holds characters that a terminal does not show, written as $'...', which bash, zsh "
+            "and ksh read"
         )
     if run.folder is not None:
         with homes_kept():
@@ -50,9 +64,14 @@ def to_paste(run: PastRun) -> tuple[str, list[str]]:
 
 
 def _exact(word: str) -> str:
-    """Return a word as it is, masked; without its escapes only where a secret is known by that alone."""
-    exact, shown = masked(word), drawn(word)
-    return exact if shown.count(MASK) <= exact.count(MASK) else shown
+    """Return a word as it is, masked; without its escapes only where a secret is known by that
+    alone.
+    """
+    exact = masked(word)
+    shown = drawn(word)
+    if shown.count(MASK) <= exact.count(MASK):
+        return exact
+    return shown
 
 
 def _quoted(word: str) -> str:
@@ -64,7 +83,9 @@ def _quoted(word: str) -> str:
 
 
 def _quoted_rest(word: str) -> str:
-    return "$'" + "".join(map(_escaped, word)) + "'" if _UNSEEN.search(word) else shlex.quote(word)
+    if _UNSEEN.search(word):
+        return "$'" + "".join(map(_escaped, word)) + "'"
+    return shlex.quote(word)
 
 
 def _escaped(char: str) -> str:
@@ -77,15 +98,23 @@ def _escaped(char: str) -> str:
 
 _NARROW_COLUMNS: Final = 60
 _NOT_RECORDED: Final = "not recorded"
-_STYLES: Final = {"ran": "green", "repaired": "yellow", "failed": "bold red", "stopped": "dim", NOT_ENDED: "dim"}
+_STYLES: Final = {
+    "ran": "green",
+    "repaired": "yellow",
+    "failed": "bold red",
+    "stopped": "dim",
+    NOT_ENDED: "dim",
+}
 _PAGE_RUNS: Final = 100
 _MOMENT_CHARS: Final = 16
 
 
 def print_runs(console: Console, runs: Iterable[PastRun]) -> None:
-    """Print a row a run, in the order given: when, how it ended, what failed, what was changed, predicted beside measured.
+    """Print a row a run, in the order given: when, how it ended, what failed, what was changed,
+    predicted beside measured.
 
-    A page at a time, so that the first are seen at once; on a narrow screen each run below its number instead of beside it.
+    A page at a time, so that the first are seen at once; on a narrow screen each run below its
+    number instead of beside it.
     """
     rows = iter(runs)
     pages = iter(lambda: list(islice(rows, _PAGE_RUNS)), [])
@@ -93,7 +122,9 @@ def print_runs(console: Console, runs: Iterable[PastRun]) -> None:
 
 
 def _print_table(console: Console, pages: Iterable[Sequence[PastRun]]) -> None:
-    """Print a row a run; the headings once, and the columns of all pages as wide as those of the first."""
+    """Print a row a run; the headings once, and the columns of all pages as wide as those of the
+    first.
+    """
     widths = (0, 0)
     for page in pages:
         if not any(widths):
@@ -106,21 +137,33 @@ def _print_table(console: Console, pages: Iterable[Sequence[PastRun]]) -> None:
     console.print()
 
 
-def _print_rows(console: Console, runs: Sequence[PastRun], widths: tuple[int, int], *, has_headings: bool) -> None:
+def _print_rows(
+    console: Console, runs: Sequence[PastRun], widths: tuple[int, int], *, has_headings: bool
+) -> None:
     from rich import box
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_header=has_headings, show_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        show_header=has_headings,
+        show_edge=False,
+    )
     table.add_column("run", justify="right", no_wrap=True, min_width=max(len("run"), widths[0]))
     table.add_column("began", no_wrap=True, min_width=_MOMENT_CHARS)
     table.add_column("result", no_wrap=True, min_width=max(len("result"), widths[1]))
     table.add_column("command, what failed, what was changed")
     for run in runs:
         lines = [Text(shown_command(run), style="bold"), *(Text(line) for line in happened(run))]
-        result = Text(run.result, style=_STYLES[run.result]).append(f"\n{status_words(run)}", style="not bold dim")
-        table.add_row(str(run.number), f"{moment(run.began_at)}\n{took(run)}", result, Text("\n").join(lines))
+        result = Text(run.result, style=_STYLES[run.result]).append(
+            f"\n{status_words(run)}", style="not bold dim"
+        )
+        table.add_row(
+            str(run.number), f"{moment(run.began_at)}\n{took(run)}", result, Text("\n").join(lines)
+        )
     console.print(Padding(table, (0, 1)))
 
 
@@ -132,7 +175,11 @@ def _print_below(console: Console, pages: Iterable[Sequence[PastRun]]) -> None:
     for run in chain.from_iterable(pages):
         console.print(Text(f"{run.number} ").append(run.result, style=_STYLES[run.result]))
         ended = ", ".join(filter(None, (moment(run.began_at), took(run), status_words(run))))
-        lines = [Text(ended, style="dim"), Text(shown_command(run), style="bold"), *map(Text, happened(run))]
+        lines = [
+            Text(ended, style="dim"),
+            Text(shown_command(run), style="bold"),
+            *map(Text, happened(run)),
+        ]
         console.print(Padding(Text("\n").join(lines), (0, 0, 0, 2)))
 
 
@@ -159,29 +206,44 @@ def happened(run: PastRun) -> list[str]:
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))
-    untold = [past for past in run.attempts if past.attempt.incident is None and (past.is_followed or past.why)]
+    untold = [
+        past
+        for past in run.attempts
+        if past.attempt.incident is None and (past.is_followed or past.why)
+    ]
     others = Counter(past.attempt.error for past in untold)
-    lines += [f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()]
+    lines += [
+        f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()
+    ]
     return drawn(lines)
 
 
 def _times(count: int) -> str:
-    return "1 attempt" if count == 1 else f"{count:,} attempts"
+    if count == 1:
+        return "1 attempt"
+    return f"{count:,} attempts"
 
 
 def failure_words(incident: Incident) -> str:
     """Return kind and cause of a failure."""
-    cause = incident.causes[0].id if incident.causes else "unknown"
+    if incident.causes:
+        cause = incident.causes[0].id
+    else:
+        cause = "unknown"
     return f"{incident.kind}: {cause}"
 
 
 def shown_command(run: PastRun) -> str:
-    """Return the command before any patch as one line, fit to show: secrets and home folders are masked."""
+    """Return the command before any patch as one line, fit to show: secrets and home folders are
+    masked.
+    """
     return drawn(shlex.join(run.command)).replace("\n", "\\n")
 
 
 def learned_words(run: PastRun) -> str | None:
-    """Return what ``--reuse`` would take from a run; None where it ended without changes, or did not work."""
+    """Return what ``--reuse`` would take from a run; None where it ended without changes, or did
+    not work.
+    """
     last = run.attempts[-1].attempt
     if run.result not in {RAN, REPAIRED, STOPPED} or not last.settings:
         return None
@@ -196,11 +258,15 @@ def moment(unix_s: float) -> str:
 
 def took(run: PastRun) -> str:
     """Return how long a run took, empty where its end is not known."""
-    return "" if run.seconds is None else f"{run.seconds:,.1f} s"
+    if run.seconds is None:
+        return ""
+    return f"{run.seconds:,.1f} s"
 
 
 def status_words(run: PastRun) -> str:
-    """Return a run's exit status in words; where oomguard ended the command that of the command, which the run itself did not end with."""
+    """Return a run's exit status in words; where oomguard ended the command that of the command,
+    which the run itself did not end with.
+    """
     last = run.attempts[-1]
     if last.ended_at is None:
         return ""
@@ -252,7 +318,10 @@ def _attempt_dict(past: PastAttempt, *, in_full: bool) -> dict[str, Any]:
 
 
 def _heading(run: PastRun) -> list[tuple[str, str]]:
-    length = f", took {took(run)}" if run.seconds is not None else ""
+    if run.seconds is not None:
+        length = f", took {took(run)}"
+    else:
+        length = ""
     engine = " ".join(filter(None, (run.engine, run.engine_version)))
     rows = [
         ("command", shown_command(run)),
@@ -269,7 +338,8 @@ def _utc(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")
 
 
-# What is known to work, for a terminal and as JSON: model, engine, device, settings, how often they held, and who measured it.
+# What is known to work, for a terminal and as JSON: model, engine, device, settings, how often they
+# held, and who measured it.
 
 _MOST_NAMED: Final = 3
 
@@ -290,10 +360,19 @@ def print_known_settings(console: Console, entries: Sequence[KnownSettings]) -> 
         engine = " ".join(filter(None, (entry.engine, entry.engine_version)))
         lines = [Text(entry.model or "model not known", style="bold"), Text(engine)]
         what = Text("\n").join([*lines, Text(entry.device or "no GPU that NVML told")])
-        settings = "\n".join(f"{name} {value}" for name, value in entry.settings.items()) or "as given"
-        style = "green" if not entry.failed else "bold red" if not entry.held else "yellow"
+        settings = (
+            "\n".join(f"{name} {value}" for name, value in entry.settings.items()) or "as given"
+        )
+        if not entry.failed:
+            style = "green"
+        elif not entry.held:
+            style = "bold red"
+        else:
+            style = "yellow"
         held = Text(f"{entry.held} of {entry.held + entry.failed}", style=style)
-        table.add_row(held, what, Text(settings), Text(f"{_measured_by(entry)}\n{moment(entry.last_at)}"))
+        table.add_row(
+            held, what, Text(settings), Text(f"{_measured_by(entry)}\n{moment(entry.last_at)}")
+        )
     console.print()
     console.print(Padding(table, (0, 1)))
     console.print()
@@ -311,7 +390,8 @@ def known_settings_json(entry: KnownSettings) -> str:
         "held": entry.held,
         "failed": entry.failed,
         "measured_by": [
-            {"who": masked(who), "host": masked(host), "attempts": count} for who, host, count in entry.measured_by
+            {"who": masked(who), "host": masked(host), "attempts": count}
+            for who, host, count in entry.measured_by
         ],
         "first_at": _utc(entry.first_at),
         "last_at": _utc(entry.last_at),

@@ -26,7 +26,14 @@ from oomguard.core.incident import (
 from oomguard.core.snapshot_records import DeviceMemory
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
-from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
+)
 from oomguard.report.wording import (
     Shown,
     action_why,
@@ -46,7 +53,8 @@ from oomguard.report.wording import (
 
 _VERDICTS: Final = {"oom": "out of memory", "no_oom": "no out-of-memory"}
 _VIEWER: Final = (
-    "To see the memory over time, open the snapshot in torch's viewer: drop it on pytorch.org/memory_viz, or write a page "
+    "To see the memory over time, open the snapshot in torch's viewer: drop it on "
+    "pytorch.org/memory_viz, or write a page "
     "with python -m torch.cuda._memory_viz trace_plot snapshot.pickle -o snapshot.html"
 )
 # Every rule of a style begins with ``.oomguard``, so that a notebook keeps its own look.
@@ -134,7 +142,10 @@ def to_html(
     """
     body = []
     for shown in drawn([diagnosis, *more]):
-        title = f"oomguard: {shown.source}" if shown.source else "oomguard"
+        if shown.source:
+            title = f"oomguard: {shown.source}"
+        else:
+            title = "oomguard"
         body.append(_element("h1", f"{title}: {_VERDICTS[shown.verdict]}"))
         body += _diagnosis_sections(shown, level=2)
     if table is not None or sentence is not None:
@@ -146,20 +157,28 @@ def to_html(
         f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">\n'
         f"<title>{_escaped(f'{name} - oomguard' if name else 'oomguard')}</title>\n"
         f"<style>{STYLE}{DARK}{PAGE_STYLE}</style>\n</head>\n"
-        f'<body>\n<main class="oomguard">\n{"".join(body)}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+        "<body>\n<main "
+        f'class="oomguard">\n{"".join(body)}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
     )
 
 
 def _policy() -> str:
-    """Return what a browser may do for the page: use its own styles and its own script, load nothing."""
+    """Return what a browser may do for the page: use its own styles and its own script, load
+    nothing.
+    """
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def notebook_html(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as a fragment whose styles reach nothing outside it, and that loads and runs nothing."""
+    """Return the diagnosis as a fragment whose styles reach nothing outside it, and that loads and
+    runs nothing.
+    """
     shown = drawn(diagnosis)
-    source = _element("p", shown.source, "dim") if shown.source else ""
+    if shown.source:
+        source = _element("p", shown.source, "dim")
+    else:
+        source = ""
     return (
         f'<div class="oomguard">\n<style>{STYLE}{DARK}</style>\n{source}'
         f"{''.join(_diagnosis_sections(shown, level=3))}</div>\n"
@@ -178,7 +197,9 @@ def _element(tag: str, text: object, name: str = "") -> str:
 
 def _opening(tag: str, name: str = "") -> str:
     """Return the opening tag of an element of that class (``name``)."""
-    return f'<{tag} class="{name}">' if name else f"<{tag}>"
+    if name:
+        return f'<{tag} class="{name}">'
+    return f"<{tag}>"
 
 
 def _arrows(text: str) -> str:
@@ -187,7 +208,8 @@ def _arrows(text: str) -> str:
 
 
 def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
-    """Return a section for each incident, or for each healthy start, and for each device of a snapshot.
+    """Return a section for each incident, or for each healthy start, and for each device of a
+    snapshot.
 
     Headings begin at ``level`` (1 to 6).
     """
@@ -198,25 +220,38 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
         sections += [_start(start, level) for start in diagnosis.starts]
     if diagnosis.snapshot is not None:
         sections += [_snapshot(device, level) for device in diagnosis.snapshot.devices]
-    return sections + [_element("p", f"note: {note}", "dim") for note in diagnosis.notes if note != EMPTY]
+    return sections + [
+        _element("p", f"note: {note}", "dim") for note in diagnosis.notes if note != EMPTY
+    ]
 
 
 def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:
-    """Return the section of what was tried: a table with its headings first, and what was reduced."""
+    """Return the section of what was tried: a table with its headings first, and what
+    was reduced.
+    """
     rows = ""
     if table:
         head = "".join(f'<th scope="col">{_arrows(cell)}</th>' for cell in table[0])
-        body = "".join(f"<tr>{''.join(f'<td>{_arrows(text)}</td>' for text in row)}</tr>\n" for row in table[1:])
+        body = "".join(
+            f"<tr>{''.join(f'<td>{_arrows(text)}</td>' for text in row)}</tr>\n"
+            for row in table[1:]
+        )
         rows = f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
     title = _element(f"h{level}", "What oomguard did", "headline")
-    words = _element("p", sentence) if sentence else ""
+    if sentence:
+        words = _element("p", sentence)
+    else:
+        words = ""
     return f"{_opening('section', 'attempts')}\n{title}{rows}{words}</section>\n"
 
 
 def _incident(shown: Shown, level: int) -> str:
-    incident, title = shown.incident, f"h{level + 1}"
+    incident = shown.incident
+    title = f"h{level + 1}"
     parts = [_element(f"h{level}", incident.headline, "headline")]
-    parts.append(f'<p class="dim"><code>{_escaped(incident.kind)}</code> {_escaped(place(incident))}</p>\n')
+    parts.append(
+        f'<p class="dim"><code>{_escaped(incident.kind)}</code> {_escaped(place(incident))}</p>\n'
+    )
     if text := echoes(shown):
         parts.append(_element("p", text, "dim"))
     if incident.actions:
@@ -235,10 +270,14 @@ def _incident(shown: Shown, level: int) -> str:
         items = "".join(_element("li", text) for text in incident.unknown)
         parts.append(f"{_element(title, 'Unknown', 'title')}<ul>\n{items}</ul>\n")
     if incident.missing:
-        decides = f"{_element('p', incident.missing.what)}{_element('pre', incident.missing.command)}"
+        decides = (
+            f"{_element('p', incident.missing.what)}{_element('pre', incident.missing.command)}"
+        )
         parts.append(f"{_element(title, 'To decide', 'title')}\n{decides}")
     parts += [_evidence(incident), _facts(incident.facts), _settings(incident.settings)]
-    return f"{_opening('section', '' if incident.is_oom else 'quiet')}\n{''.join(parts)}</section>\n"
+    return (
+        f"{_opening('section', '' if incident.is_oom else 'quiet')}\n{''.join(parts)}</section>\n"
+    )
 
 
 def _start(start: EngineStart, level: int) -> str:
@@ -254,7 +293,10 @@ def _start(start: EngineStart, level: int) -> str:
 def _snapshot(device: DeviceMemory, level: int) -> str:
     """Return the section of one device of a snapshot."""
     heading = f"h{level + 1}"
-    parts = [_element(f"h{level}", title(device), "headline"), *(_element("p", text) for text in sentences(device))]
+    parts = [
+        _element(f"h{level}", title(device), "headline"),
+        *(_element("p", text) for text in sentences(device)),
+    ]
     parts.append(_element("p", _VIEWER, "dim"))
     if device.stacks:
         rows = _number_table(STACK_HEADINGS, stack_rows(device), numbers={0, 1, 2})
@@ -262,14 +304,21 @@ def _snapshot(device: DeviceMemory, level: int) -> str:
     if device.groups:
         rows = _number_table(GROUP_HEADINGS, group_rows(device), numbers={1, 2, 3, 4, 5})
         parts += [_element(heading, "Segments", "title"), rows]
-    kind = "start" if device.refusal is None else ""
+    if device.refusal is None:
+        kind = "start"
+    else:
+        kind = ""
     return f'<section class="{kind} snapshot">\n{"".join(parts)}</section>\n'
 
 
-def _number_table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int]) -> str:
+def _number_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int]
+) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
         names = [' class="number"' if number in numbers else "" for number in range(len(row))]
-        return "".join(f"<{tag}{name}>{_escaped(text)}</{tag}>" for name, text in zip(names, row, strict=True))
+        return "".join(
+            f"<{tag}{name}>{_escaped(text)}</{tag}>" for name, text in zip(names, row, strict=True)
+        )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
@@ -277,29 +326,40 @@ def _number_table(headings: Sequence[str], rows: Sequence[Sequence[str]], number
 
 
 def _bar(budget: Budget) -> str:
-    """Return the bar with its legend as a table; without the device's total only the table, without shares."""
-    parts, total = segments(budget), budget.device_total_bytes
-    conflict = _element("p", contradiction(budget)) if budget.conflict else ""
+    """Return the bar with its legend as a table; without the device's total only the table, without
+    shares.
+    """
+    parts = segments(budget)
+    total = budget.device_total_bytes
+    if budget.conflict:
+        conflict = _element("p", contradiction(budget))
+    else:
+        conflict = ""
     if not parts:
         return conflict
     drawing = ""
     if total:
         words = ", ".join(f"{part.name} {percent(part.ratio)}" for part in parts)
         spans = "".join(
-            f'<span style="flex:{part.ratio:.5f} 1 0;--light:{part.color[1]};--dark:{part.color[2]}" '
+            f'<span style="flex:{part.ratio:.5f} 1 '
+            f'0;--light:{part.color[1]};--dark:{part.color[2]}" '
             f'title="{_escaped(part.name)} {format_gib(part.bytes)}"></span>'
             for part in parts
         )
         label = _escaped(f"{format_gib(total)} on the device: {words}")
         drawing = f'<div class="bar" role="img" aria-label="{label}">{spans}</div>\n'
     rows = "".join(
-        f'<tr><td><span class="swatch" style="--light:{part.color[1]};--dark:{part.color[2]}"></span>'
+        '<tr><td><span class="swatch" '
+        f'style="--light:{part.color[1]};--dark:{part.color[2]}"></span>'
         f'{_escaped(part.name)}</td><td class="number">{format_gib(part.bytes)}</td>'
         f'<td class="number">{_escaped(percent(part.ratio)) if total else ""}</td>'
         f'<td class="dim">{_escaped(part.source)}</td></tr>\n'
         for part in parts
     )
-    whole = f"of {format_gib(total)}" if total else "of a device whose size is not known"
+    if total:
+        whole = f"of {format_gib(total)}"
+    else:
+        whole = "of a device whose size is not known"
     return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}{conflict}"
 
 
@@ -316,7 +376,10 @@ def _cause(cause: Cause, title: str, *, first: bool) -> str:
 
 
 def _action(action: Action) -> str:
-    tag = "" if action.effect is None else f' <span class="tag">{_escaped(action.effect)}</span>'
+    if action.effect is None:
+        tag = ""
+    else:
+        tag = f' <span class="tag">{_escaped(action.effect)}</span>'
     parts = [f"<li><strong>{_escaped(action.title)}</strong>{tag}\n"]
     parts += [_element("p", text) for text in [action_why(action)] if text]
     if action.cost:
@@ -331,7 +394,10 @@ def _action(action: Action) -> str:
 def _alternative(alternative: Alternative) -> str:
     cost = tradeoff(alternative)
     parts = [
-        f"<li><strong>{_escaped(instead(alternative))}</strong> ({_escaped(alternative.why_not)})\n",
+        (
+            f"<li><strong>{_escaped(instead(alternative))}</strong> "
+            f"({_escaped(alternative.why_not)})\n"
+        ),
         _element("p", f"Cost: {cost}", "dim") if cost else "",
         _pastes(alternative),
     ]
@@ -339,19 +405,27 @@ def _alternative(alternative: Alternative) -> str:
 
 
 def _pastes(item: Alternative) -> str:
-    return "".join(f'<div class="paste"><code>{_escaped(text)}</code></div>\n' for text in pastes(item))
+    return "".join(
+        f'<div class="paste"><code>{_escaped(text)}</code></div>\n' for text in pastes(item)
+    )
 
 
 def _evidence(incident: Incident) -> str:
     lines = [str(line) for line in (*incident.evidence, *incident.wrappers)]
-    return _details(f"Lines of the log ({len(lines)})", _element("pre", "\n".join(lines))) if lines else ""
+    if lines:
+        return _details(f"Lines of the log ({len(lines)})", _element("pre", "\n".join(lines)))
+    return ""
 
 
 def _facts(facts: Mapping[str, Fact]) -> str:
     if not facts:
         return ""
     rows = [
-        (name, amount(name, fact.value), fact.source + ("" if fact.line is None else f", line {fact.line}"))
+        (
+            name,
+            amount(name, fact.value),
+            fact.source + ("" if fact.line is None else f", line {fact.line}"),
+        )
         for name, fact in sorted(facts.items())
     ]
     return _details(f"Numbers ({len(rows)})", _table(rows))
@@ -361,7 +435,9 @@ def _settings(settings: Mapping[str, SettingInForce]) -> str:
     if not settings:
         return ""
     whose = {True: "set by the user", False: "default", None: ""}
-    rows = [(name, str(row.value), whose[row.set_by_user]) for name, row in sorted(settings.items())]
+    rows = [
+        (name, str(row.value), whose[row.set_by_user]) for name, row in sorted(settings.items())
+    ]
     return _details(f"Settings in force ({len(rows)})", _table(rows))
 
 

@@ -1,7 +1,7 @@
 """The one writer of JSON, and the contract's objects, schema 1: keys may be added, never renamed.
 
-Every JSON that another program reads is written by ``json_line``; ``presentable.masked`` masks a record's texts before
-they get here, and ``plain_value`` leaves only what JSON can hold.
+Every JSON that another program reads is written by ``json_line``; ``presentable.masked`` masks a
+record's texts before they get here, and ``plain_value`` leaves only what JSON can hold.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from oomguard.report.presentable import masked, well_formed
 from oomguard.report.snapshot import snapshot_dict
 
 SCHEMA: Final = 1
-# JSON may hold these bare, a terminal or a strict reader may not: DEL, C1 controls, turned text, lone surrogates.
+# JSON may hold these bare, a terminal or a strict reader may not: DEL, C1 controls, turned text,
+# lone surrogates.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the diagnosis as the contract's object: texts are masked, ``source`` is exactly as it was given."""
+    """Return the diagnosis as the contract's object: texts are masked, ``source`` is exactly as it
+    was given.
+    """
     shown = masked(diagnosis)
     return {
         "schema": SCHEMA,
@@ -41,7 +44,9 @@ def incident_dict(incident: Incident) -> dict[str, Any]:
 
 
 def kept_incident(incident: Incident) -> dict[str, Any]:
-    """Return one incident as it is read back: the contract's object, and how far off each figure may be, as it was printed."""
+    """Return one incident as it is read back: the contract's object, and how far off each figure
+    may be, as it was printed.
+    """
     slack = {name: fact.slack for name, fact in sorted(incident.facts.items()) if fact.slack}
     return incident_dict(incident) | {"slack": plain_value(slack)}
 
@@ -66,11 +71,15 @@ def json_line(value: Mapping[str, Any] | Sequence[Any]) -> str:
 
 
 def plain_value(value: object) -> Any:
-    """Return a value as JSON can hold it: without NaN, infinity, numbers beyond a double and lone surrogates."""
+    """Return a value as JSON can hold it: without NaN, infinity, numbers beyond a double and lone
+    surrogates.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
-        return value if _is_finite(value) else None
+        if _is_finite(value):
+            return value
+        return None
     if isinstance(value, Mapping):
         return {well_formed(str(key)): plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -116,12 +125,21 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "plan": [_patch(patch) for patch in incident.plan],
         "budget": _budget(incident.budget),
         "alternatives": [
-            {"setting": a.setting, "to": a.new, "why_not": a.why_not, "as_flag": a.as_flag, "as_kwarg": a.as_kwarg}
+            {
+                "setting": a.setting,
+                "to": a.new,
+                "why_not": a.why_not,
+                "as_flag": a.as_flag,
+                "as_kwarg": a.as_kwarg,
+            }
             for a in incident.alternatives
         ],
         "unknown": incident.unknown,
-        "missing": incident.missing and {"what": incident.missing.what, "command": incident.missing.command},
-        "certainty": None if incident.certainty_ratio is None else round(incident.certainty_ratio, 3),
+        "missing": incident.missing
+        and {"what": incident.missing.what, "command": incident.missing.command},
+        "certainty": None
+        if incident.certainty_ratio is None
+        else round(incident.certainty_ratio, 3),
     }
     return {key: plain_value(value) for key, value in row.items()}
 
@@ -134,7 +152,11 @@ def _start(start: EngineStart) -> dict[str, Any]:
         "line": start.line,
         "facts": {name: fact.value for name, fact in sorted(start.facts.items())},
         "settings": {
-            name: {"value": setting.value, "set_by_user": setting.set_by_user, "source": setting.source}
+            name: {
+                "value": setting.value,
+                "set_by_user": setting.set_by_user,
+                "source": setting.source,
+            }
             for name, setting in sorted(start.settings.items())
         },
         "settings_complete": start.settings_complete,
@@ -184,8 +206,14 @@ def _patch(patch: Patch) -> dict[str, Any]:
 
 
 def _budget(budget: Budget) -> dict[str, Any]:
-    parts = [{"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts]
-    return {"device_total_bytes": budget.device_total_bytes, "parts": parts, "conflict": budget.conflict}
+    parts = [
+        {"name": part.name, "bytes": part.bytes, "source": part.source} for part in budget.parts
+    ]
+    return {
+        "device_total_bytes": budget.device_total_bytes,
+        "parts": parts,
+        "conflict": budget.conflict,
+    }
 
 
 def _evidence(evidence: tuple[Evidence, ...]) -> list[str]:

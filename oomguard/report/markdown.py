@@ -1,4 +1,6 @@
-"""A diagnosis as Markdown for an issue tracker: no text of the log becomes markup, a mention or a reference."""
+"""A diagnosis as Markdown for an issue tracker: no text of the log becomes markup, a mention or a
+reference.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from oomguard.core.facts import format_gib
 from oomguard.core.incident import EMPTY, Action, Budget, Diagnosis, EngineStart, Incident
 from oomguard.report.bar import contradiction, percent, segments
 from oomguard.report.presentable import drawn
-from oomguard.report.snapshot import GROUP_HEADINGS, STACK_HEADINGS, group_rows, sentences, stack_rows, title
+from oomguard.report.snapshot import (
+    GROUP_HEADINGS,
+    STACK_HEADINGS,
+    group_rows,
+    sentences,
+    stack_rows,
+    title,
+)
 from oomguard.report.wording import (
     Shown,
     action_why,
@@ -37,7 +46,9 @@ _BACKTICKS: Final = re.compile(r"`+")
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as Markdown: headline, cause, budget and plan as tables, the log's own lines folded away."""
+    """Return the diagnosis as Markdown: headline, cause, budget and plan as tables, the log's own
+    lines folded away.
+    """
     shown = drawn(diagnosis)
     if shown.incidents:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
@@ -52,7 +63,9 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 def inline(text: object) -> str:
     """Return text for a paragraph, shown as it is whatever it holds."""
     words = " ".join(str(text).split())
-    marked = _MARKUP.sub(lambda m: _AS_ENTITIES.get(m.group(), f"{m.group()[:-1]}\\{m.group()[-1]}"), words)
+    marked = _MARKUP.sub(
+        lambda m: _AS_ENTITIES.get(m.group(), f"{m.group()[:-1]}\\{m.group()[-1]}"), words
+    )
     return _REFERENCE.sub(lambda m: f"{m.group()}&#8203;", marked)
 
 
@@ -62,12 +75,15 @@ def cell(text: object) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as code for a paragraph or a cell; nothing in it mentions or refers to anything."""
+    """Return text as code for a paragraph or a cell; nothing in it mentions or refers
+    to anything.
+    """
     words = " ".join(text.split())
     if not words:
         return ""
     if set(words) & set("|`\\"):  # a cell's bars are read before its code: only entities are safe
-        return f"<code>{''.join(c if c.isalnum() or c in ' .=' else f'&#{ord(c)};' for c in words)}</code>"
+        plain = [c if c.isalnum() or c in " .=" else f"&#{ord(c)};" for c in words]
+        return f"<code>{''.join(plain)}</code>"
     return f"`{words}`"
 
 
@@ -80,12 +96,18 @@ def fenced(text: str) -> list[str]:
 
 def _incident(shown: Shown, source: str) -> str:
     incident = shown.incident
-    lines = [f"### {inline(incident.headline)}", "", f"{code(incident.kind)} {inline(place(incident, source))}"]
+    lines = [
+        f"### {inline(incident.headline)}",
+        "",
+        f"{code(incident.kind)} {inline(place(incident, source))}",
+    ]
     if text := echoes(shown):
         lines += ["", inline(text)]
     if incident.actions:
         lines += ["", "**What to do**", ""]
-        lines += [f"{number}. {_action(action)}" for number, action in enumerate(incident.actions, 1)]
+        lines += [
+            f"{number}. {_action(action)}" for number, action in enumerate(incident.actions, 1)
+        ]
     lines += ["", *_budget(incident.budget)]
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
@@ -93,18 +115,26 @@ def _incident(shown: Shown, source: str) -> str:
     lines += [f"- not changed: {inline(text)}" for text in left_alone(incident)]
     for other in incident.alternatives:
         paste = " or ".join(code(text) for text in pastes(other))
-        cost = f" Cost: {inline(tradeoff(other))}" if tradeoff(other) else ""
+        if tradeoff(other):
+            cost = f" Cost: {inline(tradeoff(other))}"
+        else:
+            cost = ""
         what = paste or inline(instead(other))
         lines.append(f"- instead: {what} ({inline(other.why_not)}){cost}")
     if incident.unknown:
         lines.append(f"- unknown: {' '.join(inline(text) for text in incident.unknown)}")
     if incident.missing:
-        lines.append(f"- to decide: {inline(incident.missing.what)}: {code(incident.missing.command)}")
+        lines.append(
+            f"- to decide: {inline(incident.missing.what)}: {code(incident.missing.command)}"
+        )
     return "\n".join([*lines, *_evidence(incident)]) + "\n"
 
 
 def _action(action: Action) -> str:
-    effect = "" if action.effect is None else f" ({action.effect})"
+    if action.effect is None:
+        effect = ""
+    else:
+        effect = f" ({action.effect})"
     texts = [f"**{inline(action.title)}**{effect}", inline(action_why(action))]
     texts += [code(action.command)] if action.command else []
     texts += [f"Cost: {inline(action.cost)}"] if action.cost else []
@@ -113,20 +143,34 @@ def _action(action: Action) -> str:
 
 
 def _budget(budget: Budget) -> list[str]:
-    parts, total = segments(budget), budget.device_total_bytes
-    conflict = [inline(contradiction(budget)), ""] if budget.conflict else []
+    parts = segments(budget)
+    total = budget.device_total_bytes
+    if budget.conflict:
+        conflict = [inline(contradiction(budget)), ""]
+    else:
+        conflict = []
     if not parts:
         return conflict
-    whole = f"share of {format_gib(total)}" if total else "share"
+    if total:
+        whole = f"share of {format_gib(total)}"
+    else:
+        whole = "share"
     rows = [f"| where the bytes went | size | {whole} |", "|---|---:|---:|"]
-    rows += [f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |" for p in parts]
+    rows += [
+        f"| {cell(p.name)} | {format_gib(p.bytes)} | {cell(percent(p.ratio)) if total else ''} |"
+        for p in parts
+    ]
     return [*rows, "", *conflict]
 
 
 def _evidence(incident: Incident) -> list[str]:
     seen = {
         line.text if line.line is None else line.line: line
-        for line in (*incident.wrappers, *(e for cause in incident.causes for e in cause.evidence), *incident.evidence)
+        for line in (
+            *incident.wrappers,
+            *(e for cause in incident.causes for e in cause.evidence),
+            *incident.evidence,
+        )
     }
     if not seen:
         return []
@@ -136,7 +180,11 @@ def _evidence(incident: Incident) -> list[str]:
 
 
 def _device(device: DeviceMemory) -> str:
-    lines = [f"### {inline(title(device))}", "", *(f"{inline(text)}\n" for text in sentences(device))]
+    lines = [
+        f"### {inline(title(device))}",
+        "",
+        *(f"{inline(text)}\n" for text in sentences(device)),
+    ]
     if device.stacks:
         lines += [*_table(STACK_HEADINGS, stack_rows(device), "---:|---:|---:|---"), ""]
     if device.groups:

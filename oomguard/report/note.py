@@ -11,23 +11,42 @@ from oomguard.report.wording import action_why, engine, left_alone
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
-    """Return what happened, why, what was tried, what to change and what is unknown, one thing a line.
+    """Return what happened, why, what was tried, what to change and what is unknown, one thing a
+    line.
 
     ``of_command``: a change is spelled as its flag.
     """
-    incident, attempts = drawn(incident), drawn(tuple(attempts))
+    incident = drawn(incident)
+    attempts = drawn(tuple(attempts))
     lines = [f"oomguard: {incident.headline}"]
     if incident.causes:
         cause = incident.causes[0]
-        lines.append(f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). {cause.explanation}")
+        lines.append(
+            f"  why: {cause.title} ({cause.id}, confidence {cause.confidence:.2f}). "
+            f"{cause.explanation}"
+        )
     lines += tried(attempts)
     for number, action in enumerate(incident.actions):
-        start = "do first" if number == 0 else "then"
+        if number == 0:
+            start = "do first"
+        else:
+            start = "then"
         command = _command(action, incident, of_command=of_command)
-        blocked = f" [not automatic: {action.blocked_by}]" if action.blocked_by else ""
-        effect = "" if action.effect is None else f" ({action.effect})"
-        pasted = f": {command}" if command else ""
-        lines.append(f"  {start}: {action.title}{effect}{pasted}. {action_why(action)}{blocked}".rstrip())
+        if action.blocked_by:
+            blocked = f" [not automatic: {action.blocked_by}]"
+        else:
+            blocked = ""
+        if action.effect is None:
+            effect = ""
+        else:
+            effect = f" ({action.effect})"
+        if command:
+            pasted = f": {command}"
+        else:
+            pasted = ""
+        lines.append(
+            f"  {start}: {action.title}{effect}{pasted}. {action_why(action)}{blocked}".rstrip()
+        )
     lines += [f"  not changed: {text}" for text in left_alone(incident)]
     if incident.unknown:
         lines.append(f"  unknown: {' '.join(incident.unknown)}")
@@ -47,30 +66,45 @@ def _command(action: Action, incident: Incident, *, of_command: bool) -> str | N
 def tried(attempts: Sequence[Attempt]) -> list[str]:
     """Return a line for each attempt that changed something: what, and what came of it."""
     return [
-        f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: {attempt.error or 'ran'}"
+        f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: "
+        f"{attempt.error or 'ran'}"
         for attempt in attempts
         if attempt.patches
     ]
 
 
-# The note that the exception of a failed start carries: the diagnosis, and the process of the engine that it happened in.
+# The note that the exception of a failed start carries: the diagnosis, and the process of the
+# engine that it happened in.
 
 
 def start_note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
-    """Return the diagnosis as ``note`` has it, with where it happened and where the bytes went behind what happened and why."""
+    """Return the diagnosis as ``note`` has it, with where it happened and where the bytes went
+    behind what happened and why.
+    """
     lines = note(incident, attempts).split("\n")
     told = drawn(incident)
-    behind = 2 if told.causes else 1
-    phase = "" if told.phase == "unknown" else told.phase.replace("_", " ")
+    if told.causes:
+        behind = 2
+    else:
+        behind = 1
+    if told.phase == "unknown":
+        phase = ""
+    else:
+        phase = told.phase.replace("_", " ")
     where = ", ".join(text for text in (engine(told), phase, told.location.process) if text)
-    more = [f"  where: {where}"] if where else []
+    if where:
+        more = [f"  where: {where}"]
+    else:
+        more = []
     more += [f"  budget: {text}" for text in [_budget(told)] if text]
     return "\n".join([*lines[:behind], *more, *lines[behind:]])
 
 
 def _budget(incident: Incident) -> str:
     """Return where the device's bytes went, as far as is known; "" where nothing of it is."""
-    parts = [f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts]
+    parts = [
+        f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts
+    ]
     total = incident.budget.device_total_bytes
     if not parts:
         return ""

@@ -1,4 +1,6 @@
-"""A planned start of vLLM as a table with a bar for a terminal, as JSON, and as the command that fits."""
+"""A planned start of vLLM as a table with a bar for a terminal, as JSON, and as the command that
+fits.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def call_record(call: CallBudget) -> dict[str, Any]:
         "weights_bytes": call.weights_bytes,
         "kv_bytes_per_token": call.kv_bytes_per_token,
         "kv_cache_pool_bytes": call.kv_cache_bytes,
-        "kv_cache_tokens": call.batch_size * call.num_beams * (call.prompt_tokens + call.max_new_tokens),
+        "kv_cache_tokens": call.batch_size
+        * call.num_beams
+        * (call.prompt_tokens + call.max_new_tokens),
         "max_concurrency": float(call.largest_batch_size),
         "largest_batch_size": call.largest_batch_size,
         "peak_activation_bytes": max(0, call.peak_bytes - call.weights_bytes - call.kv_cache_bytes),
@@ -62,7 +66,10 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
     from rich.text import Text
 
     utf = console.encoding.lower().startswith("utf")
-    head = f"{call.model}, transformers generate, {call.batch_size} rows of {call.prompt_tokens:,} + {call.max_new_tokens:,} tokens"
+    head = (
+        f"{call.model}, transformers generate, {call.batch_size} rows of {call.prompt_tokens:,} + "
+        f"{call.max_new_tokens:,} tokens"
+    )
     console.print(Text(f"{head}, {format_gib(call.gpu_total_bytes)}", style="bold"), soft_wrap=True)
     kv = min(call.kv_cache_bytes, call.peak_bytes - call.weights_bytes)
     rows = (
@@ -75,12 +82,19 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
     )
     parts = tuple(BudgetPart(name, size, "solved") for name, size in rows if size > 0)
     console.print(BudgetBar(Budget(call.gpu_total_bytes, parts), ascii_only=not utf, table=True))
-    how = "the model's own code under fake tensors" if call.traced else "closed form"
+    if call.traced:
+        how = "the model's own code under fake tensors"
+    else:
+        how = "closed form"
     console.print(
-        f"peak allocated {format_gib(call.peak_bytes)} ({how}), reserved {format_gib(call.reserved_bytes)}",
+        f"peak allocated {format_gib(call.peak_bytes)} ({how}), reserved "
+        f"{format_gib(call.reserved_bytes)}",
         soft_wrap=True,
     )
-    verdict = ("fits", "bold green") if call.fits else ("does not fit", "bold red")
+    if call.fits:
+        verdict = ("fits", "bold green")
+    else:
+        verdict = ("does not fit", "bold red")
     console.print(
         Text(verdict[0], style=verdict[1]).append(
             f"; largest batch that does: {call.largest_batch_size}", style="not bold"
@@ -93,8 +107,14 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
 def budget_of(start: StartBudget) -> Budget:
     """Return the fullest GPU's bytes as parts of its whole."""
     # A prior was measured on another start, often on another device.
-    not_free = "CUDA context" if start.settings.device_free_bytes is None else "not free at the start"
-    prior = "prior" if start.settings.correction is None else "measured"
+    if start.settings.device_free_bytes is None:
+        not_free = "CUDA context"
+    else:
+        not_free = "not free at the start"
+    if start.settings.correction is None:
+        prior = "prior"
+    else:
+        prior = "measured"
     rows = (
         ("weights", start.weights_bytes, "solved"),
         ("draft model", start.draft_weights_bytes, "solved"),
@@ -161,30 +181,48 @@ def _stage_record(stage: Stage) -> dict[str, int]:
 
 
 def plan_record(plan: StartPlan) -> dict[str, Any]:
-    """Return a planned start as the JSON contract has it: its budget, the command that fits, and what that changes."""
-    changes = [{"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes]
+    """Return a planned start as the JSON contract has it: its budget, the command that fits, and
+    what that changes.
+    """
+    changes = [
+        {"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes
+    ]
     record = {**start_record(plan.budget), "command": _shown(plan.command), "changes": changes}
-    return record if plan.needed is None else {**record, "smallest": asdict(plan.needed)}
+    if plan.needed is None:
+        return record
+    return {**record, "smallest": asdict(plan.needed)}
 
 
 def _shown(command: str | None) -> str | None:
     """Return a command without the secrets in the flags that it keeps."""
-    return None if command is None else shlex.join(mask_command(shlex.split(command), keep_homes=True))
+    if command is None:
+        return None
+    return shlex.join(mask_command(shlex.split(command), keep_homes=True))
 
 
 def print_start_plan(console: Console, plan: StartPlan) -> None:
-    """Print the budget with its bar, what the KV cache holds, whether it fits and why not, and the command that does."""
+    """Print the budget with its bar, what the KV cache holds, whether it fits and why not, and the
+    command that does.
+    """
     from rich.text import Text
 
-    start, utf = plan.budget, console.encoding.lower().startswith("utf")
+    start = plan.budget
+    utf = console.encoding.lower().startswith("utf")
     settings = start.settings
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    ranks = (
+        settings.tensor_parallel_size
+        * settings.pipeline_parallel_size
+        * settings.data_parallel_size
+    )
     head = f"{start.model}, vLLM {settings.version}, {format_gib(settings.gpu_total_bytes)}"
-    console.print(Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True)
+    console.print(
+        Text(f"{head} a GPU, {ranks} GPU{'s' if ranks > 1 else ''}", style="bold"), soft_wrap=True
+    )
     console.print(BudgetBar(budget_of(start), ascii_only=not utf, table=True))
     if start.prompt_logprobs_bytes:
         console.print(
-            f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, which no start reserves"
+            f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, which no "
+            "start reserves"
         )
     console.print(_kv_cache(start, utf=utf))
     console.print(_verdict(start), soft_wrap=True)
@@ -201,11 +239,18 @@ def _kv_cache(start: StartBudget, *, utf: bool) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    pool, uncertain = format_gib(start.kv_cache_pool_bytes), format_gib(start.uncertainty_bytes)
+    pool = format_gib(start.kv_cache_pool_bytes)
+    uncertain = format_gib(start.uncertainty_bytes)
     table.add_row("KV cache", f"{pool} ({'±' if utf else '+-'} {uncertain})")
     table.add_row("a token", f"{start.kv_bytes_per_token:,} bytes")
-    table.add_row("tokens", f"{start.kv_cache_tokens:,} in {start.kv_cache_blocks:,} blocks of {start.block_tokens}")
-    table.add_row("requests at once", f"{start.max_concurrency:.2f} of {start.settings.max_model_len:,} tokens")
+    table.add_row(
+        "tokens",
+        f"{start.kv_cache_tokens:,} in {start.kv_cache_blocks:,} blocks of {start.block_tokens}",
+    )
+    table.add_row(
+        "requests at once",
+        f"{start.max_concurrency:.2f} of {start.settings.max_model_len:,} tokens",
+    )
     table.add_row("longest request", f"{start.longest_request_tokens:,} tokens")
     return table
 
@@ -214,16 +259,21 @@ def _verdict(start: StartBudget) -> Text:
     from rich.text import Text
 
     if not start.fits:
-        return Text("does not fit: ", style="bold red").append("; ".join(start.reasons), style="not bold")
+        return Text("does not fit: ", style="bold red").append(
+            "; ".join(start.reasons), style="not bold"
+        )
     if start.has_margin:
         return Text("fits", style="bold green")
-    spare, uncertain = format_gib(start.margin_bytes), format_gib(start.uncertainty_bytes)
+    spare = format_gib(start.margin_bytes)
+    uncertain = format_gib(start.uncertainty_bytes)
     verdict = Text("fits, but within what is uncertain", style="bold yellow")
     return verdict.append(f": {spare} to spare, {uncertain} unsure", style="not bold")
 
 
 def _advice(plan: StartPlan) -> Iterator[str]:
-    """Yield what to change and the command that fits, else what would make it fit if no setting does."""
+    """Yield what to change and the command that fits, else what would make it fit if no setting
+    does.
+    """
     if plan.command is not None:
         if plan.changes:
             yield "this fits:"
@@ -232,17 +282,25 @@ def _advice(plan: StartPlan) -> Iterator[str]:
         yield str(_shown(plan.command))
     elif (needed := plan.needed) is not None:
         if needed.tensor_parallel_size:
-            yield f"it would fit with {as_flag('tensor_parallel_size', needed.tensor_parallel_size, 'vllm')}"
+            yield (
+                "it would fit with "
+                f"{as_flag('tensor_parallel_size', needed.tensor_parallel_size, 'vllm')}"
+            )
         if needed.gpu_total_bytes:
             yield f"it would fit on a GPU of {format_gib(needed.gpu_total_bytes)}"
         if needed.without_images:
-            yield f"it would fit where no prompt has images: {as_flag('limit_mm_per_prompt', NO_IMAGES, 'vllm')}"
+            yield (
+                "it would fit where no prompt has images: "
+                f"{as_flag('limit_mm_per_prompt', NO_IMAGES, 'vllm')}"
+            )
         if not any(asdict(needed).values()):
             yield "no larger GPU and no more of them would help"
 
 
 def _text(value: FactValue | None) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 # A sweep as a table: one row for each value of a setting.
@@ -251,16 +309,22 @@ _START_TITLES = ("weights", "activations", "KV cache", "KV tokens", "at once", "
 _CALL_TITLES = ("weights", "KV cache", "allocated", "reserved", "largest batch", "fits")
 
 
-def sweep_records(setting: str, rows: Iterable[tuple[str, StartBudget | str]]) -> Iterator[dict[str, Any]]:
+def sweep_records(
+    setting: str, rows: Iterable[tuple[str, StartBudget | str]]
+) -> Iterator[dict[str, Any]]:
     """Yield a record for each value; of a value that the engine would refuse, why."""
     for value, start in rows:
         refused = {"schema": SCHEMA, setting: value, "fits": False, "reasons": [start]}
         yield refused if isinstance(start, str) else start_record(start)
 
 
-def print_start_sweep(console: Console, setting: str, rows: Sequence[tuple[str, StartBudget | str]]) -> None:
+def print_start_sweep(
+    console: Console, setting: str, rows: Sequence[tuple[str, StartBudget | str]]
+) -> None:
     """Print one row for each value; why the engine would refuse a value stands below the table."""
-    _print_rows(console, (setting, *_START_TITLES), ((value, *_start_cells(start)) for value, start in rows))
+    _print_rows(
+        console, (setting, *_START_TITLES), ((value, *_start_cells(start)) for value, start in rows)
+    )
     for value, start in rows:
         if isinstance(start, str):
             console.print(f"{value}: {start}", markup=False)
@@ -279,9 +343,13 @@ def _start_cells(start: StartBudget | str) -> Iterator[str]:
     yield _yes(start.fits)
 
 
-def print_call_sweep(console: Console, setting: str, rows: Sequence[tuple[str, CallBudget]]) -> None:
+def print_call_sweep(
+    console: Console, setting: str, rows: Sequence[tuple[str, CallBudget]]
+) -> None:
     """Print one row for each value of a setting of the call."""
-    _print_rows(console, (setting, *_CALL_TITLES), ((value, *_call_cells(call)) for value, call in rows))
+    _print_rows(
+        console, (setting, *_CALL_TITLES), ((value, *_call_cells(call)) for value, call in rows)
+    )
 
 
 def _call_cells(call: CallBudget) -> Iterator[str]:
@@ -294,7 +362,9 @@ def _call_cells(call: CallBudget) -> Iterator[str]:
 
 
 def _yes(fits: bool) -> str:
-    return "yes" if fits else "no"
+    if fits:
+        return "yes"
+    return "no"
 
 
 def _print_rows(console: Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

@@ -13,38 +13,57 @@ T = TypeVar("T")
 
 
 def masked(record: T) -> T:
-    """Return a copy of a record (or of texts, lists and mappings of records) with every text in it masked."""
+    """Return a copy of a record (or of texts, lists and mappings of records) with every text in it
+    masked.
+    """
     return cast("T", _rewrite(record, mask))
 
 
 def drawn(record: T) -> T:
-    """Return a copy fit for a screen or a page: masked, and without escapes, control characters and lone surrogates."""
+    """Return a copy fit for a screen or a page: masked, and without escapes, control characters and
+    lone surrogates.
+    """
     return cast("T", _rewrite(record, lambda text: mask(plain(text))))
 
 
 def record_repr(record: Any) -> str:
-    """Return a record as Python writes it, masked: what is hidden by a setting's name is hidden at any depth."""
-    shown = masked(record) if is_masking() else record
+    """Return a record as Python writes it, masked: what is hidden by a setting's name is hidden at
+    any depth.
+    """
+    if is_masking():
+        shown = masked(record)
+    else:
+        shown = record
     with unmasked():  # the records within are masked by now
-        values = ", ".join(f"{field.name}={getattr(shown, field.name)!r}" for field in fields(shown) if field.repr)
+        values = ", ".join(
+            f"{field.name}={getattr(shown, field.name)!r}" for field in fields(shown) if field.repr
+        )
     return f"{type(record).__qualname__}({values})"
 
 
 def plain(text: str) -> str:
-    """Return a text without terminal escapes and control characters; line breaks stay, lone surrogates become ``U+FFFD``."""
+    """Return a text without terminal escapes and control characters; line breaks stay, lone
+    surrogates become ``U+FFFD``.
+    """
     return well_formed("\n".join(strip_escapes(line) for line in text.split("\n")))
 
 
 def well_formed(text: str) -> str:
     """Replace lone surrogates, which no encoding can write, by ``U+FFFD``."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        changes = {field.name: _rewrite(getattr(value, field.name), change) for field in fields(value) if field.init}
+        changes = {
+            field.name: _rewrite(getattr(value, field.name), change)
+            for field in fields(value)
+            if field.init
+        }
         if isinstance(
             name := changes.get("name"), str
         ):  # a fact, a setting or a row: its name may say that it is a secret
@@ -55,8 +74,13 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
                     changes[key] = replace(item, value=mask_value(name, item.value))
         return replace(value, **changes)
     if isinstance(value, Mapping):
-        return {_rewrite(key, change): _named(key, _rewrite(item, change)) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_make"):  # a NamedTuple takes its fields one by one
+        return {
+            _rewrite(key, change): _named(key, _rewrite(item, change))
+            for key, item in value.items()
+        }
+    if isinstance(value, tuple) and hasattr(
+        value, "_make"
+    ):  # a NamedTuple takes its fields one by one
         return value._make(_rewrite(item, change) for item in value)
     if isinstance(value, (list, tuple)):
         return type(value)(_rewrite(item, change) for item in value)
@@ -64,4 +88,6 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _named(name: Any, value: Any) -> Any:
-    return mask_value(name, value) if isinstance(name, str) and isinstance(value, str) else value
+    if isinstance(name, str) and isinstance(value, str):
+        return mask_value(name, value)
+    return value

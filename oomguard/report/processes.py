@@ -1,4 +1,6 @@
-"""Processes of this machine as a user is shown them: each by its id and its command, the secrets in it masked."""
+"""Processes of this machine as a user is shown them: each by its id and its command, the secrets in
+it masked.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ def named(pid: int) -> str:
         name = (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return f"pid {pid}"
-    command = shlex.join(mask_command([word.decode(errors="replace") for word in words if word])) or f"[{name}]"
-    return f"pid {pid} ({command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + '…'})"
+    command = (
+        shlex.join(mask_command([word.decode(errors="replace") for word in words if word]))
+        or f"[{name}]"
+    )
+    return (
+        f"pid {pid} ({command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + '…'})"
+    )
 
 
 def listed(numbers: Sequence[int], has: Callable[[int], str] = lambda _: "") -> str:

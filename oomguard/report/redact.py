@@ -1,4 +1,6 @@
-"""Hide what a report must not carry: keys, tokens and passwords, text of prompts, and the names of home folders."""
+"""Hide what a report must not carry: keys, tokens and passwords, text of prompts, and the names of
+home folders.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def programs() -> dict[str, Program]:
 
 @functools.cache
 def interpreters() -> frozenset[str]:
-    """Return the programs to whose ``-c`` a word is a program, without the version at the end of their names."""
+    """Return the programs to whose ``-c`` a word is a program, without the version at the end of
+    their names.
+    """
     return frozenset(_data()["script"]["interpreters"])
 
 
@@ -91,7 +95,9 @@ def token_rests() -> dict[str, str]:
 
 @functools.cache
 def parts() -> tuple[tuple[str, str], ...]:
-    """Return what a text must hold, lower-cased, and the pattern that keeps its first group and hides the rest then."""
+    """Return what a text must hold, lower-cased, and the pattern that keeps its first group and
+    hides the rest then.
+    """
     return tuple((row["needs"], row["pattern"]) for row in _data()["part"])
 
 
@@ -106,18 +112,21 @@ MASK: Final = "***"
 Secrecy = Literal["", "hint", "weak", "strong"]
 
 _MAX_NAME_CHARS: Final = 100
-# Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens, max_num_batched_tokens.
+# Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens,
+# max_num_batched_tokens.
 _VOCABULARY: Final = re.compile(
     r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|special|image|video|audio|stop|new|batched|prompt|speculative|max|min|num|of)"
     r"[_-]tokens?\Z"
 )
-# A number behind one of these is still a secret; behind any other ..._token it is a count or a time.
+# A number behind one of these is still a secret; behind any other ..._token it is a count or a
+# time.
 _ACCESS_TOKEN: Final = re.compile(
     r"(?i)(?:hf|hub|huggingface|api|access|auth|refresh|session|git|github|gitlab|bot|bearer|id|csrf|xsrf|personal|user|"
     r"wandb|slack|aws|azure|google|openai|security)[_-]?tokens?\Z"
 )
 _TOKEN: Final = re.compile(r"(?i)tokens?\Z")
-# "estimated_max_model_len_tokens: not printed" is a sentence: an access token has a digit or a capital, or is longer.
+# "estimated_max_model_len_tokens: not printed" is a sentence: an access token has a digit or a
+# capital, or is longer.
 _COUNTS: Final = re.compile(r"(?i)tokens\Z")
 _SECRET_NAMES_WORD: Final = re.compile(r"[a-z]{1,15}\Z")
 NUMBER: Final = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?[a-z%]{0,4}(?:/[a-z]+)?\Z", re.IGNORECASE)
@@ -135,7 +144,9 @@ _PATH: Final = re.compile(
 )
 _VARIABLES: Final = frozenset({"AUTH", "JWT", "PSK"})  # KEY, PASS and PWD alone are everyday words
 # Letters beyond f and digits, and no other sign.
-_MADE: Final = re.compile(r"(?=[A-Za-z]{0,100}\d)(?=[A-Fa-f0-9]{0,100}[G-Zg-z])[A-Za-z0-9+]{20,}={0,2}\Z")
+_MADE: Final = re.compile(
+    r"(?=[A-Za-z]{0,100}\d)(?=[A-Fa-f0-9]{0,100}[G-Zg-z])[A-Za-z0-9+]{20,}={0,2}\Z"
+)
 _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s@?]*\Z", re.IGNORECASE)
 
 
@@ -143,25 +154,32 @@ _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s@?]*\Z", re.IGNORECASE)
 def secrecy(name: str) -> Secrecy:
     """Return how sure a name is of a secret.
 
-    ``weak`` names (--key, FOO_AUTH) hide only what can be one, a ``hint`` (key, vendor_key) only what looks like nothing else.
+    ``weak`` names (--key, FOO_AUTH) hide only what can be one, a ``hint`` (key, vendor_key) only
+    what looks like nothing else.
     """
     tail = name[-_MAX_NAME_CHARS:].lstrip("-")  # the end of a name tells what it is
     known = names()
     if known.about.search(tail):
         return ""
     if known.strong.match(tail):
-        return "" if _VOCABULARY.search(tail) else "strong"
+        if _VOCABULARY.search(tail):
+            return ""
+        return "strong"
     if _GLUED.search(tail):
         return "strong"
     words = re.split(r"[_-]", tail.lower())
     is_variable = tail.isupper() and (len(words) > 1 or tail in _VARIABLES)
     if words[-1] not in known.weak or {words[0], *words[-2:-1]} & known.harmless:
         return ""
-    return "weak" if name.startswith("-") or is_variable else "hint"
+    if name.startswith("-") or is_variable:
+        return "weak"
+    return "hint"
 
 
 def tells(name: str, value: str) -> bool:
-    """Return whether a value behind a secret's name is secret: not None, not a count of tokens, not a word of prose."""
+    """Return whether a value behind a secret's name is secret: not None, not a count of tokens, not
+    a word of prose.
+    """
     word = value.lower()
     if word in _PLAIN_VALUES:
         return False
@@ -169,23 +187,30 @@ def tells(name: str, value: str) -> bool:
         return is_made(value)
     if sure == "weak":
         is_small = value.isdigit() and len(value) <= 4
-        return not (is_small or word in names().plain or _PATH.match(value) or _ADDRESS.match(value))
+        return not (
+            is_small or word in names().plain or _PATH.match(value) or _ADDRESS.match(value)
+        )
     if not _TOKEN.search(name) or _ACCESS_TOKEN.search(name):
         return True
     return not (NUMBER.match(value) or (_COUNTS.search(name) and _SECRET_NAMES_WORD.match(value)))
 
 
 def is_made(value: str) -> bool:
-    """Return whether a value can be nothing but a key: neither a hash, a UUID, a path, a model's nor a layer's name."""
+    """Return whether a value can be nothing but a key: neither a hash, a UUID, a path, a model's
+    nor a layer's name.
+    """
     return _MADE.match(value) is not None
 
 
 def looks_made(value: str, least_chars: int) -> bool:
-    """Return whether a value looks made by a machine, or chosen as a password: long, with a digit."""
+    """Return whether a value looks made by a machine, or chosen as a password: long,
+    with a digit.
+    """
     return len(value) >= least_chars and any(c.isdigit() for c in value)
 
 
-# Secrets in the words of a command that no name tells: ``mysql -pSECRET``, ``curl -u user:SECRET``, ``wandb login SECRET``.
+# Secrets in the words of a command that no name tells: ``mysql -pSECRET``, ``curl -u user:SECRET``,
+# ``wandb login SECRET``.
 
 _WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',\\]|\\(?![nrt]))+|\n""")
 _ENDS: Final = frozenset({"|", "||", "&&", ";", "&", "\n"})
@@ -193,7 +218,8 @@ _USER_FLAGS: Final = ("-u", "--user", "--proxy-user", "--userpwd", "--login")
 _LITERAL: Final = "--from-literal"  # kubectl create secret --from-literal=NAME=SECRET
 _MAX_DEPTH: Final = 3
 _GLUED_MIN_CHARS: Final = 5
-# Behind a -p of any program: no path, no port, no option of one dash (-port, -python3), no name=value.
+# Behind a -p of any program: no path, no port, no option of one dash (-port, -python3), no
+# name=value.
 _NO_PASSWORD: Final = re.compile(
     r"[\d.:-]+(?:/(?:tcp|udp))?\Z|.*[=/\\:\[(]|(?:ort|ython|ath|refix|arallel|ix|rofile|roc|thread|rint|ackage|y\d)|[a-z_.,]+\Z|\*\*\*"
 )
@@ -202,11 +228,15 @@ _PORT: Final = re.compile(r"\d{1,5}\Z")
 
 def hide_in_text(text: str) -> str:
     """Hide such secrets in running text, where the words that can carry one stand."""
-    return _hide(text, 0) if _carriers().search(text) else text
+    if _carriers().search(text):
+        return _hide(text, 0)
+    return text
 
 
 def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each word that holds a secret, and how many of its characters stand before it."""
+    """Yield the index of each word that holds a secret, and how many of its characters stand before
+    it.
+    """
     program: Program | None = None
     begun = False  # whether the program's sub-command has come
     before = ""
@@ -215,12 +245,17 @@ def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
         if word in _ENDS:
             program = None
         elif (found := programs().get(word.rpartition("/")[2])) is not None:
-            program, begun = found, found.after is None
+            program = found
+            begun = found.after is None
         elif program is not None and word == program.after:
             begun = True
         else:
-            kept = _by_program(program, before, word) if program is not None and begun else None
-            kept = _by_flag(before, word) if kept is None else kept
+            if program is not None and begun:
+                kept = _by_program(program, before, word)
+            else:
+                kept = None
+            if kept is None:
+                kept = _by_flag(before, word)
             if word.startswith("-"):
                 lists = secrecy(word) == "strong"
             elif lists and is_made(word):
@@ -237,7 +272,9 @@ def _by_program(program: Program, before: str, word: str) -> int | None:
         return 0
     for flag in program.pair:
         is_short = not flag.startswith("--")
-        if before == flag or (is_short and re.fullmatch(rf"-[A-Za-z]{{1,8}}{flag[1]}", before)):  # -su is -s and -u
+        if before == flag or (
+            is_short and re.fullmatch(rf"-[A-Za-z]{{1,8}}{flag[1]}", before)
+        ):  # -su is -s and -u
             start = 0
         elif is_short and word.startswith(flag):
             start = len(flag)
@@ -246,7 +283,9 @@ def _by_program(program: Program, before: str, word: str) -> int | None:
         if pair := re.search("[:%]", word[start:]):
             return start + pair.end()
     glued = [*program.glued, *(f"{flag}=" for flag in program.next)]
-    return next((len(flag) for flag in glued if word.startswith(flag) and len(word) > len(flag)), None)
+    return next(
+        (len(flag) for flag in glued if word.startswith(flag) and len(word) > len(flag)), None
+    )
 
 
 def _by_flag(before: str, word: str) -> int | None:
@@ -254,12 +293,19 @@ def _by_flag(before: str, word: str) -> int | None:
     flag, equals, value = word.partition("=")
     if equals and flag in _USER_FLAGS:
         begin = _after_user(value)
-        return None if begin is None else len(flag) + 1 + begin
+        if begin is None:
+            return None
+        return len(flag) + 1 + begin
     if before in _USER_FLAGS:
         return _after_user(word)
     if _LITERAL in {before, flag}:
-        named = word if before == _LITERAL else value
-        return len(word) - len(named) + named.index("=") + 1 if "=" in named else None
+        if before == _LITERAL:
+            named = word
+        else:
+            named = value
+        if "=" in named:
+            return len(word) - len(named) + named.index("=") + 1
+        return None
     if before.startswith("-pass") and word.startswith("pass:"):  # openssl's -passin pass:SECRET
         return len("pass:")
     body = word[2:]
@@ -269,9 +315,18 @@ def _by_flag(before: str, word: str) -> int | None:
 
 
 def _after_user(pair: str) -> int | None:
-    """Return where the password of ``user:password`` begins; a uid and gid, a user and its group or a host and port have none."""
+    """Return where the password of ``user:password`` begins; a uid and gid, a user and its group or
+    a host and port have none.
+    """
     user, colon, password = pair.partition(":")
-    if not colon or not password or not user or password.startswith("//") or password == user or "/" in user:
+    if (
+        not colon
+        or not password
+        or not user
+        or password.startswith("//")
+        or password == user
+        or "/" in user
+    ):
         return None
     if _PORT.match(password) and (user.isdigit() or "." in user or user == "localhost"):
         return None
@@ -279,7 +334,8 @@ def _after_user(pair: str) -> int | None:
 
 
 def _hide(text: str, depth: int) -> str:
-    spans, words = [], []
+    spans = []
+    words = []
     for found in _WORD.finditer(text):
         start, end = found.span()
         while start < end - 1 and text[start] in "[({":  # of a list of words
@@ -287,13 +343,15 @@ def _hide(text: str, depth: int) -> str:
         while start < end - 1 and text[end - 1] in "])}":
             end -= 1
         if text[start] in "\"'" and end - start > 1 and text[end - 1] == text[start]:
-            start, end = start + 1, end - 1
+            start = start + 1
+            end = end - 1
         body = text[start:end]
         end -= len(body) - len(body.rstrip("\\")) if body != "\n" else 0
         spans.append((start, end))
         words.append(text[start:end])
     hidden = dict(kept_chars(words))
-    pieces, position = [], 0
+    pieces = []
+    position = 0
     for index, (start, end) in enumerate(spans):
         if index in hidden:
             pieces += [text[position : start + hidden[index]], MASK]
@@ -313,19 +371,23 @@ def _carriers() -> re.Pattern[str]:
     )
 
 
-# Secrets in a program that stands in one word of a command: ``sh -c 'export API_KEY=SECRET; sh job.sh'``.
+# Secrets in a program that stands in one word of a command: ``sh -c 'export API_KEY=SECRET; sh
+# job.sh'``.
 
 # NAME=, --flag= and the flag whose value the next word is.
 _SECRET_SCRIPTS_KEY: Final = re.compile(r"(?<![\w-])(-{0,2}\w[\w-]*)(\+?=|[ \t]+(?=[^\s-]))")
 _RUNS_WORD: Final = re.compile(r"-[A-Za-z]*c\Z")
 _SECRET_SCRIPTS_ENDS: Final = frozenset(" \t\n\r;&|<>)")
 _CLOSING: Final = {"(": ")", "{": "}"}
-# What masking hides of a word and nothing else: one word of a shell, with the scheme of a header before it.
+# What masking hides of a word and nothing else: one word of a shell, with the scheme of a header
+# before it.
 _ONE_WORD: Final = re.compile(r"(?:(?:Bearer|Basic|Token) +)?[^\s;&|]*\Z", re.IGNORECASE)
 
 
 def is_script(words: Sequence[str], index: int) -> bool:
-    """Return whether a word is a program, not a value: behind the ``-c`` of a shell or of Python."""
+    """Return whether a word is a program, not a value: behind the ``-c`` of a shell or
+    of Python.
+    """
     if index == 0 or not _RUNS_WORD.match(words[index - 1]):
         return False
     names = (word.rpartition("/")[2].rstrip("0123456789.") for word in words[: index - 1])
@@ -333,12 +395,17 @@ def is_script(words: Sequence[str], index: int) -> bool:
 
 
 def hide_in_script(text: str) -> str:
-    """Hide each value of a secret's or a prompt's name to the end of the shell's word, and nothing behind it."""
-    pieces, kept, position = [], 0, 0
+    """Hide each value of a secret's or a prompt's name to the end of the shell's word, and nothing
+    behind it.
+    """
+    pieces = []
+    kept = 0
+    position = 0
     quotes: list[str] = []
     while found := _SECRET_SCRIPTS_KEY.search(text, position):
         name, glue = found.groups()
-        position, begin = found.end(1), found.end()
+        position = found.end(1)
+        begin = found.end()
         if not (secrecy(name) or (name.startswith("-") and PROMPT.match(name))):
             continue
         if not glue.endswith("=") and not name.startswith("-"):
@@ -346,7 +413,12 @@ def hide_in_script(text: str) -> str:
         quotes = quotes or _open_quotes(text)
         end = _word_end(text, begin, quotes[begin])
         value = text[begin:end].strip("\"'\\")
-        if not value or value == MASK or not tells(name, value) or (not secrecy(name) and NUMBER.match(value)):
+        if (
+            not value
+            or value == MASK
+            or not tells(name, value)
+            or (not secrecy(name) and NUMBER.match(value))
+        ):
             continue
         pieces += [text[kept:begin], MASK]
         kept = position = end
@@ -354,7 +426,8 @@ def hide_in_script(text: str) -> str:
 
 
 def hides_secrets_alone(words: Sequence[str], masked: Sequence[str]) -> bool:
-    """Return whether all that masking hid of a command is whole words of it, or single words of a shell within one.
+    """Return whether all that masking hid of a command is whole words of it, or single words of a
+    shell within one.
 
     What else it hid may be a command: two that differ in it look the same.
     """
@@ -369,7 +442,10 @@ def _hides_one_word_each(word: str, masked: str) -> bool:
         return False
     position = len(kept[0])
     for i, part in enumerate(kept[1:], 1):
-        at = (len(word) - len(part) if i == len(kept) - 1 else word.find(part, position)) if part else len(word)
+        if part:
+            at = len(word) - len(part) if i == len(kept) - 1 else word.find(part, position)
+        else:
+            at = len(word)
         if at < position or not word.startswith(part, at):
             return False
         hidden = word[position:at]
@@ -387,14 +463,17 @@ def _is_one_word(hidden: str) -> bool:
 
 def _open_quotes(text: str) -> list[str]:
     """Return for each position the quote that is open there, empty: none."""
-    quote, is_escaped, found = "", False, [""]
+    quote = ""
+    is_escaped = False
+    found = [""]
     for char in text:
         if is_escaped:
             is_escaped = False
         elif char == "\\" and quote != "'":
             is_escaped = True
         elif quote:
-            quote = "" if char == quote else quote
+            if char == quote:
+                quote = ""
         elif char in "\"'":
             quote = char
         found.append(quote)
@@ -402,15 +481,19 @@ def _open_quotes(text: str) -> list[str]:
 
 
 def _word_end(text: str, begin: int, around: str) -> int:
-    """Return where a shell's word ends that begins there within the quote ``around``; one that is cut off ends with the text."""
-    quote, closing = "", list[str]()
+    """Return where a shell's word ends that begins there within the quote ``around``; one that is
+    cut off ends with the text.
+    """
+    quote = ""
+    closing = list[str]()
     i = begin
     while i < len(text):
         char = text[i]
         if char == "\\" and quote != "'" and around != "'":
             i += 1
         elif quote:
-            quote = "" if char == quote else quote
+            if char == quote:
+                quote = ""
         elif char == around:
             return i
         elif char in "\"'`":
@@ -426,10 +509,12 @@ def _word_end(text: str, begin: int, around: str) -> int:
     return len(text)
 
 
-# Secrets by their own shape, whatever stands before them: tokens with a known prefix, URLs, headers, private keys.
+# Secrets by their own shape, whatever stands before them: tokens with a known prefix, URLs,
+# headers, private keys.
 
 _PRIVATE_KEY: Final = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
 )
 _BREAKS: Final = frozenset({"\\n", "\\r", "\\t"})  # as JSON within a line writes them
 _PEM: Final = "-----BEGIN "
@@ -442,12 +527,17 @@ def hide_shapes(text: str) -> str:
         if needed in lowered:
             text = _compiled(pattern).sub(rf"\1{MASK}", text)
     text = _hide_tokens(text)
-    return _PRIVATE_KEY.sub(MASK, text) if _PEM in text else text
+    if _PEM in text:
+        return _PRIVATE_KEY.sub(MASK, text)
+    return text
 
 
 def _hide_tokens(text: str) -> str:
-    find, rests = _prefixes(), token_rests()
-    pieces, kept, position = [], 0, 0
+    find = _prefixes()
+    rests = token_rests()
+    pieces = []
+    kept = 0
+    position = 0
     while found := find.search(text, position):
         start = found.start()
         position = start + 1
@@ -457,7 +547,9 @@ def _hide_tokens(text: str) -> str:
         if rest is not None:
             pieces += [text[kept:start], MASK]
             kept = position = rest.end()
-    return "".join([*pieces, text[kept:]]) if pieces else text
+    if pieces:
+        return "".join([*pieces, text[kept:]])
+    return text
 
 
 def _is_within_word(text: str, start: int) -> bool:
@@ -468,11 +560,15 @@ def _is_within_word(text: str, start: int) -> bool:
 
 @functools.cache
 def _prefixes() -> re.Pattern[str]:
-    """Return all prefixes as one pattern, the longer of two first, branched by their first character."""
+    """Return all prefixes as one pattern, the longer of two first, branched by their first
+    character.
+    """
     by_first: dict[str, list[str]] = {}
     for prefix in sorted(token_rests(), key=len, reverse=True):
         by_first.setdefault(prefix[0], []).append(re.escape(prefix[1:]))
-    return re.compile("|".join(f"{re.escape(first)}(?:{'|'.join(ends)})" for first, ends in by_first.items()))
+    return re.compile(
+        "|".join(f"{re.escape(first)}(?:{'|'.join(ends)})" for first, ends in by_first.items())
+    )
 
 
 @functools.cache
@@ -499,13 +595,19 @@ def hide_in_yaml(text: str) -> str:
             lines[number] = _hidden(line, key)
             continue
         found = _SECRET_YAML_KEY.match(line)
-        key = found if found is not None and secrecy(found["name"]) else None
+        if found is not None and secrecy(found["name"]):
+            key = found
+        else:
+            key = None
     return "\n".join(lines)
 
 
 def _is_below(line: str, key: re.Match[str]) -> bool:
-    """Return whether a line belongs to a key's value: it is indented further, or an item of a list at the same place."""
-    indent, own = len(line) - len(line.lstrip(" ")), len(key["indent"])
+    """Return whether a line belongs to a key's value: it is indented further, or an item of a list
+    at the same place.
+    """
+    indent = len(line) - len(line.lstrip(" "))
+    own = len(key["indent"])
     is_item = not key["block"] and line.lstrip(" ").startswith("- ")
     return bool(line.strip()) and (indent > own or (indent == own and is_item))
 
@@ -514,10 +616,13 @@ def _hidden(line: str, key: re.Match[str]) -> str:
     if key["block"]:
         return f"{line[: len(line) - len(line.lstrip(' '))]}{MASK}"
     item = _ITEM.match(line)
-    return f"{item['lead']}{MASK}" if item is not None and tells(key["name"], item["value"]) else line
+    if item is not None and tells(key["name"], item["value"]):
+        return f"{item['lead']}{MASK}"
+    return line
 
 
-# Find where the value after a key ends, in text of any notation: Python, JSON, JSON inside JSON, shell, YAML.
+# Find where the value after a key ends, in text of any notation: Python, JSON, JSON inside JSON,
+# shell, YAML.
 
 _OPENER: Final = re.compile(r"[bBrRuUfF]{0,2}(\\*)([\"'])")
 _QUOTES_AND_BRACKETS: Final = re.compile(r"(\\*)([\"'])|[\[\](){}]")
@@ -528,7 +633,8 @@ _LINE: Final = re.compile(r"[^\"'\\\n]+")
 
 @dataclass(frozen=True, slots=True)
 class ValueSpan:
-    """Where a value stands: ``text[start:end]`` between its quotes or brackets; ``after`` is behind those.
+    """Where a value stands: ``text[start:end]`` between its quotes or brackets; ``after`` is behind
+    those.
 
     ``form`` is ``quoted``, ``list``, ``call`` or ``bare``.
     """
@@ -554,7 +660,9 @@ def value_at(text: str, position: int, *, whole_line: bool = False) -> ValueSpan
         start = opener.end()
         end = _quote_end(text, start, opener.group(2), len(opener.group(1)))
         after = min(len(text), end + len(opener.group(1)) + 1)
-        while not opener.group(1) and after < len(text) and text[after] in "\"'":  # 'it'"'"'s' is one word of a shell
+        while (
+            not opener.group(1) and after < len(text) and text[after] in "\"'"
+        ):  # 'it'"'"'s' is one word of a shell
             end = _quote_end(text, after + 1, text[after], 0)
             after = min(len(text), end + 1)
         return ValueSpan(start, end, after, "quoted")
@@ -565,14 +673,18 @@ def value_at(text: str, position: int, *, whole_line: bool = False) -> ValueSpan
     if bare is None:
         return None
     end = bare.end()
-    if text[end : end + 1] == "(" and text[bare.start() : end].isidentifier():  # SecretStr('...'), tensor([...])
+    if (
+        text[end : end + 1] == "(" and text[bare.start() : end].isidentifier()
+    ):  # SecretStr('...'), tensor([...])
         end = min(len(text), _bracket_end(text, end) + 1)
         return ValueSpan(position, end, end, "call")
     return ValueSpan(position, end, end, "bare")
 
 
 def _quote_end(text: str, start: int, quote: str, escapes: int) -> int:
-    """Return where a string closes that ``quote`` opened behind ``escapes`` backslashes: before those backslashes."""
+    """Return where a string closes that ``quote`` opened behind ``escapes`` backslashes: before
+    those backslashes.
+    """
     position = start
     while (found := text.find(quote, position)) >= 0:
         before = found
@@ -587,7 +699,8 @@ def _quote_end(text: str, start: int, quote: str, escapes: int) -> int:
 
 def _bracket_end(text: str, start: int) -> int:
     """Return where the bracket at ``start`` closes; brackets inside quotes do not count."""
-    depth, position = 0, start
+    depth = 0
+    position = start
     limit = start + _MAX_LIST_CHARS
     while (found := _QUOTES_AND_BRACKETS.search(text, position)) and found.start() < limit:
         position = found.end()
@@ -595,7 +708,9 @@ def _bracket_end(text: str, start: int) -> int:
             # An apostrophe within a word opens nothing.
             if found.group(2) == '"' or found.start() == 0 or not text[found.start() - 1].isalnum():
                 escapes = len(found.group(1))
-                position = min(len(text), _quote_end(text, position, found.group(2), escapes) + escapes + 1)
+                position = min(
+                    len(text), _quote_end(text, position, found.group(2), escapes) + escapes + 1
+                )
         elif found.group() in "[({":
             depth += 1
         else:
@@ -616,7 +731,8 @@ _PROSE: Final = frozenset({"not", "unknown", "known", "is", "was", "the", "no", 
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
 _KEY: Final = re.compile(
-    r"(?i)(?:(?<![\w\\-])|(?<=\\[nrt]))(?:"  # JSON inside a line writes a line break as two characters
+    # JSON inside a line writes a line break as two characters
+    r"(?i)(?:(?<![\w\\-])|(?<=\\[nrt]))(?:"
     r"(?P<part>type\\*[\"']\s*:\s*\\*[\"']text\\*[\"']\s*,\s*\\*[\"']text)(?P<part_glue>\\*[\"']\s*:\s*)"
     r"|(?P<kube>name\\*[\"']?[ ]*[:=][ ]*\\*[\"']?(?P<variable>\w+)\\*[\"']?,?(?:\s|\\{1,8}[nrt])+\\*[\"']?value\\*[\"']?[ ]*[:=][ ]*)"
     r"|(?P<answer>generated response [^\s:]+(?: \([^)]*\))?: output: |\w*reqinput\([^'\"]{0,200}\btext=)"
@@ -625,12 +741,15 @@ _KEY: Final = re.compile(
     r")"
 )
 _HOMES: Final = (
-    # C:\Users\NAME and C:/Users/NAME, backslashes doubled or not; a name with spaces where a separator follows it
+    # C:\Users\NAME and C:/Users/NAME, backslashes doubled or not; a name with spaces where a
+    # separator follows it
     re.compile(
         r"(?<![\w.~])[A-Za-z]:[\\/]+Users[\\/]+(?:[\w.-]+(?: [\w.-]+){1,3}(?=[\\/])|[^\\/\s\"'`:;,<>()|*?\[\]{}$]+)"
     ),
     # /home/NAME, /Users/NAME, also below a mount (/mnt/c/Users/NAME, /gpfs/home/NAME)
-    re.compile(r"(?:(?<![\w.~/\\-])|(?<=file://))(?:/[\w.+-]+){0,3}?/(?:home|Users)/+[^\\/\s\"'`:;,<>()|*?\[\]{}$~]+"),
+    re.compile(
+        r"(?:(?<![\w.~/\\-])|(?<=file://))(?:/[\w.+-]+){0,3}?/(?:home|Users)/+[^\\/\s\"'`:;,<>()|*?\[\]{}$~]+"
+    ),
 )
 
 
@@ -646,7 +765,9 @@ def unmasked() -> Iterator[None]:
 
 @contextmanager
 def homes_kept() -> Iterator[None]:
-    """Leave home folders inside the ``with`` block: for what is pasted into the user's own terminal, where ``~`` may stand in quotes."""
+    """Leave home folders inside the ``with`` block: for what is pasted into the user's own
+    terminal, where ``~`` may stand in quotes.
+    """
     token = _KEEPS_HOMES.set(True)
     try:
         yield
@@ -660,7 +781,9 @@ def is_masking() -> bool:
 
 
 def mask(text: str) -> str:
-    """Replace secrets and prompts by ``***`` and home folders by ``~``; inside ``unmasked`` change nothing."""
+    """Replace secrets and prompts by ``***`` and home folders by ``~``; inside ``unmasked`` change
+    nothing.
+    """
     if not _MASKING.get() or _is_plain_word(text):
         return text
     if len(text) <= _NAME_CHARS:
@@ -669,8 +792,15 @@ def mask(text: str) -> str:
 
 
 def _is_plain_word(text: str) -> bool:
-    """Return whether a text is a short name of lowercase letters, as most texts of a report are: no token is so short."""
-    return len(text) <= _PLAIN_CHARS and text.isascii() and text.islower() and text.replace("_", "").isalpha()
+    """Return whether a text is a short name of lowercase letters, as most texts of a report are: no
+    token is so short.
+    """
+    return (
+        len(text) <= _PLAIN_CHARS
+        and text.isascii()
+        and text.islower()
+        and text.replace("_", "").isalpha()
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -693,7 +823,8 @@ def mask_command(argv: Sequence[str], *, keep_homes: bool = False) -> list[str]:
 
     Args:
         argv: the command.
-        keep_homes: leave home folders, so that the command can be pasted into the user's own terminal.
+        keep_homes: leave home folders, so that the command can be pasted into the user's own
+            terminal.
     """
     if not _MASKING.get():
         return list(argv)
@@ -718,14 +849,18 @@ def _hides_next(flag: str, word: str) -> bool:
 
 
 def mask_value(name: str, value: object) -> object:
-    """Return the value of a setting or variable of that name: hidden if the name is a secret's, else masked as text."""
+    """Return the value of a setting or variable of that name: hidden if the name is a secret's,
+    else masked as text.
+    """
     if not _MASKING.get() or value is None or isinstance(value, bool):
         return value
     if secrecy(name) and tells(name, str(value)):
         return MASK
     if not isinstance(value, str):
         return value
-    return MASK if PROMPT.match(name) and value else mask(value)
+    if PROMPT.match(name) and value:
+        return MASK
+    return mask(value)
 
 
 def _pass_words(words: Sequence[str]) -> list[str]:
@@ -736,7 +871,9 @@ def _pass_words(words: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if hide and _hides_next(hide, word):
             masked.append(MASK)
-        elif any(map(str.isspace, name)) or is_script(words, index):  # a secret in it ends before the word does
+        elif any(map(str.isspace, name)) or is_script(
+            words, index
+        ):  # a secret in it ends before the word does
             text = mask(hide_in_script(word[: by_program.get(index)]))
             masked.append(f"{text}{MASK}" if index in by_program else text)
         elif equals and _hides_assigned(name) and tells(name, value):
@@ -745,7 +882,10 @@ def _pass_words(words: Sequence[str]) -> list[str]:
             masked.append(f"{word[: by_program[index]]}{MASK}")
         else:
             masked.append(mask(word))
-        hide = word if word.startswith("-") and not equals and (secrecy(word) or PROMPT.match(word)) else ""
+        if word.startswith("-") and not equals and (secrecy(word) or PROMPT.match(word)):
+            hide = word
+        else:
+            hide = ""
     return masked
 
 
@@ -758,21 +898,29 @@ def _pass(text: str) -> str:
 
 def _mask_fields(text: str) -> str:
     """Hide the values of secret keys and of prompt fields, from left to right."""
-    pieces, kept, position = [], 0, 0
+    pieces = []
+    kept = 0
+    position = 0
     while found := _KEY.search(text, position):
         position = found.end()
         name = found.group("name") or found.group("flag") or found.group("variable") or "prompt"
-        secret, prompt = secrecy(name), PROMPT.match(name) is not None
+        secret = secrecy(name)
+        prompt = PROMPT.match(name) is not None
         if not secret and not prompt:
             if found.group("flag"):  # the word behind a flag may be a key itself
                 position = found.end("flag")
             continue
         value = value_at(text, position, whole_line=bool(_HEADERS.match(name)))
-        if value is None or not (_hides_secret if secret else _hides_prompt)(text, value, name, found):
+        if value is None or not (_hides_secret if secret else _hides_prompt)(
+            text, value, name, found
+        ):
             continue
         pieces += [text[kept : value.start], MASK]
-        kept, position = value.end, max(value.after, position)
-    return "".join([*pieces, text[kept:]]) if pieces else text
+        kept = value.end
+        position = max(value.after, position)
+    if pieces:
+        return "".join([*pieces, text[kept:]])
+    return text
 
 
 def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
@@ -790,7 +938,11 @@ def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
         return False  # "FOO_KEY: not set" is prose
     if value.form == "list":
         return '"' in body or "'" in body
-    prose = value.form == "bare" and name.lower() in {"token", "tokens"} and ":" in (found.group("glue") or "")
+    prose = (
+        value.form == "bare"
+        and name.lower() in {"token", "tokens"}
+        and ":" in (found.group("glue") or "")
+    )
     # "the first token: it is late" is prose; a token is long, or mixes letters and digits.
     return not prose or len(body) >= 16 or (len(body) >= 8 and any(c.isdigit() for c in body))
 

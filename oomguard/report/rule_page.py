@@ -1,6 +1,8 @@
-"""One page for each rule and signature, in Markdown: what it means, how to confirm it, what to change and what it costs.
+"""One page for each rule and signature, in Markdown: what it means, how to confirm it, what to
+change and what it costs.
 
-The pages come from the rule files alone, examples included: the same files always give the same pages.
+The pages come from the rule files alone, examples included: the same files always give the same
+pages.
 """
 
 from __future__ import annotations
@@ -26,14 +28,18 @@ _EFFECTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One test of a rule, assessed by that rule alone; ``incident`` has no cause if the rule does not apply."""
+    """One test of a rule, assessed by that rule alone; ``incident`` has no cause if the rule does
+    not apply.
+    """
 
     kind: str
     facts: Mapping[str, Any]
     incident: Incident
 
 
-def rule_page(rule: Rule, examples: Sequence[Example], *, file: str, solvers: Mapping[str, str]) -> str:
+def rule_page(
+    rule: Rule, examples: Sequence[Example], *, file: str, solvers: Mapping[str, str]
+) -> str:
     """Return the page of one rule.
 
     Args:
@@ -45,17 +51,35 @@ def rule_page(rule: Rule, examples: Sequence[Example], *, file: str, solvers: Ma
     spoken = [(example, cause) for example in examples if (cause := _cause(rule, example))]
     silent = [example for example in examples if not _cause(rule, example)]
     lines = [f"# {rule.code}: {_text(rule.title)}", "", MARK, ""]
-    lines += [f"Cause `{rule.cause}`, {_text(rule.status)}, since {_text(rule.since)}, from `{_code(file)}`.", ""]
+    lines += [
+        (
+            f"Cause `{rule.cause}`, {_text(rule.status)}, since {_text(rule.since)}, from "
+            f"`{_code(file)}`."
+        ),
+        "",
+    ]
     lines += ["## What it means", "", _text(_named(rule.why)), ""]
-    summary = render(rule.summary, spoken[0][0].incident.facts) if spoken else _named(rule.summary)
+    if spoken:
+        summary = render(rule.summary, spoken[0][0].incident.facts)
+    else:
+        summary = _named(rule.summary)
     lines += [f"> {_text(summary)}", ""]
-    lines += ["## When it applies", "", f"One of these was printed: {', '.join(f'`{kind}`' for kind in rule.kinds)}."]
+    lines += [
+        "## When it applies",
+        "",
+        f"One of these was printed: {', '.join(f'`{kind}`' for kind in rule.kinds)}.",
+    ]
     lines += _conditions(rule)
     lines += ["", "## How sure it is", "", *(f"- {_step(step)}" for step in rule.confidence), ""]
     lines += ["## How to confirm it", "", _text(_named(rule.confirm)), ""]
     lines += ["## What to change, and what it costs", "", *_fixes(rule, solvers), ""]
     for number, (example, cause) in enumerate(spoken, 1):
-        lines += [f"## Example {number}" if len(spoken) > 1 else "## Example", "", *_example(example, cause), ""]
+        lines += [
+            f"## Example {number}" if len(spoken) > 1 else "## Example",
+            "",
+            *_example(example, cause),
+            "",
+        ]
     if silent:
         lines += ["## When it does not apply", ""]
         lines += [f"- `{example.kind}` with {_facts_inline(example.facts)}" for example in silent]
@@ -65,12 +89,24 @@ def rule_page(rule: Rule, examples: Sequence[Example], *, file: str, solvers: Ma
 
 
 def signature_page(signature: Signature, *, file: str, group_facts: Mapping[str, str]) -> str:
-    """Return the page of one signature; ``group_facts`` maps a pattern's group to the fact that it fills."""
+    """Return the page of one signature; ``group_facts`` maps a pattern's group to the fact that it
+    fills.
+    """
     lines = [f"# {_text(signature.name)}", "", MARK, ""]
-    what = f"Kind `{signature.kind}`" if signature.kind else "Context (a line that tells no failure and carries facts)"
-    lines += [f"{what}, framework {_text(signature.framework)}, phase `{signature.phase}`, from `{_code(file)}`."]
+    if signature.kind:
+        what = f"Kind `{signature.kind}`"
+    else:
+        what = "Context (a line that tells no failure and carries facts)"
+    lines += [
+        (
+            f"{what}, framework {_text(signature.framework)}, phase `{signature.phase}`, from "
+            f"`{_code(file)}`."
+        )
+    ]
     for number, wording in enumerate(signature.wordings, 1):
-        groups = dict.fromkeys(group_facts[g] for g in wording.pattern.groupindex if g in group_facts)
+        groups = dict.fromkeys(
+            group_facts[g] for g in wording.pattern.groupindex if g in group_facts
+        )
         lines += ["", f"## Wording {number}", "", f"- versions: {_text(wording.versions or 'any')}"]
         lines += [f"- anchor: `{_code(wording.anchor)}`", f"- source: {_text(wording.source)}"]
         if wording.phase:
@@ -81,7 +117,11 @@ def signature_page(signature: Signature, *, file: str, group_facts: Mapping[str,
             lines += [f"- says: {_facts_inline(wording.facts)}"]
         lines += ["", *_fenced([wording.pattern.pattern])]
     for number, test in enumerate(signature.tests, 1):
-        lines += ["", f"## Test {number}: {'no match' if test.get('expect_no_match') else 'a match'}", ""]
+        lines += [
+            "",
+            f"## Test {number}: {'no match' if test.get('expect_no_match') else 'a match'}",
+            "",
+        ]
         lines += _fenced(test["log"].splitlines())
         if test.get("expect"):
             lines += ["", f"gives {_facts_inline(test['expect'])}"]
@@ -94,11 +134,22 @@ def index_page(rules: Iterable[Rule], signatures: Iterable[Signature]) -> str:
     lines += ["| code | cause | title | kinds |", "|---|---|---|---|"]
     for rule in rules:
         kinds = ", ".join(f"`{kind}`" for kind in rule.kinds)
-        lines.append(f"| [{rule.code}]({rule.code}.md) | `{rule.cause}` | {_cell(rule.title)} | {kinds} |")
-    lines += ["", "# Signatures", "", "What was printed: `oomguard rules show NAME` shows one in full.", ""]
+        lines.append(
+            f"| [{rule.code}]({rule.code}.md) | `{rule.cause}` | {_cell(rule.title)} | {kinds} |"
+        )
+    lines += [
+        "",
+        "# Signatures",
+        "",
+        "What was printed: `oomguard rules show NAME` shows one in full.",
+        "",
+    ]
     lines += ["| name | kind | wordings |", "|---|---|---|"]
     for signature in signatures:
-        kind = f"`{signature.kind}`" if signature.kind else "context"
+        if signature.kind:
+            kind = f"`{signature.kind}`"
+        else:
+            kind = "context"
         lines.append(f"| {_cell(signature.name)} | {kind} | {len(signature.wordings)} |")
     return "\n".join([*lines, ""])
 
@@ -109,16 +160,33 @@ def _cause(rule: Rule, example: Example) -> Cause | None:
 
 def _conditions(rule: Rule) -> list[str]:
     conditions = [condition.source for condition in rule.when if condition.source != "True"]
-    lines = ["", "And all of this holds:", "", *(f"- `{_code(source)}`" for source in conditions)] if conditions else []
+    if conditions:
+        lines = [
+            "",
+            "And all of this holds:",
+            "",
+            *(f"- `{_code(source)}`" for source in conditions),
+        ]
+    else:
+        lines = []
     if rule.unknown:
         lines += ["", f"And nothing is known of {', '.join(f'`{name}`' for name in rule.unknown)}."]
-    named = dict.fromkeys(name for source in conditions for name in re.findall(r"\b[a-z]\w*\b", source))
-    meanings = [f"| `{name}` | {_cell(REGISTRY[name].meaning)} |" for name in named if name in REGISTRY]
-    return [*lines, "", "| fact | meaning |", "|---|---|", *meanings] if meanings else lines
+    named = dict.fromkeys(
+        name for source in conditions for name in re.findall(r"\b[a-z]\w*\b", source)
+    )
+    meanings = [
+        f"| `{name}` | {_cell(REGISTRY[name].meaning)} |" for name in named if name in REGISTRY
+    ]
+    if meanings:
+        return [*lines, "", "| fact | meaning |", "|---|---|", *meanings]
+    return lines
 
 
 def _step(step: Confidence) -> str:
-    where = f" where `{_code(step.when.source)}`" if step.when is not None else ""
+    if step.when is not None:
+        where = f" where `{_code(step.when.source)}`"
+    else:
+        where = ""
     if step.base is not None:
         return f"{step.base:.2f}{where or ' to begin with'}"
     return f"{abs(step.add):.2f} {'more' if step.add >= 0 else 'less'}{where}"
@@ -129,15 +197,23 @@ def _fixes(rule: Rule, solvers: Mapping[str, str]) -> list[str]:
         return ["Nothing that oomguard knows how to change."]
     lines: list[str] = []
     for number, fix in enumerate(rule.fixes, 1):
-        lines.append(f"{number}. `{fix.setting}` ({fix.effect}{', as an alternative only' if fix.alternative else ''})")
+        lines.append(
+            f"{number}. `{fix.setting}` "
+            f"({fix.effect}{', as an alternative only' if fix.alternative else ''})"
+        )
         if fix.lever:
-            lines.append(f"   - {_text(fix.lever)}; by how much is not known ({_text(fix.missing)})")
+            lines.append(
+                f"   - {_text(fix.lever)}; by how much is not known ({_text(fix.missing)})"
+            )
         elif fix.solve:
             lines.append(f"   - value: {_text(solvers.get(fix.solve, fix.solve))}")
         elif fix.value is not None:
             lines.append(f"   - value: `{_code(fix.value.source)}`")
         if fix.when:
-            lines.append(f"   - only where {' and '.join(f'`{_code(condition.source)}`' for condition in fix.when)}")
+            lines.append(
+                "   - only where "
+                f"{' and '.join(f'`{_code(condition.source)}`' for condition in fix.when)}"
+            )
         lines.append(f"   - cost: {_text(fix.tradeoff) or 'none known'}")
     effects = sorted({fix.effect for fix in rule.fixes})
     meanings = "; ".join(f"*{effect}*: {_EFFECTS[str(effect)]}" for effect in effects)
@@ -148,11 +224,16 @@ def _example(example: Example, cause: Cause) -> list[str]:
     lines = [f"`{example.kind}`, with these facts:", ""]
     lines += [f"- `{name} = {_code(_value(name, value))}`" for name, value in example.facts.items()]
     lines += ["", "gives this explanation:", ""]
-    shown = [f"{cause.title} ({cause.id}, confidence {cause.confidence:.2f}, {cause.rule})", cause.explanation]
+    shown = [
+        f"{cause.title} ({cause.id}, confidence {cause.confidence:.2f}, {cause.rule})",
+        cause.explanation,
+    ]
     for number, patch in enumerate(example.incident.plan, 1):
         shown += ["", *_patch(number, patch)]
     shown += (
-        ["", *(_alternative(row) for row in example.incident.alternatives)] if example.incident.alternatives else []
+        ["", *(_alternative(row) for row in example.incident.alternatives)]
+        if example.incident.alternatives
+        else []
     )
     if example.incident.unknown:
         shown += ["", f"unknown: {' '.join(example.incident.unknown)}"]
@@ -160,15 +241,25 @@ def _example(example: Example, cause: Cause) -> list[str]:
 
 
 def _patch(number: int, patch: Patch) -> list[str]:
-    old = "" if patch.old is None else f"{patch.old} -> "
-    lines = [f"{number}. {patch.setting}: {old}{'not solved' if patch.new is None else patch.new}  [{patch.effect}]"]
+    if patch.old is None:
+        old = ""
+    else:
+        old = f"{patch.old} -> "
+    lines = [
+        (
+            f"{number}. {patch.setting}: {old}{'not solved' if patch.new is None else patch.new}  "
+            f"[{patch.effect}]"
+        )
+    ]
     lines.append(f"   {patch.reason}")
     paste = " or ".join(text for text in (patch.as_flag, patch.as_kwarg, patch.as_env) if text)
     if patch.tradeoff:
         lines.append(f"   cost: {patch.tradeoff}")
     if patch.new is not None and patch.blocked_by:
         lines.append(f"   not done by itself: {patch.blocked_by}")
-    return [*lines, f"   {paste}"] if patch.new is not None and paste else lines
+    if patch.new is not None and paste:
+        return [*lines, f"   {paste}"]
+    return lines
 
 
 def _alternative(row: Alternative) -> str:
@@ -176,25 +267,40 @@ def _alternative(row: Alternative) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    size = isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes") and value >= 1024
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{text} ({format_gib(value)})" if size else text
+    size = (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and name.endswith("_bytes")
+        and value >= 1024
+    )
+    if isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = str(value)
+    if size:
+        return f"{text} ({format_gib(value)})"
+    return text
 
 
 def _facts_inline(facts: Mapping[str, Any]) -> str:
     return (
-        ", ".join(f"`{name} = {_code(_value(name, value))}`" for name, value in facts.items()) or "nothing else known"
+        ", ".join(f"`{name} = {_code(_value(name, value))}`" for name, value in facts.items())
+        or "nothing else known"
     )
 
 
 def _reference(row: Mapping[str, Any]) -> str:
     note = _text(row["note"])
-    return f"{note} <{_text(row['url'])}>" if row.get("url") else note
+    if row.get("url"):
+        return f"{note} <{_text(row['url'])}>"
+    return note
 
 
 def _named(template: str) -> str:
     """Return a template with its placeholders as names of facts, for a text without values."""
-    return PLACEHOLDER.sub(lambda match: f"`{match.group(1).split('|')[0]}`", without_brackets(template))
+    return PLACEHOLDER.sub(
+        lambda match: f"`{match.group(1).split('|')[0]}`", without_brackets(template)
+    )
 
 
 def _text(text: str) -> str:
@@ -212,4 +318,8 @@ def _cell(text: str) -> str:
 
 
 def _fenced(lines: Iterable[str]) -> list[str]:
-    return ["```text", *(strip_escapes(line).replace("```", "'''").rstrip() for line in lines), "```"]
+    return [
+        "```text",
+        *(strip_escapes(line).replace("```", "'''").rstrip() for line in lines),
+        "```",
+    ]

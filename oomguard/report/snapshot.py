@@ -1,4 +1,6 @@
-"""An allocation snapshot in a report: its sentences, the rows of its tables, its panel on the terminal, and its JSON."""
+"""An allocation snapshot in a report: its sentences, the rows of its tables, its panel on the
+terminal, and its JSON.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,26 @@ from oomguard.report.bar import percent
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from oomguard.core.snapshot_records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
+    from oomguard.core.snapshot_records import (
+        DeviceMemory,
+        Frame,
+        LiveStack,
+        Refusal,
+        SegmentGroup,
+        Snapshot,
+    )
 
 STACK_HEADINGS: Final = ("live", "share", "blocks", "allocated by")
 GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "largest free")
 SHOWN_GROUPS: Final = 8
 SHOWN_STACKS: Final = 8
-_UNDONE: Final = "The snapshot was dumped {events} later. They are undone here: the blocks are those of the failure."
+_UNDONE: Final = (
+    "The snapshot was dumped {events} later. They are undone here: the blocks are those of the "
+    "failure."
+)
 _LATER: Final = (
-    "The snapshot was dumped {events} later, and the history does not lead back: the blocks are those of the dump, not those of the "
+    "The snapshot was dumped {events} later, and the history does not lead back: the blocks are "
+    "those of the dump, not those of the "
     "failure, and say nothing of its cause."
 )
 NO_STACK: Final = "no Python stack: none was recorded, or a thread of C++ such as autograd's"
@@ -32,40 +45,58 @@ def title(device: DeviceMemory) -> str:
 
 def sentences(device: DeviceMemory) -> Iterator[str]:
     """Yield what torch holds of a device, and what was refused."""
-    blocks, segments = _counted(device.blocks, "block"), _counted(device.segments, "segment")
+    blocks = _counted(device.blocks, "block")
+    segments = _counted(device.segments, "segment")
     parts = ", ".join(f"{format_gib(size)} {name}" for name, size in _states(device))
-    yield f"torch holds {format_gib(device.reserved_bytes)} in {segments} and {blocks}: {parts or 'nothing in them'}."
+    yield (
+        f"torch holds {format_gib(device.reserved_bytes)} in {segments} and {blocks}: "
+        f"{parts or 'nothing in them'}."
+    )
     if device.refusal is None:
         yield f"The largest free block has {format_gib(device.largest_free_bytes)}."
     else:
         yield from _refused(device, device.refusal)
     if device.private_pool_bytes:
-        yield f"{format_gib(device.private_pool_bytes)} is in use in private pools: CUDA graphs, or a MemPool of the program."
+        yield (
+            f"{format_gib(device.private_pool_bytes)} is in use in private pools: CUDA graphs, or "
+            "a MemPool of the program."
+        )
 
 
 def _refused(device: DeviceMemory, refusal: Refusal) -> Iterator[str]:
     """Yield what was refused, beside which blocks, and what was refused before it."""
     parts = []
     if refusal.largest_free_bytes and refusal.free_blocks_bytes is not None:
-        largest, together = format_gib(refusal.largest_free_bytes), format_gib(refusal.free_blocks_bytes)
-        parts.append(f"The largest free block that it could use has {largest}, all of them {together}")
+        largest = format_gib(refusal.largest_free_bytes)
+        together = format_gib(refusal.free_blocks_bytes)
+        parts.append(
+            f"The largest free block that it could use has {largest}, all of them {together}"
+        )
     elif refusal.largest_free_bytes == 0:
         parts.append("No block that it could use was free")
     if refusal.waiting_blocks_bytes:
         parts.append(f"{format_gib(refusal.waiting_blocks_bytes)} waited for another stream")
     if refusal.device_free_bytes is not None:
-        parts.append(f"{'the' if parts else 'The'} device had {format_gib(refusal.device_free_bytes)} free")
+        parts.append(
+            f"{'the' if parts else 'The'} device had {format_gib(refusal.device_free_bytes)} free"
+        )
     yield " ".join(f"{text}." for text in (_asked(refusal), "; ".join(parts)) if text)
     if device.is_later:
         yield _LATER.format(events=_counted(device.later_events, "event"))
     elif device.later_events:
         yield _UNDONE.format(events=_counted(device.later_events, "event"))
     if device.earlier_refusals:
-        yield f"It is the last of {device.refusals:,} refusals in this history. The first: {_asked(device.earlier_refusals[0])}."
+        yield (
+            f"It is the last of {device.refusals:,} refusals in this history. The first: "
+            f"{_asked(device.earlier_refusals[0])}."
+        )
 
 
 def _asked(refusal: Refusal) -> str:
-    by = f", by {stack_text(refusal.frames)}" if refusal.frames else ""
+    if refusal.frames:
+        by = f", by {stack_text(refusal.frames)}"
+    else:
+        by = ""
     return f"{format_gib(refusal.tried_bytes)} was refused{by}"
 
 
@@ -93,7 +124,10 @@ def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str,
     stacks = len(rest) + device.other_stacks
     if stacks:
         size = sum(stack.bytes for stack in rest) + device.other_stacks_bytes
-        share = percent(size / device.allocated_bytes) if device.allocated_bytes else ""
+        if device.allocated_bytes:
+            share = percent(size / device.allocated_bytes)
+        else:
+            share = ""
         rows.append((format_gib(size), share, "", f"{_counted(stacks, 'other stack')}"))
     return rows
 
@@ -112,24 +146,35 @@ def group_rows(device: DeviceMemory) -> list[tuple[str, ...]]:
         for group in device.groups[:SHOWN_GROUPS]
     ]
     more = len(device.groups[SHOWN_GROUPS:]) + device.other_groups
-    return [*rows, (f"{more:,} more", "", "", "", "", "")] if more else rows
+    if more:
+        return [*rows, (f"{more:,} more", "", "", "", "", "")]
+    return rows
 
 
 def group_name(group: SegmentGroup) -> str:
     """Return ``large blocks``, with the pool and the stream where they are not the default ones."""
     size = {True: "large blocks", False: "small blocks", None: "all blocks"}[group.is_large]
-    pool = None if group.pool is None else f"private pool {group.pool[0]}:{group.pool[1]}"
+    if group.pool is None:
+        pool = None
+    else:
+        pool = f"private pool {group.pool[0]}:{group.pool[1]}"
     stream = f"stream {group.stream:#x}" if group.stream else None
-    return ", ".join(text for text in (pool, size, stream, "expandable" if group.is_expandable else None) if text)
+    return ", ".join(
+        text for text in (pool, size, stream, "expandable" if group.is_expandable else None) if text
+    )
 
 
 def stack_text(frames: tuple[Frame, ...], most: int = 3) -> str:
     """Return the innermost lines of a stack in one line."""
-    return " < ".join(str(frame) for frame in frames[:most]) if frames else NO_STACK
+    if frames:
+        return " < ".join(str(frame) for frame in frames[:most])
+    return NO_STACK
 
 
 def snapshot_panel(device: DeviceMemory, *, ascii_only: bool = False) -> RenderableType:
-    """Return one device of a snapshot as a panel; its texts must be fit for a screen (``drawn``)."""
+    """Return one device of a snapshot as a panel; its texts must be fit for a screen
+    (``drawn``).
+    """
     from rich import box
     from rich.console import Group
     from rich.panel import Panel
@@ -137,22 +182,37 @@ def snapshot_panel(device: DeviceMemory, *, ascii_only: bool = False) -> Rendera
 
     parts: list[RenderableType] = [Text(text) for text in sentences(device)]
     if device.stacks:
-        parts += [Text(), _table(STACK_HEADINGS, stack_rows(device, SHOWN_STACKS), text_columns={3})]
+        parts += [
+            Text(),
+            _table(STACK_HEADINGS, stack_rows(device, SHOWN_STACKS), text_columns={3}),
+        ]
     if device.groups:
         parts += [Text(), _table(GROUP_HEADINGS, group_rows(device), text_columns={0})]
-    frame = box.ASCII if ascii_only else box.ROUNDED
-    style = "green" if device.refusal is None else "red"
-    return Panel(Group(*parts), title=Text(title(device)), title_align="left", border_style=style, box=frame)
+    if ascii_only:
+        frame = box.ASCII
+    else:
+        frame = box.ROUNDED
+    if device.refusal is None:
+        style = "green"
+    else:
+        style = "red"
+    return Panel(
+        Group(*parts), title=Text(title(device)), title_align="left", border_style=style, box=frame
+    )
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], text_columns: set[int]) -> RenderableType:
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], text_columns: set[int]
+) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, heading in enumerate(headings):
         is_text = number in text_columns
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        table.add_column(
+            heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
@@ -160,11 +220,17 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], text_columns:
 
 def snapshot_dict(snapshot: Snapshot) -> dict[str, Any]:
     """Return a snapshot as the JSON contract has it, its texts as they are given."""
-    return {"allocator_options": snapshot.settings, "devices": [_device_dict(device) for device in snapshot.devices]}
+    return {
+        "allocator_options": snapshot.settings,
+        "devices": [_device_dict(device) for device in snapshot.devices],
+    }
 
 
 def _stack_row(stack: LiveStack, allocated_bytes: int) -> tuple[str, str, str, str]:
-    share = percent(stack.bytes / allocated_bytes) if allocated_bytes else ""
+    if allocated_bytes:
+        share = percent(stack.bytes / allocated_bytes)
+    else:
+        share = ""
     return format_gib(stack.bytes), share, f"{stack.blocks:,}", stack_text(stack.frames)
 
 
@@ -228,9 +294,12 @@ def _device_dict(device: DeviceMemory) -> dict[str, Any]:
 
 
 def _asked_dict(refusal: Refusal) -> dict[str, Any]:
-    tried, free = refusal.tried_bytes, refusal.device_free_bytes
+    tried = refusal.tried_bytes
+    free = refusal.device_free_bytes
     return {"tried_bytes": tried, "device_free_bytes": free, "frames": _frames(refusal.frames)}
 
 
 def _frames(frames: tuple[Frame, ...]) -> list[dict[str, Any]]:
-    return [{"file": frame.file, "line": frame.line, "function": frame.function} for frame in frames]
+    return [
+        {"file": frame.file, "line": frame.line, "function": frame.function} for frame in frames
+    ]

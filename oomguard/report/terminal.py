@@ -1,4 +1,6 @@
-"""The panel a person reads: what happened, where the bytes went, why, what to paste, what is unknown."""
+"""The panel a person reads: what happened, where the bytes went, why, what to paste, what is
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
-# Draw the bar of where the bytes went on a console of any width, with or without colour and Unicode.
+# Draw the bar of where the bytes went on a console of any width, with or without colour and
+# Unicode.
 
 BAR_CELLS: Final = 60
 _GAP: Final = 2
@@ -55,7 +58,9 @@ class BudgetBar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts = segments(self.budget)
         total = self.budget.device_total_bytes
-        marks = self._marks(parts, colored=console.color_system is not None and not console.no_color)
+        marks = self._marks(
+            parts, colored=console.color_system is not None and not console.no_color
+        )
         if total:
             yield from self._bar(parts, marks, total, options.max_width)
         rows = [_row(segment, shares=bool(total)) for segment in parts]
@@ -68,15 +73,26 @@ class BudgetBar:
     def _marks(self, parts: tuple[Segment, ...], *, colored: bool) -> list[str]:
         if not self.budget.device_total_bytes:  # no bar: nothing to tell apart
             return ["-"] * len(parts)
-        fixed = {FREE: ".", REST: " "} if self.ascii_only else {FREE: "░", REST: "·"}
-        patterns = _ASCII if self.ascii_only else "█" if colored else _PATTERNS
-        marks, used = [], 0
+        if self.ascii_only:
+            fixed = {FREE: ".", REST: " "}
+        else:
+            fixed = {FREE: "░", REST: "·"}
+        if self.ascii_only:
+            patterns = _ASCII
+        elif colored:
+            patterns = "█"
+        else:
+            patterns = _PATTERNS
+        marks = []
+        used = 0
         for part in parts:
             marks.append(fixed.get(part.name) or patterns[used % len(patterns)])
             used += part.name not in fixed
         return marks
 
-    def _bar(self, parts: tuple[Segment, ...], marks: list[str], total: int, width: int) -> RenderResult:
+    def _bar(
+        self, parts: tuple[Segment, ...], marks: list[str], total: int, width: int
+    ) -> RenderResult:
         from rich.text import Text
 
         end = f" {format_gib(total)}"
@@ -94,15 +110,22 @@ class BudgetBar:
         if not beside:
             yield Text(end.strip())
 
-    def _legend(self, parts: tuple[Segment, ...], marks: list[str], rows: list[Row], width: int) -> RenderResult:
-        """Yield as many parts a line as fit, in columns; one part a line in a table or if no two fit."""
+    def _legend(
+        self, parts: tuple[Segment, ...], marks: list[str], rows: list[Row], width: int
+    ) -> RenderResult:
+        """Yield as many parts a line as fit, in columns; one part a line in a table or if no two
+        fit.
+        """
         from rich.text import Text
 
         names = max((len(row[0]) for row in rows), default=0)
         sizes = max((len(row[1]) for row in rows), default=0)
         shares = max((len(row[2]) for row in rows), default=0)
         item = 2 + names + 1 + sizes + (1 + shares if shares else 0)
-        columns = 1 if self.table else max(1, (width + 2 * _GAP) // (item + 2 * _GAP))
+        if self.table:
+            columns = 1
+        else:
+            columns = max(1, (width + 2 * _GAP) // (item + 2 * _GAP))
         line = Text()
         for i, (part, mark, (name, size, share)) in enumerate(zip(parts, marks, rows, strict=True)):
             if i and i % columns == 0:
@@ -110,7 +133,9 @@ class BudgetBar:
                 line = Text()
             line.append(" " * 2 * _GAP if i % columns else "").append(mark, style=part.color[0])
             if item <= width:
-                line.append(f" {name:<{names}} {size:>{sizes}}" + (f" {share:>{shares}}" if shares else ""))
+                line.append(
+                    f" {name:<{names}} {size:>{sizes}}" + (f" {share:>{shares}}" if shares else "")
+                )
             else:  # too narrow for columns: the line may wrap
                 line.append(f" {name} {size} {share}".rstrip())
             if self.table and part.source and item + len(part.source) + _GAP <= width:
@@ -130,8 +155,11 @@ MAX_COLUMNS: Final = 100
 Commands = Mapping[str, str]
 
 
-def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands | None = None) -> None:
-    """Print every incident of a diagnosis, or one line that says so if it has none and a panel for each start.
+def print_diagnosis(
+    console: Console, diagnosis: Diagnosis, commands: Commands | None = None
+) -> None:
+    """Print every incident of a diagnosis, or one line that says so if it has none and a panel for
+    each start.
 
     Args:
         console: where to print; a console that cannot write Unicode gets ASCII.
@@ -147,7 +175,12 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis, commands: Commands |
     with console.capture() as captured:
         _print(console, shown, pasted, ascii_only=True)
     # A log may hold any script; what the console cannot write is replaced.
-    console.file.write(captured.get().replace("…", "...").encode(console.encoding, "replace").decode(console.encoding))
+    console.file.write(
+        captured.get()
+        .replace("…", "...")
+        .encode(console.encoding, "replace")
+        .decode(console.encoding)
+    )
 
 
 def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_only: bool) -> None:
@@ -171,8 +204,12 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
 
 
 def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
-    """Return (what it does, the full command) for every patch and alternative that has a command."""
-    patches = [(f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in group.incident.plan]
+    """Return (what it does, the full command) for every patch and alternative that has
+    a command.
+    """
+    patches = [
+        (f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in group.incident.plan
+    ]
     others = [
         (f"or {a.setting} {a.new}: {a.why_not}", commands.get(f"alternative:{a.setting}"))
         for a in group.incident.alternatives
@@ -199,22 +236,36 @@ def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> Render
         parts.append(Text(text, style="yellow"))
     if len(incident.actions) > 1:
         parts.append(Text("\nIf that is not enough", style="bold"))
-        parts += [_action(f"{number}. ", action) for number, action in enumerate(incident.actions[1:], 2)]
+        parts += [
+            _action(f"{number}. ", action) for number, action in enumerate(incident.actions[1:], 2)
+        ]
     if ruled_out := left_alone(incident):
-        parts.append(Text("\nNot changed: ", style="bold").append("; ".join(ruled_out), style="not bold"))
+        parts.append(
+            Text("\nNot changed: ", style="bold").append("; ".join(ruled_out), style="not bold")
+        )
     if incident.alternatives:
         parts.append(Text("\nInstead", style="bold"))
         parts += [_alternative(alternative) for alternative in incident.alternatives]
     if incident.unknown:
-        parts.append(Text("\nUnknown: ", style="bold").append(" ".join(incident.unknown), style="not bold dim"))
+        parts.append(
+            Text("\nUnknown: ", style="bold").append(
+                " ".join(incident.unknown), style="not bold dim"
+            )
+        )
     if incident.missing:
-        parts.append(Text("\nTo decide: ", style="bold").append(incident.missing.what, style="not bold"))
+        parts.append(
+            Text("\nTo decide: ", style="bold").append(incident.missing.what, style="not bold")
+        )
         parts.append(Text(f"  {incident.missing.command}", style="cyan"))
-    return _boxed(parts, incident.kind, "red" if incident.is_oom else "yellow", ascii_only=ascii_only)
+    return _boxed(
+        parts, incident.kind, "red" if incident.is_oom else "yellow", ascii_only=ascii_only
+    )
 
 
 def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableType:
-    """Return one engine start as a panel: what ran, with which settings, and where the bytes went."""
+    """Return one engine start as a panel: what ran, with which settings, and where the
+    bytes went.
+    """
     from rich.text import Text
 
     parts: list[RenderableType] = []
@@ -224,7 +275,10 @@ def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableTy
             line.append(f"{', ' if i else ''}{name} ", style="dim").append(value)
         parts.append(line)
     if start.budget.parts:
-        parts += [*([Text()] if parts else []), BudgetBar(start.budget, ascii_only=ascii_only, table=True)]
+        parts += [
+            *([Text()] if parts else []),
+            BudgetBar(start.budget, ascii_only=ascii_only, table=True),
+        ]
     if text := contradiction(start.budget):
         parts.append(Text(text, style="yellow"))
     if text := capacity(start):
@@ -234,28 +288,43 @@ def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableTy
     return _boxed(parts, start_title(start), "green", ascii_only=ascii_only)
 
 
-def _boxed(parts: list[RenderableType], title: str, style: str, *, ascii_only: bool) -> RenderableType:
+def _boxed(
+    parts: list[RenderableType], title: str, style: str, *, ascii_only: bool
+) -> RenderableType:
     from rich import box
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
-    frame = box.ASCII if ascii_only else box.ROUNDED
-    return Panel(Group(*parts), title=Text(title), title_align="left", border_style=style, box=frame)
+    if ascii_only:
+        frame = box.ASCII
+    else:
+        frame = box.ROUNDED
+    return Panel(
+        Group(*parts), title=Text(title), title_align="left", border_style=style, box=frame
+    )
 
 
 def _cause(cause: Cause, *, first: bool) -> list[RenderableType]:
     from rich.text import Text
 
     title = Text(f"\n{'Why' if first else 'Or'}: {cause.title} ", style="bold")
-    title.append(f"({cause.id}, {confidence(cause.confidence)}, {cause.rule or 'no rule'})", style="not bold dim")
+    title.append(
+        f"({cause.id}, {confidence(cause.confidence)}, {cause.rule or 'no rule'})",
+        style="not bold dim",
+    )
     lines: list[RenderableType] = [title, Text(cause.explanation)]
-    printed = [e for e in cause.evidence if e.line is not None] if first else []
+    if first:
+        printed = [e for e in cause.evidence if e.line is not None]
+    else:
+        printed = []
     return lines + [_indented(_short(str(e)), 2, "dim") for e in printed[:SHOWN_EVIDENCE]]
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= EVIDENCE_CHARS else f"{text[: EVIDENCE_CHARS - 3].rstrip()}..."
+    if len(text) <= EVIDENCE_CHARS:
+        return text
+    return f"{text[: EVIDENCE_CHARS - 3].rstrip()}..."
 
 
 def _action(start: str, action: Action) -> RenderableType:

@@ -30,24 +30,32 @@ def size(size_bytes: int | None) -> str:
     """Return a size; a dash where it is unknown."""
     if size_bytes is None:
         return UNKNOWN
-    return format_gib(size_bytes) if size_bytes else "0"
+    if size_bytes:
+        return format_gib(size_bytes)
+    return "0"
 
 
 def peak(use: MemoryUse) -> str:
     """Return a peak, marked where it is the largest of samples."""
-    return f"~{size(use.peak_bytes)}" if use.sampled and use.peak_bytes is not None else size(use.peak_bytes)
+    if use.sampled and use.peak_bytes is not None:
+        return f"~{size(use.peak_bytes)}"
+    return size(use.peak_bytes)
 
 
 def name(row: SeenCall) -> str:
     """Return what a call is called, with its model."""
-    return f"{row.model}.{row.what}" if row.model else row.what
+    if row.model:
+        return f"{row.model}.{row.what}"
+    return row.what
 
 
 def tokens(row: SeenCall) -> str:
     """Return the tokens of each row of a call: of its prompt, and those that it may generate."""
     if row.prompt_tokens is None:
         return ""
-    return f"{row.prompt_tokens:,}" if row.max_new_tokens is None else f"{row.prompt_tokens:,} + {row.max_new_tokens:,}"
+    if row.max_new_tokens is None:
+        return f"{row.prompt_tokens:,}"
+    return f"{row.prompt_tokens:,} + {row.max_new_tokens:,}"
 
 
 def attempt_words(timed: TimedAttempt) -> str:
@@ -58,30 +66,65 @@ def attempt_words(timed: TimedAttempt) -> str:
 
 
 def attempts(row: SeenCall) -> str:
-    """Return a call's attempts in one line, by their rows where nothing else was changed; nothing where it ran as it was made."""
-    first = row.attempts[0].attempt if row.attempts else None
-    if first is not None and len(row.attempts) == 1 and first.succeeded and first.settings == {"batch_size": row.rows}:
+    """Return a call's attempts in one line, by their rows where nothing else was changed; nothing
+    where it ran as it was made.
+    """
+    if row.attempts:
+        first = row.attempts[0].attempt
+    else:
+        first = None
+    if (
+        first is not None
+        and len(row.attempts) == 1
+        and first.succeeded
+        and first.settings == {"batch_size": row.rows}
+    ):
         return ""
     if all(set(timed.attempt.settings) == {"batch_size"} for timed in row.attempts):
         sizes = " -> ".join(str(timed.attempt.settings["batch_size"]) for timed in row.attempts)
-        return sizes if not row.attempts or row.attempts[-1].attempt.succeeded else f"{sizes} failed"
+        if not row.attempts or row.attempts[-1].attempt.succeeded:
+            return sizes
+        return f"{sizes} failed"
     return ", ".join(map(attempt_words, row.attempts))
 
 
 # What a watch saw as CSV: sizes in bytes, an unknown one empty.
 
-_OF_CALL: Final = ("kind", "what", "model", "began_s", "seconds", "rows", "prompt_tokens", "max_new_tokens", "calls")
-_OF_USE: Final = ("device", "counter", "before_bytes", "peak_bytes", "after_bytes", "limit_bytes", "peak_is_sampled")
+_OF_CALL: Final = (
+    "kind",
+    "what",
+    "model",
+    "began_s",
+    "seconds",
+    "rows",
+    "prompt_tokens",
+    "max_new_tokens",
+    "calls",
+)
+_OF_USE: Final = (
+    "device",
+    "counter",
+    "before_bytes",
+    "peak_bytes",
+    "after_bytes",
+    "limit_bytes",
+    "peak_is_sampled",
+)
 ROWS: Final = (*_OF_CALL, *_OF_USE, "attempts", "error")
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 SAMPLES: Final = ("seconds", "device", "counter", "bytes")
 
 
 def rows_csv(timeline: Timeline) -> str:
-    """Return a line for each counter of the whole watch, of each call and span, and a line for each mark."""
+    """Return a line for each counter of the whole watch, of each call and span, and a line for each
+    mark.
+    """
     whole = SeenCall("", "watch", 0.0, timeline.seconds, uses=timeline.uses, error=timeline.error)
     lines = [line for row in (whole, *timeline.rows) for line in _lines(row)]
-    lines += [("mark", mark.label, "", _seconds(mark.seconds), *[""] * (len(ROWS) - 4)) for mark in timeline.marks]
+    lines += [
+        ("mark", mark.label, "", _seconds(mark.seconds), *[""] * (len(ROWS) - 4))
+        for mark in timeline.marks
+    ]
     return _text(ROWS, lines)
 
 
@@ -133,11 +176,16 @@ def _text(head: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as text where a spreadsheet would take a label for a formula: after an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    """Return a cell as text where a spreadsheet would take a label for a formula: after an
+    apostrophe.
+    """
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
 
 
-# A watch's timeline drawn by matplotlib: a panel for each device, with its counters, its limit, calls, failures and marks.
+# A watch's timeline drawn by matplotlib: a panel for each device, with its counters, its limit,
+# calls, failures and marks.
 
 _MOST_ROWS: Final = 400
 _LABEL_CHARS: Final = 40
@@ -148,7 +196,10 @@ def figure(timeline: Timeline) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        hint = f'{install_hint("plots")}; or, without it, seen.to_trace("watch.trace.json") for ui.perfetto.dev'
+        hint = (
+            f'{install_hint("plots")}; or, without it, seen.to_trace("watch.trace.json") for '
+            "ui.perfetto.dev"
+        )
         raise UsageError("matplotlib draws the plot, and it is not installed", hint=hint) from None
     devices = list(dict.fromkeys(key.device for sample in timeline.samples for key in sample.bytes))
     if not devices:
@@ -174,20 +225,35 @@ def png(timeline: Timeline) -> bytes:
 
 
 def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
-    """Draw each counter of a device, the limit, and the exact peak of each call: torch does not say when in the call it was."""
-    keys = list(dict.fromkeys(key for sample in timeline.samples for key in sample.bytes if key.device == device))
+    """Draw each counter of a device, the limit, and the exact peak of each call: torch does not say
+    when in the call it was.
+    """
+    keys = list(
+        dict.fromkeys(
+            key for sample in timeline.samples for key in sample.bytes if key.device == device
+        )
+    )
     limit = max((timeline.limits[key] for key in keys if key in timeline.limits), default=0)
     peaks = [use.peak_bytes or 0 for use in timeline.uses if use.device == device]
     unit, unit_name = (GIB, "GiB") if max([limit, *peaks]) >= GIB else (MIB, "MiB")
     for key in keys:
-        points = [(sample.seconds, sample.bytes[key] / unit) for sample in timeline.samples if key in sample.bytes]
+        points = [
+            (sample.seconds, sample.bytes[key] / unit)
+            for sample in timeline.samples
+            if key in sample.bytes
+        ]
         seconds, sizes = zip(*points, strict=True)
         axes.plot(seconds, sizes, marker="." if len(points) == 1 else "", label=key.what)
     if limit:
-        axes.axhline(limit / unit, color="tab:red", linestyle="--", label=f"limit {format_gib(limit)}")
+        axes.axhline(
+            limit / unit, color="tab:red", linestyle="--", label=f"limit {format_gib(limit)}"
+        )
     peak_label = "peak of a call"
     for row in timeline.rows[:_MOST_ROWS]:
-        peak = next((use.peak_bytes for use in row.uses if (use.device, use.what) == (device, ALLOCATED)), None)
+        peak = next(
+            (use.peak_bytes for use in row.uses if (use.device, use.what) == (device, ALLOCATED)),
+            None,
+        )
         if row.kind == "call" and row.calls == 1 and peak is not None:
             ends = row.began_s, row.began_s + row.seconds
             axes.hlines(peak / unit, *ends, color="tab:blue", linestyle=":", label=peak_label)
@@ -203,19 +269,34 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
     for row in timeline.rows[:_MOST_ROWS]:
         if row.calls > 1:
             continue
-        color = "tab:red" if row.error else "tab:blue" if row.kind == "call" else "tab:gray"
+        if row.error:
+            color = "tab:red"
+        elif row.kind == "call":
+            color = "tab:blue"
+        else:
+            color = "tab:gray"
         axes.axvspan(row.began_s, row.began_s + row.seconds, color=color, alpha=0.12, linewidth=0)
         moments += [
             (timed.ended_s, f"{row.what}: {attempt_words(timed)}", "tab:red", 0.98, "top")
             for timed in row.attempts
             if not timed.attempt.succeeded
         ]
-    moments += [(mark.seconds, mark.label, "tab:brown", 0.02, "bottom") for mark in timeline.marks[:_MOST_ROWS]]
+    moments += [
+        (mark.seconds, mark.label, "tab:brown", 0.02, "bottom")
+        for mark in timeline.marks[:_MOST_ROWS]
+    ]
     for seconds, label, color, height, alignment in moments:
         axes.axvline(seconds, color=color, linewidth=1)
         text = " ".join(drawn(label).split())[:_LABEL_CHARS]
         # A dollar sign begins mathematics otherwise: a label is text.
-        shown = axes.text(seconds, height, text, transform=axes.get_xaxis_transform(), color=color, parse_math=False)
+        shown = axes.text(
+            seconds,
+            height,
+            text,
+            transform=axes.get_xaxis_transform(),
+            color=color,
+            parse_math=False,
+        )
         shown.set(fontsize="small", rotation=90, verticalalignment=alignment)
         shown.set_in_layout(False)
 
@@ -236,7 +317,8 @@ class _Slice(NamedTuple):
 
 
 def trace_json(timeline: Timeline) -> str:
-    """Return calls, spans and attempts as slices, counters as counter tracks, and marks as instants.
+    """Return calls, spans and attempts as slices, counters as counter tracks, and marks as
+    instants.
 
     Calls that were added up have no moment and are left out.
     """
@@ -244,12 +326,25 @@ def trace_json(timeline: Timeline) -> str:
         {"ph": "M", "name": "process_name", "args": {"name": "oomguard.watch"}, **_PROCESS},
         *_slice_events(sorted(_slices(timeline), key=lambda one: (one.began, -one.ended))),
         *(
-            {"ph": "C", "name": " ".join(key), "ts": _us(sample.seconds), "args": {"bytes": size}, **_PROCESS}
+            {
+                "ph": "C",
+                "name": " ".join(key),
+                "ts": _us(sample.seconds),
+                "args": {"bytes": size},
+                **_PROCESS,
+            }
             for sample in timeline.samples
             for key, size in sample.bytes.items()
         ),
         *(
-            {"ph": "i", "s": "g", "name": drawn(mark.label), "ts": _us(mark.seconds), "tid": 1, **_PROCESS}
+            {
+                "ph": "i",
+                "s": "g",
+                "name": drawn(mark.label),
+                "ts": _us(mark.seconds),
+                "tid": 1,
+                **_PROCESS,
+            }
             for mark in timeline.marks
         ),
     ]
@@ -263,18 +358,33 @@ def _slices(timeline: Timeline) -> Iterator[_Slice]:
         ended = row.began_s + row.seconds
         yield _Slice(row.began_s, ended, name(row), row.kind, _args(row))
         for timed in row.attempts:
-            error = {"error": timed.attempt.error} if timed.attempt.error else {}
-            yield _Slice(timed.began_s, min(timed.ended_s, ended), attempt_words(timed), "attempt", error)
+            if timed.attempt.error:
+                error = {"error": timed.attempt.error}
+            else:
+                error = {}
+            yield _Slice(
+                timed.began_s, min(timed.ended_s, ended), attempt_words(timed), "attempt", error
+            )
 
 
 def _args(row: SeenCall) -> dict[str, Any]:
-    numbers = {"rows": row.rows, "prompt_tokens": row.prompt_tokens, "max_new_tokens": row.max_new_tokens}
+    numbers = {
+        "rows": row.rows,
+        "prompt_tokens": row.prompt_tokens,
+        "max_new_tokens": row.max_new_tokens,
+    }
     peaks = {f"{use.device} {use.what}, peak_bytes": use.peak_bytes for use in row.uses}
-    return {key: value for key, value in (numbers | peaks | {"error": row.error or None}).items() if value is not None}
+    return {
+        key: value
+        for key, value in (numbers | peaks | {"error": row.error or None}).items()
+        if value is not None
+    }
 
 
 def _slice_events(slices: list[_Slice]) -> Iterator[dict[str, Any]]:
-    """Yield the slices, which begin in this order, on as many tracks as it takes for all of one track to nest."""
+    """Yield the slices, which begin in this order, on as many tracks as it takes for all of one
+    track to nest.
+    """
     tracks: list[list[float]] = []  # the ends of the slices that are open
     for one in slices:
         for open_ends in tracks:
@@ -331,23 +441,35 @@ def table_text(timeline: Timeline) -> str:
         console.print(tables(timeline))
     lines = [line.rstrip() for line in captured.get().splitlines()]
     # The table has an empty line on each side: one between two is enough.
-    return "\n".join(line for i, line in enumerate(lines) if line or (0 < i < len(lines) - 1 and lines[i - 1]))
+    return "\n".join(
+        line for i, line in enumerate(lines) if line or (0 < i < len(lines) - 1 and lines[i - 1])
+    )
 
 
 def memory_rows(uses: Sequence[MemoryUse]) -> list[tuple[str, ...]]:
     """Return a row for each counter, headings first."""
     rows = [
-        (f"{use.device} {use.what}", size(use.before_bytes), peak(use), size(use.after_bytes), size(use.limit_bytes))
+        (
+            f"{use.device} {use.what}",
+            size(use.before_bytes),
+            peak(use),
+            size(use.after_bytes),
+            size(use.limit_bytes),
+        )
         for use in uses
     ]
     return [_MEMORY, *rows]
 
 
 def call_rows(rows: Sequence[SeenCall], most_rows: int) -> tuple[list[tuple[str, ...]], int]:
-    """Return a row for each call, headings first, and how many calls are left out: of many the largest and the failed are shown."""
+    """Return a row for each call, headings first, and how many calls are left out: of many the
+    largest and the failed are shown.
+    """
     shown = list(rows)
     if len(rows) > most_rows:
-        first = sorted(range(len(rows)), key=lambda i: (not _failed(rows[i]), -_peak_bytes(rows[i]), i))[:most_rows]
+        first = sorted(
+            range(len(rows)), key=lambda i: (not _failed(rows[i]), -_peak_bytes(rows[i]), i)
+        )[:most_rows]
         shown = [rows[i] for i in sorted(first)]
     left_out = sum(row.calls for row in rows) - sum(row.calls for row in shown)
     several = len({row.model for row in rows if row.model}) > 1
@@ -360,7 +482,10 @@ def _below(timeline: Timeline, left_out: int) -> list[str]:
     if left_out:
         lines.append(f"{left_out} more calls: in .rows and the CSV")
     if any(use.sampled for use in timeline.uses):
-        lines.append(f"~ the largest of samples, one every {timeline.sample_every_s:g} s; the other peaks are exact")
+        lines.append(
+            f"~ the largest of samples, one every {timeline.sample_every_s:g} s; the other peaks "
+            "are exact"
+        )
     if timeline.error:
         lines.append(f"ended with {drawn(timeline.error)}")
     if not timeline.samples:
@@ -370,15 +495,30 @@ def _below(timeline: Timeline, left_out: int) -> list[str]:
 
 def _row(row: SeenCall, what: str) -> tuple[str, ...]:
     use = row.use
-    what = what if row.calls == 1 else f"{what}, {row.calls:,} calls"
-    memory = ("", "", "") if use is None else (size(use.before_bytes), peak(use), size(use.after_bytes))
+    if row.calls != 1:
+        what = f"{what}, {row.calls:,} calls"
+    if use is None:
+        memory = ("", "", "")
+    else:
+        memory = (size(use.before_bytes), peak(use), size(use.after_bytes))
     told = ", ".join(text for text in (attempts(row), row.error) if text)
-    return (what, "" if row.rows is None else f"{row.rows:,}", tokens(row), f"{row.seconds:.1f} s", *memory, told)
+    return (
+        what,
+        "" if row.rows is None else f"{row.rows:,}",
+        tokens(row),
+        f"{row.seconds:.1f} s",
+        *memory,
+        told,
+    )
 
 
 def _of_model(row: SeenCall) -> str:
-    """Return a call with its model, which a narrow terminal breaks off and cuts; the call stays whole."""
-    return f"{row.what} ({row.model})" if row.model else row.what
+    """Return a call with its model, which a narrow terminal breaks off and cuts; the call stays
+    whole.
+    """
+    if row.model:
+        return f"{row.what} ({row.model})"
+    return row.what
 
 
 def _failed(row: SeenCall) -> bool:
@@ -386,7 +526,9 @@ def _failed(row: SeenCall) -> bool:
 
 
 def _peak_bytes(row: SeenCall) -> int:
-    return 0 if row.use is None else row.use.peak_bytes or 0
+    if row.use is None:
+        return 0
+    return row.use.peak_bytes or 0
 
 
 def _table(rows: Sequence[Sequence[str]]) -> RenderableType:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.core.facts import MIB, FactValue, format_gib
-from oomguard.core.incident import Action, Alternative, Cause, Diagnosis, EngineStart, Incident, Patch
+from oomguard.core.incident import (
+    Action,
+    Alternative,
+    Cause,
+    Diagnosis,
+    EngineStart,
+    Incident,
+    Patch,
+)
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.remedy.policy import is_out_of_question
 
@@ -16,12 +24,20 @@ _SHOWN_NAMES: Final = 6
 CLOSE_CONFIDENCE: Final = 0.1
 LIKELY_CONFIDENCE: Final = 0.4
 # Facts of a start that say which model ran how; the settings in force come after them.
-_NOTED_FACTS: Final = ("model", "dtype", "tensor_parallel_size", "gpu_memory_utilization_ratio", "max_model_len_tokens")
+_NOTED_FACTS: Final = (
+    "model",
+    "dtype",
+    "tensor_parallel_size",
+    "gpu_memory_utilization_ratio",
+    "max_model_len_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An incident as it is shown once: printed ``repeated`` times, in ``starts`` (empty if the input has only one start)."""
+    """An incident as it is shown once: printed ``repeated`` times, in ``starts`` (empty if the
+    input has only one start).
+    """
 
     incident: Incident
     starts: tuple[int, ...] = ()
@@ -51,8 +67,12 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
         incident.phase,
         incident.headline,
         tuple(sorted((name, str(fact.value)) for name, fact in incident.facts.items())),
-        tuple((cause.id, cause.rule, cause.confidence, cause.explanation) for cause in incident.causes),
-        tuple((a.id, str(a.old), str(a.new), a.title, a.why, a.blocked_by) for a in incident.actions),
+        tuple(
+            (cause.id, cause.rule, cause.confidence, cause.explanation) for cause in incident.causes
+        ),
+        tuple(
+            (a.id, str(a.old), str(a.new), a.title, a.why, a.blocked_by) for a in incident.actions
+        ),
         incident.alternatives,
         incident.budget,
         incident.unknown,
@@ -63,19 +83,32 @@ def engine(record: Incident | EngineStart) -> str:
     """Return the framework and its version, "" for an unknown framework."""
     if record.framework == "unknown":
         return ""
-    return f"{record.framework} {record.framework_version}" if record.framework_version else record.framework
+    if record.framework_version:
+        return f"{record.framework} {record.framework_version}"
+    return record.framework
 
 
 def place(incident: Incident, source: str = "") -> str:
     """Return framework, phase, process and line, as far as they are known."""
-    line = None if incident.location.line is None else f"{source + ' ' if source else ''}line {incident.location.line}"
-    phase = "" if incident.phase == "unknown" else incident.phase.replace("_", " ")
-    return ", ".join(text for text in (engine(incident), phase, incident.location.process, line) if text)
+    if incident.location.line is None:
+        line = None
+    else:
+        line = f"{source + ' ' if source else ''}line {incident.location.line}"
+    if incident.phase == "unknown":
+        phase = ""
+    else:
+        phase = incident.phase.replace("_", " ")
+    return ", ".join(
+        text for text in (engine(incident), phase, incident.location.process, line) if text
+    )
 
 
 def echoes(shown: Shown) -> str:
-    """Return how often, in which starts and processes it was printed, and where it was only passed on; "" if only once."""
-    incident, texts = shown.incident, []
+    """Return how often, in which starts and processes it was printed, and where it was only passed
+    on; "" if only once.
+    """
+    incident = shown.incident
+    texts = []
     if shown.repeated > 1:
         texts.append(f"printed {shown.repeated} times")
     if shown.starts:
@@ -92,32 +125,54 @@ def echoes(shown: Shown) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    if len(names) > _SHOWN_NAMES:
+        more = f" and {len(names) - _SHOWN_NAMES} more"
+    else:
+        more = ""
     return ", ".join(names[:_SHOWN_NAMES]) + more
 
 
 def amount(name: str, value: FactValue | None) -> str:
     """Return a setting's value as text, a byte count with its size beside it."""
-    if isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes") and abs(value) >= MIB:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and name.endswith("_bytes")
+        and abs(value) >= MIB
+    ):
         return f"{value} ({format_gib(value)})"
     return str(value)
 
 
 def change(patch: Patch) -> str:
-    """Return ``40960 -> 26624``: without the old value if it is unknown, ``not solved`` for an unknown new one."""
-    new = "not solved" if patch.new is None else amount(patch.setting, patch.new)
-    return new if patch.old is None else f"{amount(patch.setting, patch.old)} -> {new}"
+    """Return ``40960 -> 26624``: without the old value if it is unknown, ``not solved`` for an
+    unknown new one.
+    """
+    if patch.new is None:
+        new = "not solved"
+    else:
+        new = amount(patch.setting, patch.new)
+    if patch.old is None:
+        return new
+    return f"{amount(patch.setting, patch.old)} -> {new}"
 
 
 def instead(alternative: Alternative) -> str:
-    """Return ``max_num_seqs = 8``; the setting alone where no value of it would do: a device, another checkpoint."""
-    name, value = alternative.setting, alternative.new
-    return name if value is None else f"{name} = {amount(name, value)}"
+    """Return ``max_num_seqs = 8``; the setting alone where no value of it would do: a device,
+    another checkpoint.
+    """
+    name = alternative.setting
+    value = alternative.new
+    if value is None:
+        return name
+    return f"{name} = {amount(name, value)}"
 
 
 def arrow(patch: Patch) -> str:
     """Return ``40960 -> 26624`` as ``change`` does, byte counts as they are given to the engine."""
-    return str(patch.new) if patch.old is None else f"{patch.old} -> {patch.new}"
+    if patch.old is None:
+        return str(patch.new)
+    return f"{patch.old} -> {patch.new}"
 
 
 def why(patch: Patch) -> str:
@@ -136,23 +191,32 @@ def left_alone(incident: Incident) -> list[str]:
     """Return the changes that would help and that the user ruled out, each with the reason."""
     offered = {action.id for action in incident.actions}
     return [
-        f"{patch.setting}{'' if patch.new is None else f' {amount(patch.setting, patch.new)}'}: {patch.blocked_by}"
+        f"{patch.setting}{'' if patch.new is None else f' {amount(patch.setting, patch.new)}'}: "
+        f"{patch.blocked_by}"
         for patch in incident.plan
         if patch.blocked_by and patch.setting not in offered and is_out_of_question(patch)
     ]
 
 
 def shown_causes(incident: Incident) -> tuple[Cause, ...]:
-    """Return the likeliest cause, and the next one if it is likely too; that nothing is known is no second cause."""
-    second = [c for c in incident.causes[1:2] if c.id != "unknown" and c.confidence >= LIKELY_CONFIDENCE]
+    """Return the likeliest cause, and the next one if it is likely too; that nothing is known is no
+    second cause.
+    """
+    second = [
+        c for c in incident.causes[1:2] if c.id != "unknown" and c.confidence >= LIKELY_CONFIDENCE
+    ]
     return (*incident.causes[:1], *second)
 
 
 def decide_by(incident: Incident) -> str:
-    """Return how to decide between the two likeliest causes, "" if one of them is clearly likelier."""
+    """Return how to decide between the two likeliest causes, "" if one of them is
+    clearly likelier.
+    """
     causes = shown_causes(incident)
     is_close = len(causes) > 1 and causes[0].confidence - causes[1].confidence < CLOSE_CONFIDENCE
-    return causes[0].confirm if is_close and causes[0].id != causes[1].id else ""
+    if is_close and causes[0].id != causes[1].id:
+        return causes[0].confirm
+    return ""
 
 
 def pastes(item: Patch | Alternative) -> list[str]:
@@ -164,7 +228,9 @@ def pastes(item: Patch | Alternative) -> list[str]:
 
 def blocked(patch: Patch) -> str:
     """Return why oomguard does not apply a solved patch by itself, "" if it may."""
-    return patch.blocked_by if patch.blocked_by and patch.new is not None else ""
+    if patch.blocked_by and patch.new is not None:
+        return patch.blocked_by
+    return ""
 
 
 def tradeoff(alternative: Alternative) -> str:
@@ -178,7 +244,9 @@ def confidence(value: float) -> str:
 
 
 def settings_of_note(start: EngineStart) -> list[tuple[str, str]]:
-    """Return (name, value) of the model and of what the user set, in the order of the engine's own echo."""
+    """Return (name, value) of the model and of what the user set, in the order of the engine's own
+    echo.
+    """
     rows = {name: start.facts[name].value for name in _NOTED_FACTS if name in start.facts}
     for name, setting in start.settings.items():
         if setting.set_by_user is not False and setting.value is not None:
@@ -194,7 +262,10 @@ def capacity(start: EngineStart) -> str:
     """Return how many tokens and requests the KV cache holds, "" if unknown."""
     tokens, longest = (
         fact.value if fact is not None and not isinstance(fact.value, (str, bool)) else None
-        for fact in (start.facts.get("kv_cache_capacity_tokens"), start.facts.get("max_model_len_tokens"))
+        for fact in (
+            start.facts.get("kv_cache_capacity_tokens"),
+            start.facts.get("max_model_len_tokens"),
+        )
     )
     if not tokens:
         return ""
@@ -206,5 +277,8 @@ def capacity(start: EngineStart) -> str:
 
 def start_title(start: EngineStart) -> str:
     """Return ``start 2, vllm 0.32.0, line 14``."""
-    line = None if start.line is None else f"line {start.line}"
+    if start.line is None:
+        line = None
+    else:
+        line = f"line {start.line}"
     return ", ".join(text for text in (f"start {start.number}", engine(start), line) if text)

@@ -1,8 +1,10 @@
-"""The ledger of one remedied run: what was tried, what came of it, and what the next attempt changes.
+"""The ledger of one remedied run: what was tried, what came of it, and what the next attempt
+changes.
 
-A guarded call, a loop over ``oomguard.attempts`` and a command under ``oomguard run`` go the same way: an attempt begins
-with the patches chosen after the last one, ends with what was seen, and leads to the next patches, until it succeeds,
-nothing is left to change, or the policy leaves no attempt.
+A guarded call, a loop over ``oomguard.attempts`` and a command under ``oomguard run`` go the same
+way: an attempt begins with the patches chosen after the last one, ends with what was seen, and
+leads to the next patches, until it succeeds, nothing is left to change, or the policy leaves no
+attempt.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Ledger:
         diagnosis: the last one that found an incident, else the first.
         exhausted: whether patches were left when the policy's relaunches or its time were not.
         left: these patches.
-        is_change_left: whether all ranks permit a change though no attempt follows; None: no ranks have agreed on that.
+        is_change_left: whether all ranks permit a change though no attempt follows; None: no ranks
+            have agreed on that.
     """
 
     def __init__(self, policy: Policy, settings: Mapping[str, FactValue] | None = None) -> None:
@@ -64,16 +67,21 @@ class Ledger:
     def reopen(self, *, anew: bool) -> Attempt:
         """Take the last attempt back, which ended well and has failed since, and return it.
 
-        ``anew``: relaunches and time count from here, as it did what it was for. What failed before is not tried again.
+        ``anew``: relaunches and time count from here, as it did what it was for. What failed before
+        is not tried again.
         """
         taken = self.attempts.pop()
-        self.patches, self.pending = taken.patches, ()
+        self.patches = taken.patches
+        self.pending = ()
         if anew:
-            self._before, self._began_s, self.exhausted = len(self.attempts), time.monotonic(), False
+            self._before = len(self.attempts)
+            self._began_s = time.monotonic()
+            self.exhausted = False
         return taken
 
     def rounds(self) -> Iterator[int]:
-        """Begin one attempt after the other and yield its number; end where the last one chose no patches and is not repeated.
+        """Begin one attempt after the other and yield its number; end where the last one chose no
+        patches and is not repeated.
 
         A run that succeeds at once loads no tenacity: it drives the relaunches.
         """
@@ -96,7 +104,9 @@ class Ledger:
         return bool(self.pending) or self._repeats
 
     def _begin(self) -> int:
-        self.patches, self.pending, self._repeats = self.pending, (), False
+        self.patches = self.pending
+        self.pending = ()
+        self._repeats = False
         for patch in self.patches:
             assert patch.new is not None  # noqa: S101 - only applicable patches are chosen
             self.settings[patch.setting] = patch.new
@@ -132,7 +142,13 @@ class Ledger:
 
         self.tried.update((self.settings if failed_with is None else failed_with).items())
         found = assess_all(
-            scanned, rules, self.policy, self.tried, given=given, local_models=local_models, behind=behind
+            scanned,
+            rules,
+            self.policy,
+            self.tried,
+            given=given,
+            local_models=local_models,
+            behind=behind,
         )
         if found.incidents or self.diagnosis is None:
             self.diagnosis = found
@@ -148,63 +164,104 @@ class Ledger:
         measured: Mapping[str, float] | None = None,
         ranks: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """End the attempt under way with what was seen of it; ``seconds`` None: since it began; ``ranks`` as ``Attempt`` has them."""
-        took_s = time.monotonic() - self._attempt_began_s if seconds is None else seconds
-        number, settings = len(self.attempts) + 1, dict(self.settings)
-        attempt = Attempt(number, settings, self.patches, incident, exit_status, error, took_s, measured or {}, ranks)
+        """End the attempt under way with what was seen of it; ``seconds`` None: since it began;
+        ``ranks`` as ``Attempt`` has them.
+        """
+        if seconds is None:
+            took_s = time.monotonic() - self._attempt_began_s
+        else:
+            took_s = seconds
+        number = len(self.attempts) + 1
+        settings = dict(self.settings)
+        attempt = Attempt(
+            number,
+            settings,
+            self.patches,
+            incident,
+            exit_status,
+            error,
+            took_s,
+            measured or {},
+            ranks,
+        )
         self.attempts.append(attempt)
         return attempt
 
     def wanted(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
-        """Return the patches that the plan offers and ``carries`` accepts by setting, none of which has failed."""
+        """Return the patches that the plan offers and ``carries`` accepts by setting, none of which
+        has failed.
+        """
         from oomguard.remedy.planner import next_patches
 
-        # No setting cures what is no shortage, such as a neighbour that freed memory while the engine profiled: another device may.
+        # No setting cures what is no shortage, such as a neighbour that freed memory while the
+        # engine profiled: another device may.
         moves = any(patch.setting == DEVICE and patch.applicable for patch in incident.plan)
-        return next_patches(incident, carries, self.tried) if moves or incident.kind in CURABLE_KINDS else ()
+        if moves or incident.kind in CURABLE_KINDS:
+            return next_patches(incident, carries, self.tried)
+        return ()
 
     def choose(self, incident: Incident, carries: Callable[[str], bool]) -> tuple[Patch, ...]:
         """Choose the patches of the next attempt, after the last one has ended.
 
-        Empty after a stop, where nothing is left to change, and where the policy leaves no attempt (``exhausted``).
+        Empty after a stop, where nothing is left to change, and where the policy leaves no attempt
+        (``exhausted``).
         """
         wanted = () if self._is_stopped else self.wanted(incident, carries)
         self.exhausted = bool(wanted) and not self.leaves_another()
         self.pending, self.left = ((), wanted) if self.exhausted else (wanted, ())
         return self.pending
 
-    def follow(self, patches: tuple[Patch, ...], left: tuple[Patch, ...], *, is_change_left: bool) -> None:
+    def follow(
+        self, patches: tuple[Patch, ...], left: tuple[Patch, ...], *, is_change_left: bool
+    ) -> None:
         """Take what all ranks agreed on for the next attempt, in place of ``choose``."""
         self.tried.update(self.settings.items())
-        self.pending, self.left, self.is_change_left = patches, left, is_change_left
+        self.pending = patches
+        self.left = left
+        self.is_change_left = is_change_left
 
     def repeat(self) -> bool:
-        """Have the last attempt made again as it was; return whether there is another one, as after ``choose``."""
+        """Have the last attempt made again as it was; return whether there is another one, as after
+        ``choose``.
+        """
         self.exhausted = not self._is_stopped and not self.leaves_another()
         self._repeats = not self._is_stopped and not self.exhausted
         return self._repeats
 
     def refuse(self, why: str | None) -> None:
-        """Drop the patches chosen for another attempt, which is not to be made; the diagnosis says why."""
+        """Drop the patches chosen for another attempt, which is not to be made; the diagnosis says
+        why.
+        """
         self.pending = ()
         if self.diagnosis is not None and why is not None:
             self.diagnosis = replace(self.diagnosis, notes=(*self.diagnosis.notes, why))
 
     def stop(self) -> None:
         """Choose nothing from here on, and drop what was chosen: the user's stop is a stop."""
-        self._is_stopped, self._repeats = True, False
+        self._is_stopped = True
+        self._repeats = False
         self.pending = ()
 
     def time_left_s(self) -> float:
-        """Return the seconds until the policy's deadline: infinite without one, none or fewer after it."""
-        limit_s = math.inf if self.policy.deadline_s is None else self.policy.deadline_s
+        """Return the seconds until the policy's deadline: infinite without one, none or fewer after
+        it.
+        """
+        if self.policy.deadline_s is None:
+            limit_s = math.inf
+        else:
+            limit_s = self.policy.deadline_s
         return limit_s - (time.monotonic() - self._began_s)
 
     def require_time(self) -> None:
         """Raise DeadlineError where the deadline has passed."""
         if self.time_left_s() <= 0:
-            raise DeadlineError(f"the deadline of {self.policy.deadline_s:g} s came before the attempt could begin")
+            raise DeadlineError(
+                f"the deadline of {self.policy.deadline_s:g} s came before the attempt could begin"
+            )
 
     def leaves_another(self) -> bool:
         """Return whether the policy leaves another attempt: relaunches and time."""
-        return self.time_left_s() > 0 and len(self.attempts) - self._before <= self.policy.max_relaunches
+        return (
+            self.time_left_s() > 0
+            and len(self.attempts) - self._before <= self.policy.max_relaunches
+        )

@@ -1,4 +1,6 @@
-"""The table of actions: what an expert does first in which situation, and how each action is worded (rules/actions.toml)."""
+"""The table of actions: what an expert does first in which situation, and how each action is worded
+(rules/actions.toml).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ OUTSIDE: Final = (
 
 
 class Where(NamedTuple):
-    """The failures that a row is for; an empty field fits every failure, no fact of ``unknown`` may be known."""
+    """The failures that a row is for; an empty field fits every failure, no fact of ``unknown`` may
+    be known.
+    """
 
     kinds: frozenset[str]
     causes: frozenset[str]
@@ -45,8 +49,13 @@ class Where(NamedTuple):
     unknown: tuple[str, ...]
 
     def fits(self, incident: Incident) -> bool:
-        """Return whether the row is for this failure: its likeliest cause counts, and each condition must be known to hold."""
-        cause = incident.causes[0].id if incident.causes else "unknown"
+        """Return whether the row is for this failure: its likeliest cause counts, and each
+        condition must be known to hold.
+        """
+        if incident.causes:
+            cause = incident.causes[0].id
+        else:
+            cause = "unknown"
         found = (
             (self.kinds, incident.kind),
             (self.causes, cause),
@@ -63,7 +72,8 @@ class Where(NamedTuple):
 class Wording(NamedTuple):
     """How one action is worded in the failures of ``where``.
 
-    ``titles``, ``whys`` and ``commands`` are templates: the first one whose facts are all known is used.
+    ``titles``, ``whys`` and ``commands`` are templates: the first one whose facts are all known is
+    used.
     """
 
     id: str
@@ -75,7 +85,9 @@ class Wording(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """The (action, direction) pairs of the failures of ``where``: what to do first, in an expert's order, or what never to do."""
+    """The (action, direction) pairs of the failures of ``where``: what to do first, in an expert's
+    order, or what never to do.
+    """
 
     where: Where
     actions: tuple[tuple[str, str | None], ...]
@@ -83,7 +95,9 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActionTable:
-    """All situations, wordings and harmful actions; of each the first row that fits a failure counts."""
+    """All situations, wordings and harmful actions; of each the first row that fits a failure
+    counts.
+    """
 
     situations: tuple[Situation, ...] = ()
     wordings: tuple[Wording, ...] = ()
@@ -91,19 +105,29 @@ class ActionTable:
 
     def __add__(self, other: ActionTable) -> ActionTable:
         """Return both tables as one; the rows of this one come first."""
-        return ActionTable(self.situations + other.situations, self.wordings + other.wordings, self.never + other.never)
+        return ActionTable(
+            self.situations + other.situations,
+            self.wordings + other.wordings,
+            self.never + other.never,
+        )
 
     def fitting(self, incident: Incident) -> Iterator[Situation]:
         """Yield the situations of a failure; the first one that leads to an action counts."""
         return (row for row in self.situations if row.where.fits(incident))
 
     def is_harmful(self, name: str, direction: str | None, incident: Incident) -> bool:
-        """Return whether an action would make a failure worse; a row without a direction is for every direction."""
+        """Return whether an action would make a failure worse; a row without a direction is for
+        every direction.
+        """
         rows = (row for row in self.never if row.where.fits(incident))
-        return any(name == other and way in {None, direction} for row in rows for other, way in row.actions)
+        return any(
+            name == other and way in {None, direction} for row in rows for other, way in row.actions
+        )
 
     def wording(self, name: str, direction: str | None, incident: Incident) -> Wording | None:
-        """Return how an action is worded in a failure; a row without a direction is for every direction."""
+        """Return how an action is worded in a failure; a row without a direction is for every
+        direction.
+        """
         for row in self.wordings:
             if row.id == name and row.direction in {None, direction} and row.where.fits(incident):
                 return row
@@ -147,12 +171,16 @@ def _where(row: Table, path: Path, make: Callable[..., Expression], *, checked: 
         frameworks=frozenset(row.get("frameworks", ())),
         phases=frozenset(row.get("phases", ())),
         when=row.expressions("when", make),
-        unknown=tuple(row.choices("unknown", REGISTRY, "fact")) if checked else tuple(row.get("unknown", ())),
+        unknown=tuple(row.choices("unknown", REGISTRY, "fact"))
+        if checked
+        else tuple(row.get("unknown", ())),
     )
 
 
 def _split(label: str, row: Table, checked: bool) -> tuple[str, str | None]:
-    """Return (action, direction) of ``gpu_memory_utilization down``; raises RuleError for an unknown one."""
+    """Return (action, direction) of ``gpu_memory_utilization down``; raises RuleError for an
+    unknown one.
+    """
     name, _, direction = label.partition(" ")
     if checked and name not in SETTINGS and name not in OUTSIDE:
         raise row.error(f"unknown action {name!r}", hint=suggestion(name, (*SETTINGS, *OUTSIDE)))

@@ -1,11 +1,11 @@
 """Conditions and values in rule files: comparisons of facts, checked at load, evaluated on facts.
 
 An expression is a small part of Python: facts, numbers, quoted texts, ``True`` and ``False``,
-arithmetic (``+ - * /``), comparisons, ``in``, ``and``, ``or``, ``not`` and ``x if condition else y``.
-It is parsed by ``ast`` and never executed as code, so a stranger's rule file is safe to load.
+arithmetic (``+ - * /``), comparisons, ``in``, ``and``, ``or``, ``not`` and ``x if condition else
+y``. It is parsed by ``ast`` and never executed as code, so a stranger's rule file is safe to load.
 
-A missing fact is unknown. ``and`` is false if one side is false, ``or`` is true if one side is true,
-and everything else that reads an unknown value is unknown.
+A missing fact is unknown. ``and`` is false if one side is false, ``or`` is true if one side is
+true, and everything else that reads an unknown value is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ Kind = Literal["number", "bool", "text"]
 _Evaluate = Callable[[Mapping[str, Fact]], FactValue | None]
 
 # By the type that the registries of facts and settings give.
-KINDS_OF_VALUE: Final[dict[str, Kind]] = {"int": "number", "float": "number", "bool": "bool", "str": "text"}
+KINDS_OF_VALUE: Final[dict[str, Kind]] = {
+    "int": "number",
+    "float": "number",
+    "bool": "bool",
+    "str": "text",
+}
 _MAX_EXPRESSION_CHARS: Final = 2000
 _MAX_BRACKETS: Final = 20  # inside each other
 _MAX_DEPTH: Final = 100  # of operators inside each other
@@ -71,7 +76,8 @@ class _MistakeError(Exception):
 
     def __init__(self, message: str, position: int, hint: str | None = None) -> None:
         super().__init__(message)
-        self.position, self.hint = position, hint
+        self.position = position
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,9 @@ class Expression:
         return tuple(name for name in _compiled(self.source).names if name not in facts)
 
 
-def compile_expression(source: object, *, path: str, key: str, result: Kind | None = "bool") -> Expression:
+def compile_expression(
+    source: object, *, path: str, key: str, result: Kind | None = "bool"
+) -> Expression:
     """Check one expression: its syntax, the facts it names and the type of its result.
 
     Args:
@@ -122,7 +130,8 @@ def compile_expression(source: object, *, path: str, key: str, result: Kind | No
         _check_tokens(source)
         kind = _compiled(source).kind
     except _MistakeError as mistake:
-        message, column = f"{mistake}{_caret(source, mistake.position)}", mistake.position + 1
+        message = f"{mistake}{_caret(source, mistake.position)}"
+        column = mistake.position + 1
         raise RuleError(message, path=path, key=key, column=column, hint=mistake.hint) from None
     if result is not None and kind != result:
         message = f"expected a {result} expression, this one is a {kind}"
@@ -130,7 +139,9 @@ def compile_expression(source: object, *, path: str, key: str, result: Kind | No
     return Expression(source)
 
 
-def trusted_expression(source: str, *, path: str, key: str, result: Kind | None = "bool") -> Expression:
+def trusted_expression(
+    source: str, *, path: str, key: str, result: Kind | None = "bool"
+) -> Expression:
     """Take a shipped expression unchecked: a diagnosis evaluates few of them, a test checks all.
 
     The arguments are those of ``compile_expression``.
@@ -138,12 +149,16 @@ def trusted_expression(source: str, *, path: str, key: str, result: Kind | None 
     return Expression(source)
 
 
-def suggestion(name: str, known: Mapping[str, object] | tuple[str, ...] | frozenset[str]) -> str | None:
+def suggestion(
+    name: str, known: Mapping[str, object] | tuple[str, ...] | frozenset[str]
+) -> str | None:
     """Return a "did you mean" for an unknown name; None if no known name is near."""
     import difflib
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else None
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return None
 
 
 def _caret(source: str, position: int) -> str:
@@ -159,10 +174,14 @@ def _check_tokens(source: str) -> None:
 
     Python's parser then sees ASCII only, except in quoted texts, and its recursion is bounded.
     """
-    position, brackets = 0, 0
+    position = 0
+    brackets = 0
     while position < len(source):
         token = _TOKEN.match(source, position)
-        text = token.group() if token is not None else source[position]
+        if token is not None:
+            text = token.group()
+        else:
+            text = source[position]
         if token is None or text in {"true", "false"}:
             message = f"{text!r} is not known here"
             raise _MistakeError(message, position, _OTHER_SPELLINGS.get(text))
@@ -192,7 +211,8 @@ class _Compiler:
     """Turns the nodes that an expression may have into functions; raises for any other node."""
 
     def __init__(self, text: str, indent: int) -> None:
-        self._bytes, self._indent = text.encode(errors="replace"), indent
+        self._bytes = text.encode(errors="replace")
+        self._indent = indent
         self.names: dict[str, None] = {}
 
     def compile(self, node: ast.expr, depth: int) -> tuple[Kind, _Evaluate]:
@@ -242,7 +262,9 @@ class _Compiler:
 
         def read(facts: Mapping[str, Fact]) -> FactValue | None:
             fact = facts.get(name)
-            return None if fact is None else _value_of(kind, fact.value)
+            if fact is None:
+                return None
+            return _value_of(kind, fact.value)
 
         return kind, read
 
@@ -269,7 +291,9 @@ class _Compiler:
             if isinstance(comparison, (ast.In, ast.NotIn)):
                 options = self._options(kind, operand)
                 part = _applied(options.__contains__, left)
-                parts.append(part if isinstance(comparison, ast.In) else _applied(operator.not_, part))
+                parts.append(
+                    part if isinstance(comparison, ast.In) else _applied(operator.not_, part)
+                )
                 continue
             right = self._of(kind, operand, depth)
             compare = _EQUALITY.get(type(comparison))
@@ -279,7 +303,9 @@ class _Compiler:
                 raise self._mistake(f"a {kind} is compared by == and != only", node)
             parts.append(_compared(compare, left, right))
             left = right
-        return parts[0] if len(parts) == 1 else _joined(parts, decisive=False)
+        if len(parts) == 1:
+            return parts[0]
+        return _joined(parts, decisive=False)
 
     def _options(self, kind: Kind, node: ast.expr) -> frozenset[FactValue]:
         """Return the constants of a list, as in ``framework in ['vllm', 'sglang']``."""
@@ -306,16 +332,22 @@ def _value_of(kind: Kind, value: FactValue) -> FactValue | None:
             number = float(value)
         except OverflowError:
             return None
-        return number if math.isfinite(number) else None
+        if math.isfinite(number):
+            return number
+        return None
     if kind == "number":
         return None
-    return value if isinstance(value, bool if kind == "bool" else str) else None
+    if isinstance(value, bool if kind == "bool" else str):
+        return value
+    return None
 
 
 def _applied(function: Callable[[Any], FactValue], operand: _Evaluate) -> _Evaluate:
     def evaluate(facts: Mapping[str, Fact]) -> FactValue | None:
         value = operand(facts)
-        return None if value is None else function(value)
+        if value is None:
+            return None
+        return function(value)
 
     return evaluate
 
@@ -326,21 +358,28 @@ def _compared(compare: Callable[[Any, Any], bool], left: _Evaluate, right: _Eval
         if first is None:
             return None
         second = right(facts)
-        return None if second is None else compare(first, second)
+        if second is None:
+            return None
+        return compare(first, second)
 
     return evaluate
 
 
-def _calculated(calculate: Callable[[Any, Any], float], left: _Evaluate, right: _Evaluate) -> _Evaluate:
+def _calculated(
+    calculate: Callable[[Any, Any], float], left: _Evaluate, right: _Evaluate
+) -> _Evaluate:
     def evaluate(facts: Mapping[str, Fact]) -> float | None:
-        first, second = left(facts), right(facts)
+        first = left(facts)
+        second = right(facts)
         if first is None or second is None:
             return None
         try:
             number = calculate(first, second)
         except ZeroDivisionError:
             return None
-        return number if math.isfinite(number) else None
+        if math.isfinite(number):
+            return number
+        return None
 
     return evaluate
 
@@ -366,6 +405,8 @@ def _chosen(condition: _Evaluate, then: _Evaluate, otherwise: _Evaluate) -> _Eva
         held = condition(facts)
         if held is None:
             return None
-        return then(facts) if held else otherwise(facts)
+        if held:
+            return then(facts)
+        return otherwise(facts)
 
     return evaluate

@@ -1,4 +1,6 @@
-"""Rank causes: every rule whose conditions all hold, with its confidence, its evidence and its text filled in."""
+"""Rank causes: every rule whose conditions all hold, with its confidence, its evidence and its text
+filled in.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,17 @@ def confidence(rule: Rule, facts: Mapping[str, Fact]) -> float:
     for step in rule.confidence:
         if step.when is not None and step.when.evaluate(facts) is not True:
             continue
-        total = step.base if step.base is not None else total + step.add
+        if step.base is not None:
+            total = step.base
+        else:
+            total = total + step.add
     return round(min(MOST_CONFIDENT, max(0.0, total)), 3)
 
 
 def matches(rule: Rule, incident: Incident) -> bool:
-    """Return whether the rule applies: it names the kind, all conditions are known to hold, its ``unknown`` facts are unknown."""
+    """Return whether the rule applies: it names the kind, all conditions are known to hold, its
+    ``unknown`` facts are unknown.
+    """
     if incident.kind not in rule.kinds or any(name in incident.facts for name in rule.unknown):
         return False
     return all(condition.evaluate(incident.facts) is True for condition in rule.when)
@@ -51,17 +58,42 @@ def explain(incident: Incident, rules: RuleSet) -> Incident:
         sure = confidence(rule, incident.facts)
         if incident.certainty_ratio is not None:
             sure = round(min(MOST_CONFIDENT_UNRECOGNIZED, sure * incident.certainty_ratio), 3)
-        causes.append(Cause(rule.cause, rule.code, sure, _evidence(rule, incident), text, rule.title, rule.confirm))
+        causes.append(
+            Cause(
+                rule.cause,
+                rule.code,
+                sure,
+                _evidence(rule, incident),
+                text,
+                rule.title,
+                rule.confirm,
+            )
+        )
     causes.sort(key=lambda cause: -cause.confidence)
     if not causes:
         causes = [
-            Cause("unknown", "", 0.0, incident.evidence, "No rule explains this failure.", "The cause is not known")
+            Cause(
+                "unknown",
+                "",
+                0.0,
+                incident.evidence,
+                "No rule explains this failure.",
+                "The cause is not known",
+            )
         ]
     return replace(incident, causes=tuple(causes))
 
 
 def _evidence(rule: Rule, incident: Incident) -> tuple[Evidence, ...]:
     """Return the message's own line and the lines that this rule's facts were read from."""
-    named = set(re.findall(r"\w+", " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)])))
-    lines = {incident.location.line, *(fact.line for name, fact in incident.facts.items() if name in named)}
+    named = set(
+        re.findall(
+            r"\w+",
+            " ".join([rule.summary, rule.why, *(condition.source for condition in rule.when)]),
+        )
+    )
+    lines = {
+        incident.location.line,
+        *(fact.line for name, fact in incident.facts.items() if name in named),
+    }
     return tuple(evidence for evidence in incident.evidence if evidence.line in lines)

@@ -20,10 +20,12 @@ from oomguard.core.facts import GIB, REGISTRY, Fact, coerce
 from oomguard.core.files import keep, kept_file, read_regular, state_of
 from oomguard.rules.expressions import suggestion
 
-# How long a pattern gets once its repetitions are written out: known before compiling it, which may never end.
+# How long a pattern gets once its repetitions are written out: known before compiling it, which may
+# never end.
 #
-# The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit holds there. The text is read by the
-# library's own grammar (version 0); flags that would change that grammar are refused.
+# The library compiles ``(?:abc){99999999}`` by copying its part, and no time limit holds there. The
+# text is read by the library's own grammar (version 0); flags that would change that grammar are
+# refused.
 
 # Far beyond any need: a window of a log has some 6000 characters.
 MAX_REPEATED_CHARS: Final = 20_000
@@ -42,12 +44,16 @@ _GRAMMAR: Final = r"""
 
 
 def too_much_repetition(text: str) -> tuple[int, str] | None:
-    """Return position and reason of what makes a pattern too long or unreadable here; None if it may be compiled."""
+    """Return position and reason of what makes a pattern too long or unreadable here; None if it
+    may be compiled.
+    """
     totals, last = [0], 0  # the length so far of each open group; the length of the part just read
     for token in re.finditer(_GRAMMAR, text, re.VERBOSE | re.DOTALL):
         if token.lastgroup == "flags" and re.search(r"x|V1", token.group()):
             return token.start(), "the flags x and V1 are not known here"
-        opens = token.lastgroup == "open" or (token.lastgroup == "flags" and token.group().endswith(":"))
+        opens = token.lastgroup == "open" or (
+            token.lastgroup == "flags" and token.group().endswith(":")
+        )
         if opens:
             totals.append(0)
         elif token.lastgroup == "close" and len(totals) > 1:
@@ -58,7 +64,10 @@ def too_much_repetition(text: str) -> tuple[int, str] | None:
             totals[-1] += longer - last
             last = longer
             if sum(totals) > MAX_REPEATED_CHARS:
-                return token.start(), f"longer than {MAX_REPEATED_CHARS} characters with its repetitions written out"
+                return (
+                    token.start(),
+                    f"longer than {MAX_REPEATED_CHARS} characters with its repetitions written out",
+                )
         elif token.lastgroup not in {"comment", "flags"}:
             last = 1
             totals[-1] += last
@@ -66,14 +75,18 @@ def too_much_repetition(text: str) -> tuple[int, str] | None:
 
 
 def _most(quantifier: str) -> int:
-    """Return how often ``{3}``, ``{3,5}`` or ``{3,}`` repeats its part: at most, or at least if it has no upper end."""
+    """Return how often ``{3}``, ``{3,5}`` or ``{3,}`` repeats its part: at most, or at least if it
+    has no upper end.
+    """
     counts = [part for part in re.sub(r"\s", "", quantifier.strip("{}")).split(",") if part]
     return max(1, *(int(count) if len(count) < 10 else 10**9 for count in counts))
 
 
-# A pattern made ready on first use: a short log needs a few dozen of the shipped patterns, and compiling one takes a millisecond.
+# A pattern made ready on first use: a short log needs a few dozen of the shipped patterns, and
+# compiling one takes a millisecond.
 #
-# Only shipped patterns wait, and a test checks all of them; a user's pattern is compiled and checked at load.
+# Only shipped patterns wait, and a test checks all of them; a user's pattern is compiled and
+# checked at load.
 
 
 @functools.cache
@@ -106,7 +119,9 @@ class LazyPattern:
         return dict(self.compiled.groupindex)
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the first match, None if there is no match; the arguments are those of ``Pattern.search``."""
+        """Return the first match, None if there is no match; the arguments are those of
+        ``Pattern.search``.
+        """
         return self.compiled.search(*args, **kwargs)
 
     def finditer(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -118,9 +133,9 @@ class LazyPattern:
 MAX_PATTERN_CHARS: Final = 4000
 _DECIMAL: Final = "_decimal_gb"
 
-# What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins where its digits
-# begin, so that a long row of digits is tried once and not again from each digit. Scripts without
-# spaces go on right behind the unit.
+# What ``{size}`` in a pattern stands for: a size with its unit, as any engine prints it. It begins
+# where its digits begin, so that a long row of digits is tried once and not again from each digit.
+# Scripts without spaces go on right behind the unit.
 SIZE: Final = (
     r"-?(?<!\d,?)\d[\d,]*(?:\.\d+|\.(?=\s[KMGT]i?B))?"
     r"(?:(?:\s?|\n\x20{1,12})(?:[KMGTPE]i?B|[KMGT]b?|bytes|byte|B)(?![A-Za-z\d_]))?"
@@ -130,8 +145,9 @@ SIZE: Final = (
 def compile_pattern(text: str, *, path: str, key: str) -> Any:
     """Compile a pattern of a signature.
 
-    A plain space matches any white space, so that wrapped lines match too. ``{size}`` stands for a number and its unit
-    ("24.56 MiB", "1000000"). A group is named after the fact it fills (see ``group_fact``), or begins with ``_``.
+    A plain space matches any white space, so that wrapped lines match too. ``{size}`` stands for a
+    number and its unit ("24.56 MiB", "1000000"). A group is named after the fact it fills (see
+    ``group_fact``), or begins with ``_``.
 
     Args:
         text: the pattern as its author wrote it.
@@ -145,21 +161,33 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
 
     if len(text) > MAX_PATTERN_CHARS:
         raise RuleError(f"pattern longer than {MAX_PATTERN_CHARS} characters", path=path, key=key)
-    written, text = text, text.replace("{size}", SIZE)
+    written = text
+    text = text.replace("{size}", SIZE)
     refusal = too_much_repetition(text)
     if refusal is not None:
-        raise RuleError(f"not a pattern: {refusal[1]}", path=path, key=key, column=_column(written, refusal[0]))
+        raise RuleError(
+            f"not a pattern: {refusal[1]}", path=path, key=key, column=_column(written, refusal[0])
+        )
     mistakes = (regex.error, ValueError, RecursionError, OverflowError, MemoryError)
     try:
         compiled = trusted_pattern(text)
     except mistakes as flexible_error:
-        found, position = flexible_error, None
+        found = flexible_error
+        position = None
         try:
-            regex.compile(text)  # as it was written, so that the column of a mistake is the author's
+            regex.compile(
+                text
+            )  # as it was written, so that the column of a mistake is the author's
         except mistakes as own_error:
-            found, position = own_error, getattr(own_error, "pos", None)
-        column = None if position is None else _column(written, position)
-        raise RuleError(f"not a pattern: {getattr(found, 'msg', found)}", path=path, key=key, column=column) from None
+            found = own_error
+            position = getattr(own_error, "pos", None)
+        if position is None:
+            column = None
+        else:
+            column = _column(written, position)
+        raise RuleError(
+            f"not a pattern: {getattr(found, 'msg', found)}", path=path, key=key, column=column
+        ) from None
     for group in compiled.groupindex:
         if group_fact(group) is None and not group.startswith("_"):
             hint = suggestion(group, REGISTRY)
@@ -168,7 +196,9 @@ def compile_pattern(text: str, *, path: str, key: str) -> Any:
 
 
 def trusted_pattern(text: str) -> Any:
-    """Compile a pattern that ``compile_pattern`` takes, without its checks: for the shipped ones, which a test checks."""
+    """Compile a pattern that ``compile_pattern`` takes, without its checks: for the shipped ones,
+    which a test checks.
+    """
     import regex
 
     return regex.compile(_flexible_spaces(text.replace("{size}", SIZE)))
@@ -177,26 +207,36 @@ def trusted_pattern(text: str) -> Any:
 def group_fact(group: str) -> str | None:
     """Return the fact that a named group fills, None if it names none.
 
-    The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with its unit),
-    ``tried_gib`` (a bare figure in GiB), ``tried_kib`` (one in KiB) and ``tried_decimal_gb`` (one in 10^9 bytes). A
-    trailing ``__2`` fills the same fact from a second place of the pattern.
+    The fact ``tried_bytes`` is filled by the groups ``tried_bytes`` (bytes), ``tried`` (a size with
+    its unit), ``tried_gib`` (a bare figure in GiB), ``tried_kib`` (one in KiB) and
+    ``tried_decimal_gb`` (one in 10^9 bytes). A trailing ``__2`` fills the same fact from a second
+    place of the pattern.
     """
     group = re.sub(r"__\d+\Z", "", group)
     if group in REGISTRY:
         return group
     name = f"{group.removesuffix('_gib').removesuffix('_kib').removesuffix(_DECIMAL)}_bytes"
-    return name if name in REGISTRY else None
+    if name in REGISTRY:
+        return name
+    return None
 
 
 def group_value(group: str, text: str) -> Fact:
-    """Return the fact that a captured group tells; raises SettingError for a text that is not of the fact's type."""
+    """Return the fact that a captured group tells; raises SettingError for a text that is not of
+    the fact's type.
+    """
     name = group_fact(group)
     if name is None:
         raise SettingError(f"the group {group!r} is no fact")
     # numpy's "306. GiB", Kubernetes' "41Gi"
     text = re.sub(r"(\d[KMGT]i)\Z", r"\1B", re.sub(r"(?<=\d)\.(?=\s)", "", text))
     unit = re.sub(r"__\d+\Z", "", group)
-    if name != unit and name.endswith("_bytes") and not unit.endswith(("_gib", _DECIMAL)) and _is_cut(text):
+    if (
+        name != unit
+        and name.endswith("_bytes")
+        and not unit.endswith(("_gib", _DECIMAL))
+        and _is_cut(text)
+    ):
         raise SettingError(f"{text} has no unit")
     if unit.endswith(_DECIMAL):
         fact = coerce(name, f"{text} GiB")
@@ -208,15 +248,22 @@ def group_value(group: str, text: str) -> Fact:
 
 
 def _is_cut(size: str) -> bool:
-    """Return whether a size has lost its unit: bytes are whole numbers, and nobody prints so few of them."""
+    """Return whether a size has lost its unit: bytes are whole numbers, and nobody prints so few of
+    them.
+    """
     return re.fullmatch(r"-?\d+\.\d*|-?\d{1,3}", size) is not None
 
 
 def _column(written: str, position: int) -> int:
-    """Return the 1-based column in the author's pattern, from a position in the text with ``{size}`` written out."""
+    """Return the 1-based column in the author's pattern, from a position in the text with
+    ``{size}`` written out.
+    """
     at = 0
     for part in re.split(r"(\{size\})", written):
-        length = len(SIZE) if part == "{size}" else len(part)
+        if part == "{size}":
+            length = len(SIZE)
+        else:
+            length = len(part)
         if position < length:
             return at + 1 + (0 if part == "{size}" else position)
         position -= length
@@ -225,7 +272,9 @@ def _column(written: str, position: int) -> int:
 
 
 def _flexible_spaces(text: str) -> str:
-    out, in_class, i = [], False, 0
+    out = []
+    in_class = False
+    i = 0
     while i < len(text):
         char = text[i]
         if char == "\\" and i + 1 < len(text):
@@ -247,24 +296,30 @@ def _flexible_spaces(text: str) -> str:
     return "".join(out)
 
 
-# Compiled patterns, kept in the user's cache folder: compiling those that a short log needs takes longer than reading it.
+# Compiled patterns, kept in the user's cache folder: compiling those that a short log needs takes
+# longer than reading it.
 #
-# What is kept is what ``pickle`` would keep of a pattern, as data and never as a pickle: reading it runs nothing. It is ignored where it
-# was kept by another version of Python or of ``regex``, by other rules for writing patterns, or is damaged.
+# What is kept is what ``pickle`` would keep of a pattern, as data and never as a pickle: reading it
+# runs nothing. It is ignored where it was kept by another version of Python or of ``regex``, by
+# other rules for writing patterns, or is damaged.
 
 _MAX_KEPT_BYTES: Final = 16 << 20
 _DIGEST_BYTES: Final = 32
 
 
 class KeptPatterns:
-    """Patterns by their text; those that were not kept yet are compiled, and all are kept when the program ends."""
+    """Patterns by their text; those that were not kept yet are compiled, and all are kept when the
+    program ends.
+    """
 
     def __init__(self) -> None:
         import regex
 
         self._make, _ = _parts(regex.compile(""))
         own = state_of(Path(__file__))
-        self._path = kept_file("patterns-{}.bin", [sys.version.encode(), regex.__version__.encode(), own])
+        self._path = kept_file(
+            "patterns-{}.bin", [sys.version.encode(), regex.__version__.encode(), own]
+        )
         self._kept = _read(self._path)
         self._grew = False
 
@@ -273,7 +328,8 @@ class KeptPatterns:
         kept = self._kept.get(text)
         if kept is not None:
             with contextlib.suppress(Exception):  # what the library does not take is compiled again
-                return self._make(*marshal.loads(kept))  # noqa: S302 - of the user's own folder, as bytecode is
+                # of the user's own folder, as bytecode is
+                return self._make(*marshal.loads(kept))  # noqa: S302
         made = trusted_pattern(text)
         if not self._grew:
             self._grew = True
@@ -295,7 +351,8 @@ def _read(path: Path) -> dict[str, bytes]:
     """Return what is kept; nothing where there is no such file, or it is not whole."""
     with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
         content = read_regular(path, _MAX_KEPT_BYTES)
-        digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        digest = content[:_DIGEST_BYTES]
+        content = content[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() == digest:
             return dict(marshal.loads(content))  # noqa: S302 - whole, and of the user's own folder
     return {}

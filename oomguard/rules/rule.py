@@ -16,7 +16,8 @@ from oomguard.core.text import PLACEHOLDER
 from oomguard.rules.expressions import KINDS_OF_VALUE, Expression, suggestion, trusted_expression
 from oomguard.rules.schema import Table
 
-# One fix of a rule: the setting that it changes, and what turns a user's mistake in it into a message at load.
+# One fix of a rule: the setting that it changes, and what turns a user's mistake in it into a
+# message at load.
 
 _EFFECTS: Final = {str(effect): effect for effect in Effect}
 # The solvers that a fix may name; they are functions of the planner (remedy/solvers.py).
@@ -53,7 +54,8 @@ _WRITTEN: Final = {"number": "a number", "bool": "True or False", "text": "text 
 class Fix:
     """One setting to change: solved by a named solver of the planner, or by an expression.
 
-    A fix for which no log can give a value names what it acts on (``lever``) and which figure is ``missing``.
+    A fix for which no log can give a value names what it acts on (``lever``) and which figure is
+    ``missing``.
     """
 
     setting: str
@@ -68,7 +70,9 @@ class Fix:
 
 
 def read_fix(row: Table, path: Path, make: Callable[..., Expression]) -> Fix:
-    """Read one fix; ``make`` turns a text into an expression. Raises RuleError for a mistake in it."""
+    """Read one fix; ``make`` turns a text into an expression. Raises RuleError for a
+    mistake in it.
+    """
     effect = row.choice("effect", _EFFECTS)
     if sum(name in row.values for name in ("solve", "value", "lever")) != 1:
         raise row.error("exactly one of solve, value and lever")
@@ -103,17 +107,25 @@ def _check(fix: Fix, row: Table) -> None:
         row.choice("solve", SOLVERS)
     constant = None
     if fix.value is not None:
-        found, wanted = fix.value.kind, KINDS_OF_VALUE[knob.type]
+        found = fix.value.kind
+        wanted = KINDS_OF_VALUE[knob.type]
         if found != wanted:
             hint = f"write {_WRITTEN[wanted]}"
-            raise row.error(f"{knob.name} is {knob.type}, the value is a {found}", "value", hint=hint)
+            raise row.error(
+                f"{knob.name} is {knob.type}, the value is a {found}", "value", hint=hint
+            )
         constant = fix.value.evaluate({})
         if _is_number(constant) and not _is_possible(knob, constant):
-            raise row.error(f"{knob.name} is never {constant:g}", "value", hint="write a number above zero")
+            raise row.error(
+                f"{knob.name} is never {constant:g}", "value", hint="write a number above zero"
+            )
     possible = effects_of(knob, constant)
     if fix.effect not in possible:
         told = " or ".join(str(effect) for effect in sorted(possible))
-        changed = knob.name if constant is None else f"{knob.name} = {constant}"
+        if constant is None:
+            changed = knob.name
+        else:
+            changed = f"{knob.name} = {constant}"
         raise row.error(f"{changed} is never {fix.effect}", "effect", hint=f"it is {told}")
 
 
@@ -122,7 +134,9 @@ def effects_of(knob: Setting, constant: FactValue | None) -> set[Effect]:
     if isinstance(constant, bool):
         return {knob.raised if constant else knob.lowered}
     if isinstance(constant, str):
-        return {knob.values[constant]} if constant in knob.values else {knob.raised, knob.lowered}
+        if constant in knob.values:
+            return {knob.values[constant]}
+        return {knob.raised, knob.lowered}
     return {knob.raised, knob.lowered, *(() if knob.type != "str" else knob.values.values())}
 
 
@@ -131,7 +145,9 @@ def _is_number(value: FactValue | None) -> TypeGuard[int | float]:
 
 
 def _is_possible(knob: Setting, value: float) -> bool:
-    """Whether a setting can have a number: above zero, and whole where it is counted (-1 is "fit it" in max_model_len)."""
+    """Whether a setting can have a number: above zero, and whole where it is counted (-1 is "fit
+    it" in max_model_len).
+    """
     if knob.name == "max_model_len" and value == -1:
         return True
     return value > 0 and (knob.type == "float" or value == int(value))
@@ -143,7 +159,9 @@ _CODE: Final = re.compile(r"[A-Z]{2,8}\d{3}")
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """One step of a rule's confidence: ``base`` sets it, ``add`` changes it where ``when`` holds."""
+    """One step of a rule's confidence: ``base`` sets it, ``add`` changes it where
+    ``when`` holds.
+    """
 
     base: float | None
     add: float
@@ -152,7 +170,9 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Why memory ran out and what to do: conditions over facts, explanation, fixes and the rule's own tests."""
+    """Why memory ran out and what to do: conditions over facts, explanation, fixes and the rule's
+    own tests.
+    """
 
     path: str
     code: str
@@ -173,12 +193,17 @@ class Rule:
 
 
 def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) -> Rule:
-    """Read one rule file; ``make`` turns a text into an expression. Raises RuleError for a mistake in it."""
+    """Read one rule file; ``make`` turns a text into an expression. Raises RuleError for a mistake
+    in it.
+    """
     table = Table(raw, path, "", "rule")
     if not _CODE.fullmatch(table.get("code")):
-        raise table.error("a code is two to eight capitals and three digits, OG201 for example", "code")
+        raise table.error(
+            "a code is two to eight capitals and three digits, OG201 for example", "code"
+        )
     table.choice("status", _STATUSES)
-    kinds, unknown = table.choices("kinds", KINDS, "kind"), table.choices("unknown", REGISTRY, "fact")
+    kinds = table.choices("kinds", KINDS, "kind")
+    unknown = table.choices("unknown", REGISTRY, "fact")
     confidence = _confidence(table, path, make)
     explain = _explain(table, path, make)
     return Rule(
@@ -201,23 +226,35 @@ def read_rule(raw: dict[str, Any], path: Path, make: Callable[..., Expression]) 
     )
 
 
-def _shown(table: Table, name: str, schema: str, make: Callable[..., Expression]) -> tuple[Mapping[str, Any], ...]:
-    """Return rows that decide nothing; those of a shipped rule are checked where they are used, not at each start."""
+def _shown(
+    table: Table, name: str, schema: str, make: Callable[..., Expression]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return rows that decide nothing; those of a shipped rule are checked where they are used, not
+    at each start.
+    """
     if make is trusted_expression:
         return tuple(table.get(name, ()))
     return tuple(row.values for row in table.tables(name, schema))
 
 
-def _confidence(table: Table, path: Path, make: Callable[..., Expression]) -> tuple[Confidence, ...]:
+def _confidence(
+    table: Table, path: Path, make: Callable[..., Expression]
+) -> tuple[Confidence, ...]:
     steps = []
     for row in table.tables("confidence", "confidence"):
         if ("base" in row.values) == ("add" in row.values):
             raise row.error("exactly one of base and add")
-        name = "base" if "base" in row.values else "add"
+        if "base" in row.values:
+            name = "base"
+        else:
+            name = "add"
         if not -1 <= row.get(name) <= 1:
             raise row.error("a confidence is between 0 and 1", name)
         when = row.get("when")
-        condition = make(when, path=str(path), key=f"{row.key}.when") if when is not None else None
+        if when is not None:
+            condition = make(when, path=str(path), key=f"{row.key}.when")
+        else:
+            condition = None
         steps.append(Confidence(row.get("base"), float(row.get("add", 0.0)), condition))
     if not steps or steps[0].base is None:
         raise table.error("the first step of confidence is a base", "confidence")
@@ -225,12 +262,16 @@ def _confidence(table: Table, path: Path, make: Callable[..., Expression]) -> tu
 
 
 def _explain(table: Table, path: Path, make: Callable[..., Expression]) -> Table:
-    """Return the rule's texts, whose placeholders all name facts; those of a shipped rule are checked by its tests."""
+    """Return the rule's texts, whose placeholders all name facts; those of a shipped rule are
+    checked by its tests.
+    """
     explain = Table(table.get("explain"), path, "explain", "explain")
     if make is trusted_expression:
         return explain
     for name in ("summary", "why", "confirm"):
-        for fact in (fact for names, _ in PLACEHOLDER.findall(explain.get(name)) for fact in names.split("|")):
+        for fact in (
+            fact for names, _ in PLACEHOLDER.findall(explain.get(name)) for fact in names.split("|")
+        ):
             if fact not in REGISTRY:
                 raise explain.error(f"unknown fact {fact!r}", name, hint=suggestion(fact, REGISTRY))
     return explain

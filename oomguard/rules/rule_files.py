@@ -20,16 +20,19 @@ from oomguard.rules.rule import Rule, read_rule
 from oomguard.rules.schema import Table, read_toml
 from oomguard.rules.signature import Quotation, Signature, read_quotations, read_signature
 
-# The file of what is missing: which one thing would decide a failure, by its kind, engine, phase and what is known of it.
+# The file of what is missing: which one thing would decide a failure, by its kind, engine, phase
+# and what is known of it.
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRow:
-    """One thing that may be missing; an empty ``kinds``, ``frameworks`` or ``phases`` fits every one.
+    """One thing that may be missing; an empty ``kinds``, ``frameworks`` or ``phases`` fits every
+    one.
 
     Attributes:
         unknown: facts of which none may be known.
-        of_a_log: whether it may be missing of a log only; what failed here just now was heard whole.
+        of_a_log: whether it may be missing of a log only; what failed here just now was heard
+            whole.
     """
 
     kinds: frozenset[str]
@@ -40,10 +43,16 @@ class MissingRow:
     of_a_log: bool = False
 
     def fits(self, incident: Incident, *, heard: bool) -> bool:
-        """Return whether this is what would decide the incident; ``heard`` says that it failed here, just now."""
+        """Return whether this is what would decide the incident; ``heard`` says that it failed
+        here, just now.
+        """
         if heard and self.of_a_log:
             return False
-        told = ((self.kinds, incident.kind), (self.frameworks, incident.framework), (self.phases, incident.phase))
+        told = (
+            (self.kinds, incident.kind),
+            (self.frameworks, incident.framework),
+            (self.phases, incident.phase),
+        )
         if any(wanted and value not in wanted for wanted, value in told):
             return False
         return not any(name in incident.facts for name in self.unknown)
@@ -65,8 +74,11 @@ def read_missing(raw: dict[str, Any], path: Path) -> list[MissingRow]:
     ]
 
 
-def what_is_missing(incident: Incident, rows: tuple[MissingRow, ...], *, heard: bool) -> Missing | None:
-    """Return what would decide an incident whose first cause is unknown, None for any other or where no row fits.
+def what_is_missing(
+    incident: Incident, rows: tuple[MissingRow, ...], *, heard: bool
+) -> Missing | None:
+    """Return what would decide an incident whose first cause is unknown, None for any other or
+    where no row fits.
 
     Args:
         incident: a failure with its causes.
@@ -78,16 +90,21 @@ def what_is_missing(incident: Incident, rows: tuple[MissingRow, ...], *, heard: 
     return next((row.missing for row in rows if row.fits(incident, heard=heard)), None)
 
 
-# What a message says in a wording that no signature has: observe/unrecognized.py reads the lines that hold one of these.
+# What a message says in a wording that no signature has: observe/unrecognized.py reads the lines
+# that hold one of these.
 UNRECOGNIZED: Final = (
     "out of memory", "out-of-memory", "Out of memory", "Out of Memory", "Out Of Memory", "OUT OF MEMORY", "OutOfMemory", "MemoryError",
     "out of GPU memory", "out of CUDA memory", "out of device memory", "out of host memory", "out of system memory",
 )  # fmt: skip
-# What an engine prints above the exception that ended one of its processes: observe/engine_errors.py reads what follows.
+# What an engine prints above the exception that ended one of its processes:
+# observe/engine_errors.py reads what follows.
 ENGINE_ENDS: Final = (
     "EngineCore failed to start", "EngineCore encountered a fatal error", "EngineCore hit an exception", "Process EngineCore",
-    "WorkerProc failed to start", "WorkerProc hit an exception", "Error executing method", "Exception in worker",
-    "Engine background task failed", "Scheduler hit an exception", "Failed to initialize executor on rank",
+    ("WorkerProc "
+    "failed to "
+    "start"), "WorkerProc hit an exception", "Error executing method", "Exception in worker",
+    ("Engine background "
+    "task failed"), "Scheduler hit an exception", "Failed to initialize executor on rank",
     "Executor worker initialization error", "Shard complete standard error output",
 )  # fmt: skip
 
@@ -104,7 +121,9 @@ class RuleSet:
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """The anchors of all signatures, the words of other out-of-memory messages and of an engine's end, each once, sorted."""
+        """The anchors of all signatures, the words of other out-of-memory messages and of an
+        engine's end, each once, sorted.
+        """
         own = {wording.anchor for signature in self.signatures for wording in signature.wordings}
         return tuple(sorted(own.union(UNRECOGNIZED, ENGINE_ENDS)))
 
@@ -114,20 +133,26 @@ class RuleSet:
 
 
 def shipped_root() -> Path:
-    """Return the folder of the shipped rules: inside the wheel, or at the top of a source checkout."""
+    """Return the folder of the shipped rules: inside the wheel, or at the top of a
+    source checkout.
+    """
     inside = Path(__file__).with_name("shipped")
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "rules"
+    if inside.is_dir():
+        return inside
+    return Path(__file__).parents[2] / "rules"
 
 
 def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     """Load the shipped rules, then the user's folders.
 
-    A user's rule is added, or replaces the shipped rule of the same code; a user's signature is added. Every mistake
-    names its file, key, line and, where something similar is known, what was probably meant.
+    A user's rule is added, or replaces the shipped rule of the same code; a user's signature is
+    added. Every mistake names its file, key, line and, where something similar is known, what was
+    probably meant.
 
     Args:
         extra: the user's folders; every ``.toml`` file below them is read.
-        check: compile the shipped patterns and conditions now, and not on first use; a user's are always compiled here.
+        check: compile the shipped patterns and conditions now, and not on first use; a user's are
+            always compiled here.
 
     Raises:
         RuleError: the first file that cannot be used, or a folder that does not exist.
@@ -141,17 +166,31 @@ def load_rules(extra: Iterable[Path] = (), *, check: bool = False) -> RuleSet:
     for root in (shipped, *extra):
         lazy = root == shipped and not check
         pattern = LazyPattern if lazy else compile_pattern
-        expression = trusted_expression if lazy else compile_expression
+        if lazy:
+            expression = trusted_expression
+        else:
+            expression = compile_expression
         if not _is_folder(root):
-            raise RuleError("no such folder of rules", path=str(root), hint="--rules takes a folder of .toml files")
+            raise RuleError(
+                "no such folder of rules",
+                path=str(root),
+                hint="--rules takes a folder of .toml files",
+            )
         seen: dict[str, str] = {}
         paths = sorted(root.rglob("*.toml"), key=attrgetter("parts"))
-        tables = read_tables("rules", paths, read_toml) if lazy else {path: read_toml(path) for path in paths}
+        if lazy:
+            tables = read_tables("rules", paths, read_toml)
+        else:
+            tables = {path: read_toml(path) for path in paths}
         for path, table in tables.items():
             if "cause" in table or "code" in table:
                 rule = read_rule(table, path, expression)
                 if rule.code in seen:
-                    raise RuleError(f"code {rule.code} is taken by {seen[rule.code]}", path=str(path), key="code")
+                    raise RuleError(
+                        f"code {rule.code} is taken by {seen[rule.code]}",
+                        path=str(path),
+                        key="code",
+                    )
                 seen[rule.code] = path.name
                 rules[rule.code] = rule
             elif "quotation" in table:

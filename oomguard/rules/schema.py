@@ -1,4 +1,6 @@
-"""One table of a rule file, checked against the keys it may have: each mistake names file, key and line."""
+"""One table of a rule file, checked against the keys it may have: each mistake names file, key and
+line.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Key(NamedTuple):
 
 
 # Which failures a row of the table of actions is for.
-_WHERE: Final = {name: Key(list) for name in ("kinds", "causes", "frameworks", "phases", "when", "unknown")}
+_WHERE: Final = {
+    name: Key(list) for name in ("kinds", "causes", "frameworks", "phases", "when", "unknown")
+}
 
 KEYS: Final[dict[str, dict[str, Key]]] = {
     "signature": {
@@ -166,13 +170,18 @@ KEYS: Final[dict[str, dict[str, Key]]] = {
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_KEY_PARTS: Final = 20
 _SHOWN_CHARS: Final = 300  # of a mistake: a hostile file's text is not printed back whole
-# The TOML library's time grows with the square of a dotted key's parts, so such a key is refused unread.
+# The TOML library's time grows with the square of a dotted key's parts, so such a key is refused
+# unread.
 _KEY_PART: Final = r"""(?:[\w-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')[ \t]*+"""
-_DEEP_KEY: Final = re.compile(rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+){{{MAX_KEY_PARTS}}}")
+_DEEP_KEY: Final = re.compile(
+    rf"(?m)^[ \t]*+\[*+[ \t]*+(?:{_KEY_PART}\.[ \t]*+){{{MAX_KEY_PARTS}}}"
+)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a rule file; raises RuleError for a file that cannot be read or is not TOML."""
+    """Return the tables of a rule file; raises RuleError for a file that cannot be read or is not
+    TOML.
+    """
     import tomllib  # a start that finds the shipped rules in the cache does without
 
     try:
@@ -181,7 +190,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         if deep is not None:
             at = _place(text, deep.start())
             raise RuleError(
-                f"a dotted key of more than {MAX_KEY_PARTS} parts", path=str(path), line=at[0], column=at[1]
+                f"a dotted key of more than {MAX_KEY_PARTS} parts",
+                path=str(path),
+                line=at[0],
+                column=at[1],
             )
         return tomllib.loads(text)
     except OSError as error:
@@ -224,7 +236,8 @@ class Table:
     """
 
     def __init__(self, value: Any, path: Path, key: str, schema: str) -> None:
-        self.path, self.key = path, key
+        self.path = path
+        self.key = key
         known = KEYS[schema]
         if not isinstance(value, dict):
             raise self.error(f"expected a table, found {type(value).__name__}")
@@ -234,20 +247,29 @@ class Table:
                 raise self.error(f"unknown key {name!r}", name, hint=suggestion(name, known))
             expected = known[name].type
             # bool is an int to Python and not to the author of a rule
-            if not isinstance(entry, expected) or (isinstance(entry, bool) and expected is not bool):
-                wanted = expected if isinstance(expected, type) else expected[-1]
+            if not isinstance(entry, expected) or (
+                isinstance(entry, bool) and expected is not bool
+            ):
+                if isinstance(expected, type):
+                    wanted = expected
+                else:
+                    wanted = expected[-1]
                 raise self.error(f"expected {wanted.__name__}, found {type(entry).__name__}", name)
         for name in _required(schema):
             if name not in value:
                 raise self.error(f"the key {name!r} is missing")
         if value.get("schema", SCHEMA) != SCHEMA:
-            raise self.error(f"schema {value['schema']} is not known to this version, which reads {SCHEMA}", "schema")
+            raise self.error(
+                f"schema {value['schema']} is not known to this version, which reads {SCHEMA}",
+                "schema",
+            )
 
     def error(self, message: str, name: str | None = None, *, hint: str | None = None) -> RuleError:
         """Return the error for a mistake at one key of this table (None: at the table itself)."""
         key = ".".join(part for part in (self.key, name) if part) or None
         line, column = _position(self.path, self.key, name)
-        message, key = _shortened(message), None if key is None else _shortened(key)
+        message = _shortened(message)
+        key = None if key is None else _shortened(key)
         return RuleError(message, path=str(self.path), key=key, line=line, column=column, hint=hint)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -259,7 +281,9 @@ class Table:
         value = self.values.get(name, default)
         options = tuple(known)
         if value not in options:
-            raise self.error(f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options))
+            raise self.error(
+                f"{value!r} is not a known {name}", name, hint=suggestion(str(value), options)
+            )
         return str(value)
 
     def choices(self, name: str, known: Iterable[str], what: str) -> tuple[str, ...]:
@@ -270,11 +294,15 @@ class Table:
         options = tuple(known)
         for value in self.values.get(name, ()):
             if value not in options:
-                raise self.error(f"unknown {what} {value!r}", name, hint=suggestion(str(value), options))
+                raise self.error(
+                    f"unknown {what} {value!r}", name, hint=suggestion(str(value), options)
+                )
         return tuple(self.values.get(name, ()))
 
     def tables(self, name: str, schema: str) -> list[Table]:
-        """Return the rows of an array of tables, each checked against ``schema``; raises RuleError."""
+        """Return the rows of an array of tables, each checked against ``schema``;
+        raises RuleError.
+        """
         rows = self.values.get(name, [])
         return [
             Table(row, self.path, f"{self.key}{'.' if self.key else ''}{name}[{i}]", schema)
@@ -282,8 +310,13 @@ class Table:
         ]
 
     def expressions(self, name: str, make: Callable[..., Expression]) -> tuple[Expression, ...]:
-        """Return a list of conditions; ``make`` turns a text into an expression. Raises RuleError."""
-        prefix = f"{self.key}." if self.key else ""
+        """Return a list of conditions; ``make`` turns a text into an expression. Raises
+        RuleError.
+        """
+        if self.key:
+            prefix = f"{self.key}."
+        else:
+            prefix = ""
         found = []
         for i, row in enumerate(self.values.get(name, [])):
             try:
@@ -296,7 +329,9 @@ class Table:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    return f"{text[:_SHOWN_CHARS]}…"
 
 
 def _place(text: str, position: int) -> tuple[int, int]:
@@ -305,7 +340,8 @@ def _place(text: str, position: int) -> tuple[int, int]:
 
 
 def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int | None]:
-    """Find the 1-based line and column of a key in the text, since TOML parsers keep no positions; None if not found.
+    """Find the 1-based line and column of a key in the text, since TOML parsers keep no positions;
+    None if not found.
 
     In an array of tables (``fix[1]``) the search begins at that table's own header.
     """
@@ -318,8 +354,15 @@ def _position(path: Path, table: str, name: str | None) -> tuple[int | None, int
     first = 0
     inside = re.match(r"(\w+)\[(\d+)\]", table)
     if inside:
-        headers = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{inside.group(1)}\s*\]\]", line)]
-        first = headers[int(inside.group(2))] if int(inside.group(2)) < len(headers) else 0
+        headers = [
+            i
+            for i, line in enumerate(lines)
+            if re.match(rf"\s*\[\[\s*{inside.group(1)}\s*\]\]", line)
+        ]
+        if int(inside.group(2)) < len(headers):
+            first = headers[int(inside.group(2))]
+        else:
+            first = 0
     pattern = re.compile(rf"(?:^|[\s{{,.\[]){re.escape(name)}\s*[=\]]")
     for number, line in enumerate(lines[first:], first + 1):
         match = pattern.search(line)

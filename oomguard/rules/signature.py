@@ -1,4 +1,5 @@
-"""Signatures: what engines print when they fail, and what they print before; one file a message, read to frozen records.
+"""Signatures: what engines print when they fail, and what they print before; one file a message,
+read to frozen records.
 
 A file of quotations says how a text shows that it quotes an error and does not report one.
 """
@@ -24,12 +25,14 @@ _QUOTATION_PARTS: Final = ("line", "before", "lead", "around", "raw", "above", "
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One wording of a message: a literal that the scanner looks for, then a pattern with the facts as groups.
+    """One wording of a message: a literal that the scanner looks for, then a pattern with the facts
+    as groups.
 
-    A ``near`` wording speaks only of the failure beside it (a traceback's frame), any other of all that follows.
-    ``starts`` marks an engine's start. A wording may have a kind or a framework of its own: one allocator prints for
-    several devices. ``key`` is where in its file the pattern stands. ``ends`` is how the line says that its engine
-    ended, ``role`` the only kind of process whose line says it.
+    A ``near`` wording speaks only of the failure beside it (a traceback's frame), any other of all
+    that follows. ``starts`` marks an engine's start. A wording may have a kind or a framework of
+    its own: one allocator prints for several devices. ``key`` is where in its file the pattern
+    stands. ``ends`` is how the line says that its engine ended, ``role`` the only kind of process
+    whose line says it.
     """
 
     anchor: str
@@ -51,11 +54,12 @@ class Wording:
 class Quotation:
     """How a text shows that it quotes an error and does not report one.
 
-    ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on it before the
-    message's own words, ``lead`` what stands before the exception's name, ``around`` the line with a null character
-    in the message's place, ``raw`` the line as it was printed, ``above`` the lines before it, ``below`` those after it, ``page`` all of
-    these as they were printed, with a null character before and behind the line. A message with
-    ``below_facts`` figures or more is a report whatever stands around it.
+    ``part`` is where the pattern is looked for: ``line`` the peeled line, ``before`` what stands on
+    it before the message's own words, ``lead`` what stands before the exception's name, ``around``
+    the line with a null character in the message's place, ``raw`` the line as it was printed,
+    ``above`` the lines before it, ``below`` those after it, ``page`` all of these as they were
+    printed, with a null character before and behind the line. A message with ``below_facts``
+    figures or more is a report whatever stands around it.
     """
 
     name: str
@@ -68,11 +72,13 @@ class Quotation:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What was printed: a failure of one kind, or (``kind`` is None) a line that only carries facts.
+    """What was printed: a failure of one kind, or (``kind`` is None) a line that only carries
+    facts.
 
-    ``clauses`` are parts of the message that come and go with version and platform, each read by itself wherever it
-    stands behind the wording. ``wraps`` names kinds that this message only passes on, and whose facts it takes over.
-    ``becomes`` maps a phase to the kind that the same words have in it.
+    ``clauses`` are parts of the message that come and go with version and platform, each read by
+    itself wherever it stands behind the wording. ``wraps`` names kinds that this message only
+    passes on, and whose facts it takes over. ``becomes`` maps a phase to the kind that the same
+    words have in it.
     """
 
     path: str
@@ -92,7 +98,9 @@ class Signature:
 
 
 def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> Signature:
-    """Read one signature file; ``make`` turns a pattern's text into a pattern. Raises RuleError for a mistake in it."""
+    """Read one signature file; ``make`` turns a pattern's text into a pattern. Raises RuleError for
+    a mistake in it.
+    """
     table = Table(raw, path, "", "signature")
     context = bool(table.get("context", False))
     if context == ("kind" in raw):
@@ -102,7 +110,9 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
         kind=None if context else table.choice("kind", KINDS),
         framework=table.get("framework"),
         phase=table.choice("phase", PHASES, "unknown"),
-        wordings=tuple(w for row in table.tables("wording", "wording") for w in _wordings(row, path, make)),
+        wordings=tuple(
+            w for row in table.tables("wording", "wording") for w in _wordings(row, path, make)
+        ),
         tests=_tests(table, make),
         clauses=tuple(_pattern(row, path, make) for row in table.tables("clause", "clause")),
         wraps=_wraps(table),
@@ -111,14 +121,18 @@ def read_signature(raw: dict[str, Any], path: Path, make: Callable[..., Any]) ->
 
 
 def _tests(table: Table, make: Callable[..., Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the file's own tests; those of a shipped file are checked where they are run, not at each start."""
+    """Return the file's own tests; those of a shipped file are checked where they are run, not at
+    each start.
+    """
     if make is LazyPattern:
         return tuple(table.get("test", ()))
     return tuple(test.values for test in table.tables("test", "signature test"))
 
 
 def read_quotations(raw: dict[str, Any], path: Path, make: Callable[..., Any]) -> list[Quotation]:
-    """Read a file of quotations; ``make`` as in ``read_signature``. Raises RuleError for a mistake in it."""
+    """Read a file of quotations; ``make`` as in ``read_signature``. Raises RuleError for a mistake
+    in it.
+    """
     table = Table(raw, path, "", "quotations")
     return [
         Quotation(
@@ -172,7 +186,10 @@ def _anchors(row: Table) -> list[str]:
     """Return the literals of which every match holds one: ``anchor``, or several as ``anchors``."""
     if ("anchor" in row.values) == ("anchors" in row.values):
         raise row.error("exactly one of anchor and anchors")
-    name = "anchors" if "anchors" in row.values else "anchor"
+    if "anchors" in row.values:
+        name = "anchors"
+    else:
+        name = "anchor"
     anchors = row.get("anchors", [row.get("anchor")])
     for anchor in anchors:
         if not isinstance(anchor, str) or not anchor.strip() or "\n" in anchor:
@@ -186,7 +203,9 @@ def _check_versions(versions: str, row: Table) -> None:
     try:
         SpecifierSet(versions)
     except InvalidSpecifier:
-        raise row.error(f"not a version range: {versions!r}", "versions", hint='write it as ">=0.8,<0.20"') from None
+        raise row.error(
+            f"not a version range: {versions!r}", "versions", hint='write it as ">=0.8,<0.20"'
+        ) from None
 
 
 def _wraps(table: Table) -> tuple[str, ...]:
@@ -200,6 +219,9 @@ def _becomes(table: Table) -> Mapping[str, str]:
     becomes = dict(table.get("becomes", {}))
     for phase, kind in becomes.items():
         if phase not in PHASES or kind not in KINDS:
-            wrong = f"{phase!r} is not a phase" if phase not in PHASES else f"{kind!r} is not a kind"
+            if phase not in PHASES:
+                wrong = f"{phase!r} is not a phase"
+            else:
+                wrong = f"{kind!r} is not a kind"
             raise table.error(wrong, "becomes")
     return becomes

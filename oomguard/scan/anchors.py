@@ -1,7 +1,7 @@
 """Find where a block of bytes holds an anchor of any signature: one pass for all anchors at once.
 
-The multi-pattern library (hyperscan) has wheels for Linux on x86-64 only; elsewhere a slower, plain scanner finds the
-same places. A test holds that the two agree.
+The multi-pattern library (hyperscan) has wheels for Linux on x86-64 only; elsewhere a slower, plain
+scanner finds the same places. A test holds that the two agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from oomguard.core.files import keep, kept_file
 
 # Which of many literals a line holds, by three of their characters.
 #
-# A short input is not worth a search automaton (anchors.py), and asking a line for each of some hundred literals takes longer than all
-# the rest. A line has one set of threes; a literal is looked for only where its own is among them. Its own is the first that begins
-# with a character which few lines hold, else the one in its middle.
+# A short input is not worth a search automaton (anchors.py), and asking a line for each of some
+# hundred literals takes longer than all the rest. A line has one set of threes; a literal is looked
+# for only where its own is among them. Its own is the first that begins with a character which few
+# lines hold, else the one in its middle.
 
 _THREE: Final = 3
 _RARE: Final = re.compile(r"[A-Zjqxz_/(\[\]=:\\*]..|[kvwyfb][^aeiou ].")
@@ -52,7 +53,9 @@ class AnchorIndex:
 def _own_three(literal: str) -> str:
     rare = _RARE.search(literal, 1)
     middle = max(0, len(literal) // 2 - 1)
-    return rare.group() if rare else literal[middle : middle + _THREE]
+    if rare:
+        return rare.group()
+    return literal[middle : middle + _THREE]
 
 
 @functools.lru_cache(maxsize=8)
@@ -61,10 +64,12 @@ def anchor_index(literals: tuple[str, ...]) -> AnchorIndex:
     return AnchorIndex(literals)
 
 
-# Between two words of an anchor: a space, or a line break with the marks of a document or a comment around it. Narrow
-# on purpose: the multi-pattern library is twice as slow with unbounded white space.
+# Between two words of an anchor: a space, or a line break with the marks of a document or a comment
+# around it. Narrow on purpose: the multi-pattern library is twice as slow with unbounded white
+# space.
 GAP: Final = rb"(?: |[ \r]?\n[ \t#>|*]{0,8}|\\n)"
-# The same in a text of which no line break has anything around it, and what tells that one has: half as slow again.
+# The same in a text of which no line break has anything around it, and what tells that one has:
+# half as slow again.
 _BARE_GAP: Final = rb"(?: |\n|\\n)"
 _MARKED_BREAK: Final = rb"[ \r]\n|\n[ \t#>|*]"
 # What the plain finder makes alike: digits and the letters of hexadecimal numbers.
@@ -87,12 +92,16 @@ class Finder(Protocol):
         ...
 
     def holds(self, block: bytes | memoryview) -> bool:
-        """Return whether the block holds an anchor; quicker than ``ends``, since the first one is enough."""
+        """Return whether the block holds an anchor; quicker than ``ends``, since the first one is
+        enough.
+        """
         ...
 
 
 def flexible(anchor: str) -> bytes:
-    """Return an anchor as a pattern over bytes in which each space, or row of spaces, may be a line break."""
+    """Return an anchor as a pattern over bytes in which each space, or row of spaces, may be a line
+    break.
+    """
     return _joined(anchor.strip())
 
 
@@ -119,7 +128,8 @@ def finder(anchors: Iterable[str], *, plain: bool = False) -> Finder:
     if not plain and fast_scanning():
         try:
             return _fast(wanted)
-        except Exception:  # noqa: BLE001 - a processor without SSSE3, a broken wheel: the plain finder does the same job
+        except Exception:  # noqa: BLE001
+            # a processor without SSSE3, a broken wheel: the plain finder does the same job
             return _plain(wanted)
     return _plain(wanted)
 
@@ -135,7 +145,9 @@ def _plain(anchors: tuple[str, ...]) -> Finder:
 
 
 class _FastFinder:
-    """All anchors in one automaton of hyperscan, and in a quicker one for blocks whose lines begin at their first column."""
+    """All anchors in one automaton of hyperscan, and in a quicker one for blocks whose lines begin
+    at their first column.
+    """
 
     name = "hyperscan"
 
@@ -143,7 +155,9 @@ class _FastFinder:
         patterns = [flexible(anchor) for anchor in anchors]
         bare = [pattern.replace(GAP, _BARE_GAP) for pattern in patterns]
         self._bare = _Automaton(bare)
-        self._any = functools.cache(lambda: _Automaton(patterns))  # loaded for the first block that needs it
+        self._any = functools.cache(
+            lambda: _Automaton(patterns)
+        )  # loaded for the first block that needs it
         self._marked = False  # the block before had a marked break, so this one will
 
     def ends(self, block: bytes | memoryview) -> list[int]:
@@ -160,7 +174,9 @@ class _FastFinder:
 
 
 class _Automaton:
-    """Patterns that hyperscan compiled, kept between runs, and whether a block has a marked break."""
+    """Patterns that hyperscan compiled, kept between runs, and whether a block has a
+    marked break.
+    """
 
     def __init__(self, patterns: list[bytes]) -> None:
         import hyperscan
@@ -171,7 +187,8 @@ class _Automaton:
         kept = kept_file("anchors-{}.hsdb", _cache_key(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
-        except Exception:  # noqa: BLE001 - not cached yet, of another processor, or damaged: compile it
+        except Exception:  # noqa: BLE001
+            # not cached yet, of another processor, or damaged: compile it
             self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
             self._database.compile(
                 expressions=[*patterns, _MARKED_BREAK],
@@ -183,7 +200,9 @@ class _Automaton:
         self._database.scratch = hyperscan.Scratch(self._database)
 
     def scan(self, block: bytes | memoryview, *, first: bool = False) -> tuple[set[int], bool]:
-        """Return where anchors end, and whether a line break is marked; with ``first`` stop at the first anchor."""
+        """Return where anchors end, and whether a line break is marked; with ``first`` stop at the
+        first anchor.
+        """
         found: set[int] = set()
         marked = False
 
@@ -201,7 +220,9 @@ class _Automaton:
 
 
 def _cache_key(patterns: list[bytes]) -> list[bytes]:
-    """Return the key of the cached automaton, which takes longer to compile than a short log takes to read."""
+    """Return the key of the cached automaton, which takes longer to compile than a short log takes
+    to read.
+    """
     import platform
 
     import hyperscan
@@ -211,11 +232,13 @@ def _cache_key(patterns: list[bytes]) -> list[bytes]:
 
 
 class _PlainFinder:
-    """Without a library: looks once at each shape of line, because a long log repeats the same few shapes.
+    """Without a library: looks once at each shape of line, because a long log repeats the same few
+    shapes.
 
-    The shape of a line is the line with all digits and hexadecimal letters made alike: times, counters and request numbers no
-    longer differ. If an anchor is in a line, the shape of the anchor is in the shape of the line, so the bytes of a line are
-    searched only if its shape may hold an anchor, or ends in the first words of one that may go on in the next line.
+    The shape of a line is the line with all digits and hexadecimal letters made alike: times,
+    counters and request numbers no longer differ. If an anchor is in a line, the shape of the
+    anchor is in the shape of the line, so the bytes of a line are searched only if its shape may
+    hold an anchor, or ends in the first words of one that may go on in the next line.
     """
 
     name = "plain"
@@ -229,7 +252,9 @@ class _PlainFinder:
         for anchor in anchors:
             self._add(anchor)
         self._inside = anchor_index(tuple(self._by_shape)).inside
-        self._candidates: dict[bytes, tuple[bytes, ...]] = {}  # of the shapes that may hold or begin an anchor
+        self._candidates: dict[
+            bytes, tuple[bytes, ...]
+        ] = {}  # of the shapes that may hold or begin an anchor
         self._harmless: set[bytes] = set()
 
     def _add(self, anchor: str) -> None:
@@ -251,18 +276,29 @@ class _PlainFinder:
         judged = {shape: self._judge(shape) for shape in set(shapes) - self._harmless}
         wanted = {shape: anchors for shape, anchors in judged.items() if anchors}
         numbers = [number for number, shape in enumerate(shapes) if shape in wanted]
-        if len(numbers) > _FEW_LINES:  # looking into each would take longer than looking for words in the whole block
+        if (
+            len(numbers) > _FEW_LINES
+        ):  # looking into each would take longer than looking for words in the whole block
             possible = set(chain.from_iterable(wanted.values()))
-            absent = {anchor for anchor in possible if not all(word in block for word in self._words[anchor])}
+            absent = {
+                anchor
+                for anchor in possible
+                if not all(word in block for word in self._words[anchor])
+            }
             wanted = {shape: tuple(set(anchors) - absent) for shape, anchors in wanted.items()}
             numbers = [number for number in numbers if wanted[shapes[number]]]
         found: set[int] = set()
-        stops = list(accumulate(map(len, shapes))) if numbers else []
+        if numbers:
+            stops = list(accumulate(map(len, shapes)))
+        else:
+            stops = []
         for number in numbers:
             stop = stops[number] + number
             start = stop - len(shapes[number])
             for anchor in wanted[shapes[number]]:
-                found.update(_ends_of(self._patterns[anchor], block, start, stop, stop + self._reach_bytes))
+                found.update(
+                    _ends_of(self._patterns[anchor], block, start, stop, stop + self._reach_bytes)
+                )
         return sorted(found)
 
     def holds(self, block: bytes | memoryview) -> bool:
@@ -287,14 +323,24 @@ class _PlainFinder:
 
     def _anchors_for(self, shape: bytes) -> tuple[bytes, ...]:
         text = b" ".join(shape.replace(b"\\n", b" ").split())
-        found = {anchor for one in self._inside(text.decode("latin-1")) for anchor in self._by_shape[one]}
+        found = {
+            anchor for one in self._inside(text.decode("latin-1")) for anchor in self._by_shape[one]
+        }
         if text and not shape.endswith(b"\n"):
-            found.update(anchor for words, anchor in self._by_last_byte.get(text[-1], ()) if text.endswith(words))
+            found.update(
+                anchor
+                for words, anchor in self._by_last_byte.get(text[-1], ())
+                if text.endswith(words)
+            )
         return tuple(found)
 
 
-def _ends_of(pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, limit: int) -> Iterator[int]:
-    """Yield where the pattern ends, before ``limit``, if it begins from ``start`` up to ``stop``."""
+def _ends_of(
+    pattern: re.Pattern[bytes], block: bytes, start: int, stop: int, limit: int
+) -> Iterator[int]:
+    """Yield where the pattern ends, before ``limit``, if it begins from ``start`` up to
+    ``stop``.
+    """
     match = pattern.search(block, start, limit)
     while match and match.start() < stop:
         yield match.end()

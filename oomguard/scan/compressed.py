@@ -1,6 +1,8 @@
-"""Read gzip, zstd, xz and bzip2 as the bytes inside them, in constant memory; the first bytes tell the format.
+"""Read gzip, zstd, xz and bzip2 as the bytes inside them, in constant memory; the first bytes tell
+the format.
 
-Damaged data is read as far as it goes, and ``damage`` then says so: nothing is raised in the middle of a log.
+Damaged data is read as far as it goes, and ``damage`` then says so: nothing is raised in the middle
+of a log.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ class _Zstd:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One compressed format: its first bytes, and how many packed bytes may be unpacked at once (``piece_bytes``)."""
+    """One compressed format: its first bytes, and how many packed bytes may be unpacked at once
+    (``piece_bytes``).
+    """
 
     name: str
     suffixes: tuple[str, ...]
@@ -93,7 +97,8 @@ class Format:
     piece_bytes: int = _READ_BYTES
 
 
-# A zstd block of 4 bytes can stand for 128 KiB, and the library does not limit its output: 1 KiB in is 32 MiB out.
+# A zstd block of 4 bytes can stand for 128 KiB, and the library does not limit its output: 1 KiB in
+# is 32 MiB out.
 FORMATS: Final = (
     Format("gzip", (".gz", ".tgz"), b"\x1f\x8b\x08", re.compile(rb"\x1f\x8b\x08"), _Gzip),
     Format(
@@ -111,7 +116,13 @@ FORMATS: Final = (
         re.compile(rb"\xfd7zXZ\0"),
         lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES),
     ),
-    Format("bzip2", (".bz2",), b"BZh", re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), bz2.BZ2Decompressor),
+    Format(
+        "bzip2",
+        (".bz2",),
+        b"BZh",
+        re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
+        bz2.BZ2Decompressor,
+    ),
 )
 # What is refused: (name, suffix, first bytes, the command that unpacks it to standard output).
 _ARCHIVES: Final = (
@@ -126,26 +137,39 @@ _ARCHIVES: Final = (
 def format_of(head: bytes, name: str = "") -> Format | None:
     """Return the format that the first ``HEAD_BYTES`` bytes tell, None for plain text.
 
-    The name counts only if the file is too short to tell. Raises InputError for an archive that oomguard does not read.
+    The name counts only if the file is too short to tell. Raises InputError for an archive that
+    oomguard does not read.
     """
     for form in FORMATS:
-        cut = len(head) < len(form.begins) and form.begins.startswith(head) and name.endswith(form.suffixes)
+        cut = (
+            len(head) < len(form.begins)
+            and form.begins.startswith(head)
+            and name.endswith(form.suffixes)
+        )
         if form.magic.match(head) or cut:
             return form
     for what, suffix, begins, command in _ARCHIVES:
         if head.startswith(begins) and name.endswith(suffix):
-            raise InputError(f"{name}: is {what}, which is not read", hint=f"{command} FILE | oomguard diagnose -")
+            raise InputError(
+                f"{name}: is {what}, which is not read",
+                hint=f"{command} FILE | oomguard diagnose -",
+            )
     return None
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes inside a compressed stream; ``damage`` says why they ended early, None if they did not."""
+    """The bytes inside a compressed stream; ``damage`` says why they ended early, None if they did
+    not.
+    """
 
     def __init__(self, packed: IO[bytes], form: Format, name: str) -> None:
         super().__init__()
-        self._packed, self._form = packed, form
+        self._packed = packed
+        self._form = form
         self._member = _new_member(form, name)
-        self._input, self._at, self._ready = b"", 0, memoryview(b"")
+        self._input = b""
+        self._at = 0
+        self._ready = memoryview(b"")
         self._ended = self._source_ended = False
         self._size_bytes = 0
         self.damage: str | None = None
@@ -161,7 +185,9 @@ class Unpacked(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer and return how many bytes came: 0 at the end, or if the rest is damaged."""
+        """Fill the buffer and return how many bytes came: 0 at the end, or if the rest
+        is damaged.
+        """
         view = memoryview(buffer).cast("B")
         filled = 0
         while filled < len(view):
@@ -180,7 +206,10 @@ class Unpacked(io.RawIOBase):
         """Return the next unpacked bytes, none at the end."""
         while not self._ended:
             try:
-                piece = self._next_piece() if self._member.needs_input else b""
+                if self._member.needs_input:
+                    piece = self._next_piece()
+                else:
+                    piece = b""
                 text = self._member.decompress(piece, _UNPACKED_BYTES)
                 if self._member.eof:
                     self._begin_next()
@@ -188,7 +217,8 @@ class Unpacked(io.RawIOBase):
                     self._end("ends early")
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - four libraries raise errors of four families
+            except Exception as error:  # noqa: BLE001
+                # four libraries raise errors of four families
                 self._end(f"is damaged ({error})")
                 break
             if text:
@@ -198,15 +228,19 @@ class Unpacked(io.RawIOBase):
 
     def _next_piece(self) -> bytes:
         if self._at >= len(self._input) and not self._source_ended:
-            self._input, self._at = self._packed.read(_READ_BYTES) or b"", 0
+            self._input = self._packed.read(_READ_BYTES) or b""
+            self._at = 0
             self._source_ended = not self._input
         piece = self._input[self._at : self._at + self._form.piece_bytes]
         self._at += len(piece)
         return piece
 
     def _begin_next(self) -> None:
-        """Begin the next member after one has ended; skip padding, and end at bytes that belong to nothing."""
-        self._input, self._at = self._member.unused_data + self._input[self._at :], 0
+        """Begin the next member after one has ended; skip padding, and end at bytes that belong to
+        nothing.
+        """
+        self._input = self._member.unused_data + self._input[self._at :]
+        self._at = 0
         while not self._source_ended:
             self._input = self._input.lstrip(b"\0")
             if len(self._input) >= HEAD_BYTES:
@@ -223,7 +257,10 @@ class Unpacked(io.RawIOBase):
 
     def _end(self, what: str) -> None:
         self._ended = True
-        self.damage = f"the {self._form.name} data {what}: {self._size_bytes} unpacked bytes were read before that"
+        self.damage = (
+            f"the {self._form.name} data {what}: {self._size_bytes} unpacked bytes were read "
+            "before that"
+        )
 
 
 def _new_member(form: Format, name: str) -> _Member:
@@ -231,5 +268,6 @@ def _new_member(form: Format, name: str) -> _Member:
         return form.member()
     except ImportError:
         raise InputError(
-            f"{name}: is {form.name} data, and the package that reads it is missing", hint=install_hint("zstd")
+            f"{name}: is {form.name} data, and the package that reads it is missing",
+            hint=install_hint("zstd"),
         ) from None

@@ -1,4 +1,6 @@
-"""What the lines that tell no failure say of the engine: settings, memory figures, phases; by process and by start."""
+"""What the lines that tell no failure say of the engine: settings, memory figures, phases; by
+process and by start.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from oomguard.core.settings import SETTING_FACTS
 from oomguard.scan.effective_settings import ECHO_ANCHOR, Echo, read_echo
 from oomguard.scan.pattern_search import Hit
 
-# How an engine ended, as its own log tells: it died, its front found it gone, or it was told to stop.
+# How an engine ended, as its own log tells: it died, its front found it gone, or it was told to
+# stop.
 #
 # A wording tells one of five:
 #
@@ -29,7 +32,8 @@ from oomguard.scan.pattern_search import Hit
 class Ending:
     """How one start of an engine has ended so far; ``death`` is None as long as no line tells one.
 
-    ``missed`` says that a serving front found the engine gone, ``told_line`` where it was asked to stop while it lived.
+    ``missed`` says that a serving front found the engine gone, ``told_line`` where it was asked to
+    stop while it lived.
     """
 
     death: Incident | None = None
@@ -40,7 +44,8 @@ class Ending:
     _stopping: bool = False
 
     def note(self, what: str, evidence: Evidence, process: str | None, framework: str) -> None:
-        """Take one line that tells of the end; a line after a stop belongs to the stop and tells no death.
+        """Take one line that tells of the end; a line after a stop belongs to the stop and tells no
+        death.
 
         Args:
             what: one of the five.
@@ -49,7 +54,10 @@ class Ending:
             framework: the engine.
         """
         if what == "told" and self._only_gone:
-            self.death, self._only_gone = None, False  # a stop reaches engine and front at once: either may print first
+            self.death, self._only_gone = (
+                None,
+                False,
+            )  # a stop reaches engine and front at once: either may print first
         if what == "failing":
             self._failing = True
         # What is left of a failing engine stops in good order, which is no stop of the engine.
@@ -62,19 +70,26 @@ class Ending:
         self.missed = self.missed or (what == "gone" and not self._stopping)
         if not self._stopping and (self.death is None or (self._only_gone and what == "died")):
             location = Location(evidence.line, None, process)
-            self.death = Incident("engine_dead", evidence.text, framework, location=location, evidence=(evidence,))
+            self.death = Incident(
+                "engine_dead", evidence.text, framework, location=location, evidence=(evidence,)
+            )
             self._only_gone = what == "gone"
 
     def was_told_before(self, line: int) -> bool:
-        """Return whether it had been asked to stop before that line: what fails of its end then is no death."""
+        """Return whether it had been asked to stop before that line: what fails of its end then is
+        no death.
+        """
         return self.told_line is not None and self.told_line < line
 
     def of(self, start: int) -> Incident | None:
         """Return the death as an incident of this start, None if no line tells one."""
-        return None if self.death is None else replace(self.death, start=start)
+        if self.death is None:
+            return None
+        return replace(self.death, start=start)
 
 
-# A traceback's frames stand before its message, within this many lines; a summary may name them just behind.
+# A traceback's frames stand before its message, within this many lines; a summary may name them
+# just behind.
 NEAR_BEFORE_LINES: Final = 250
 NEAR_AFTER_LINES: Final = 12
 MAX_NEAR: Final = 400
@@ -119,9 +134,16 @@ _SERVES: Final = frozenset({"kv_cache_capacity_tokens", "kv_cache_blocks"})
 
 
 def role(process: str | None) -> str | None:
-    """Return what a process is (``Worker`` for ``Worker_TP3 pid=2081``), None for a process without a name."""
-    found = _ROLE.match(process) if process else None
-    return found.group() if found else None
+    """Return what a process is (``Worker`` for ``Worker_TP3 pid=2081``), None for a process without
+    a name.
+    """
+    if process:
+        found = _ROLE.match(process)
+    else:
+        found = None
+    if found:
+        return found.group()
+    return None
 
 
 def _unnumbered(process: str | None) -> str | None:
@@ -130,7 +152,9 @@ def _unnumbered(process: str | None) -> str | None:
 
 
 def related(one: str | None, other: str | None) -> bool:
-    """Return whether what one process prints can speak of another: not between two ranks, nor two data-parallel replicas."""
+    """Return whether what one process prints can speak of another: not between two ranks, nor two
+    data-parallel replicas.
+    """
     if one is None or other is None or one == other:
         return True
     replicas = [found.group(1) for found in (_REPLICA.search(one), _REPLICA.search(other)) if found]
@@ -139,7 +163,9 @@ def related(one: str | None, other: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A line that speaks only of the failure beside it: a traceback's frame, a clause of a report."""
+    """A line that speaks only of the failure beside it: a traceback's frame, a clause
+    of a report.
+    """
 
     line: int
     process: str | None
@@ -155,7 +181,9 @@ class Near:
 
 @dataclass(slots=True)
 class Context:
-    """All that one engine start has printed so far; the key None stands for lines that name no process."""
+    """All that one engine start has printed so far; the key None stands for lines that name no
+    process.
+    """
 
     number: int
     first_line: int | None = None
@@ -164,7 +192,9 @@ class Context:
     lines: dict[tuple[str | None, str], Evidence] = field(default_factory=dict)
     settings: dict[str, SettingInForce] = field(default_factory=dict)
     settings_complete: bool = False
-    listed_again: Echo | None = None  # the same settings once more: a sibling's, or those of a start that follows
+    listed_again: Echo | None = (
+        None  # the same settings once more: a sibling's, or those of a start that follows
+    )
     frameworks: dict[str | None, str] = field(default_factory=dict)
     phases: dict[str | None, tuple[int, str]] = field(default_factory=dict)
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
@@ -186,37 +216,65 @@ class Context:
             process: that printed it.
             text: what was printed, from where the hit begins.
         """
-        echo = read_echo(text) if hit.wording.anchor == ECHO_ANCHOR else None
+        if hit.wording.anchor == ECHO_ANCHOR:
+            echo = read_echo(text)
+        else:
+            echo = None
         if echo is not None:
-            return self.next(echo) if self._is_over_at(echo) else None
-        return self.next() if hit.wording.starts and self.is_over(hit, process) else None
+            if self._is_over_at(echo):
+                return self.next(echo)
+            return None
+        if hit.wording.starts and self.is_over(hit, process):
+            return self.next()
+        return None
 
     def _is_over_at(self, echo: Echo) -> bool:
-        """Return whether the settings that an engine lists are those of another start: one lists them before it loads anything."""
-        return self.failed or (bool(self.phases and self.settings) and echo.complete and echo.settings != self.settings)
+        """Return whether the settings that an engine lists are those of another start: one lists
+        them before it loads anything.
+        """
+        return self.failed or (
+            bool(self.phases and self.settings) and echo.complete and echo.settings != self.settings
+        )
 
     def is_over(self, hit: Hit, process: str | None) -> bool:
-        """Return whether a line that marks a start begins another one: after a failure, or from a process that replaces one."""
+        """Return whether a line that marks a start begins another one: after a failure, or from a
+        process that replaces one.
+        """
         if self.failed:
             return True
         key = (hit.wording.anchor, _unnumbered(process))
         known = self.announced.get(key, process)
         # The processes of a container have the same numbers each time; one process runs one model.
-        model, own = hit.facts.get("model"), self.by_process.get(process, {}).get("model")
-        if process is not None and model and own and model.value != own.value and key in self.announced:
+        model = hit.facts.get("model")
+        own = self.by_process.get(process, {}).get("model")
+        if (
+            process is not None
+            and model
+            and own
+            and model.value != own.value
+            and key in self.announced
+        ):
             return known == process
-        # Before a start has measured anything it is not over: a logger may print its first lines twice.
+        # Before a start has measured anything it is not over: a logger may print its first lines
+        # twice.
         measured = any(
-            name not in _DECIDED and name != "framework_version" for f in self.by_process.values() for name in f
+            name not in _DECIDED and name != "framework_version"
+            for f in self.by_process.values()
+            for name in f
         )
         return measured and key in self.announced and (process is None or known != process)
 
     def next(self, echo: Echo | None = None) -> Context:
-        """Return the context of the start that follows: what the user decided stays, what was measured does not.
+        """Return the context of the start that follows: what the user decided stays, what was
+        measured does not.
 
-        ``echo`` is the list of settings that it begins with; where that is whole the start has no others.
+        ``echo`` is the list of settings that it begins with; where that is whole the start has no
+        others.
         """
-        stays = _UNLISTED if echo is not None and echo.complete else _DECIDED
+        if echo is not None and echo.complete:
+            stays = _UNLISTED
+        else:
+            stays = _DECIDED
         kept = {name: fact for name, fact in self.by_process.get(None, {}).items() if name in stays}
         lines = {key: line for key, line in self.lines.items() if key[0] is None and key[1] in kept}
         following = Context(
@@ -231,7 +289,9 @@ class Context:
         return following
 
     def note(self, hit: Hit, process: str | None, evidence: Evidence) -> Near | None:
-        """Take one line that tells no failure; return it if it speaks only of the failure beside it, else None."""
+        """Take one line that tells no failure; return it if it speaks only of the failure beside
+        it, else None.
+        """
         line = evidence.line or 0
         wording = hit.wording
         if wording.ends is not None:
@@ -239,7 +299,10 @@ class Context:
                 self.ending.note(wording.ends, evidence, process, hit.framework)
             return None
         facts = {name: replace(fact, line=evidence.line) for name, fact in hit.facts.items()}
-        framework = hit.framework if hit.framework not in NO_ENGINE else None
+        if hit.framework not in NO_ENGINE:
+            framework = hit.framework
+        else:
+            framework = None
         if wording.near:
             near = Near(line, process, facts, wording.phase, framework, evidence)
             self.near.append(near)
@@ -247,7 +310,8 @@ class Context:
         if framework:
             self.frameworks[process] = framework
         if wording.phase:
-            # A window may close before an earlier one of the same process, so the later line counts.
+            # A window may close before an earlier one of the same process, so the later line
+            # counts.
             self.phases[process] = max(self.phases.get(process, (0, "")), (line, wording.phase))
         if wording.starts:
             self.announced[wording.anchor, _unnumbered(process)] = process
@@ -267,10 +331,13 @@ class Context:
     def death(self) -> Incident | None:
         """The engine's death, None if no line tells one.
 
-        In a log of errors alone only a server's word counts: the program's next start would not be seen in it.
+        In a log of errors alone only a server's word counts: the program's next start would not be
+        seen in it.
         """
         told = self.by_process or self.settings or self.ending.missed
-        return self.ending.of(self.number) if told else None
+        if told:
+            return self.ending.of(self.number)
+        return None
 
     @property
     def stands(self) -> bool:
@@ -285,7 +352,9 @@ class Context:
             self.take_echo(echo)
 
     def take_echo(self, echo: Echo) -> None:
-        """Take a list of the engine's settings; a whole one takes the place of what an earlier start listed that loaded nothing."""
+        """Take a list of the engine's settings; a whole one takes the place of what an earlier
+        start listed that loaded nothing.
+        """
         if self.phases and echo.settings == self.settings:
             self.listed_again = echo
         if echo.complete:
@@ -300,10 +369,16 @@ class Context:
     def numbers(self) -> dict[str, float]:
         """Return the figures of all processes, each as last printed."""
         told = ((name, fact.value) for name, fact in self.all_facts().items())
-        return {name: value for name, value in told if isinstance(value, (int, float)) and not isinstance(value, bool)}
+        return {
+            name: value
+            for name, value in told
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
 
     def facts_for(self, process: str | None) -> dict[str, Fact]:
-        """Return what is known by now of a failure of ``process``: its own lines count over those of others."""
+        """Return what is known by now of a failure of ``process``: its own lines count over those
+        of others.
+        """
         merged: dict[str, Fact] = {}
         for facts in self.by_process.values():  # all ranks run under the same settings
             merged.update({name: fact for name, fact in facts.items() if name in _DECIDED})
@@ -328,14 +403,23 @@ class Context:
         return own or next((f for p, f in self.frameworks.items() if related(p, process)), None)
 
     def phase_for(self, process: str | None) -> str | None:
-        """Return the phase that the start had reached by the last line that told one, None before any."""
+        """Return the phase that the start had reached by the last line that told one, None before
+        any.
+        """
         told = [at for p, at in self.phases.items() if related(p, process)]
         if not told and role(process) not in _ALONE:  # ranks go through a start together
             told = list(self.phases.values())
-        return max(told)[1] if told else None
+        if told:
+            return max(told)[1]
+        return None
 
     def beside(
-        self, first_line: int, last_line: int, process: str | None, since: int, behind: int = NEAR_AFTER_LINES
+        self,
+        first_line: int,
+        last_line: int,
+        process: str | None,
+        since: int,
+        behind: int = NEAR_AFTER_LINES,
     ) -> list[Near]:
         """Return the frames that belong to a failure printed on these lines.
 
@@ -349,25 +433,41 @@ class Context:
         return [
             n
             for n in self.near
-            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + behind and n.of(process)
+            if max(since, first_line - NEAR_BEFORE_LINES - 1) < n.line <= last_line + behind
+            and n.of(process)
         ]
 
     @staticmethod
-    def _from_far_to_near(process: str | None, sources: Mapping[str | None, dict[str, Fact]]) -> dict[str, Fact]:
-        # Loose text first, then other processes in the order of their lines, then its own lines: the last value counts.
-        order = sorted(sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1)
-        own = {name: fact for p in order if related(p, process) for name, fact in sources[p].items()}
+    def _from_far_to_near(
+        process: str | None, sources: Mapping[str | None, dict[str, Fact]]
+    ) -> dict[str, Fact]:
+        # Loose text first, then other processes in the order of their lines, then its own lines:
+        # the last value counts.
+        order = sorted(
+            sources, key=lambda p: 2 if p == process and p is not None else 0 if p is None else 1
+        )
+        own = {
+            name: fact for p in order if related(p, process) for name, fact in sources[p].items()
+        }
         if process is None or not _RANK.fullmatch(process):
             return own
         # SGLang's first rank prints for all of them; what a device has free is each rank's own.
         ranks = (p for p in order if p is not None and _RANK.fullmatch(p))
-        shared = {name: f for p in ranks for name, f in sources[p].items() if not name.endswith("_free_bytes")}
+        shared = {
+            name: f
+            for p in ranks
+            for name, f in sources[p].items()
+            if not name.endswith("_free_bytes")
+        }
         return {**shared, **own}
 
 
 def _note_sleep(mine: dict[str, Fact], used: Fact) -> None:
     """Add to a process's facts what of the device stayed in use after one more sleep."""
-    before = str(mine["sleep_used_each"].value).split(", ") if "sleep_used_each" in mine else []
+    if "sleep_used_each" in mine:
+        before = str(mine["sleep_used_each"].value).split(", ")
+    else:
+        before = []
     sizes = [*before, f"{float(used.value) / GIB:.2f}"][-MAX_SLEEPS:]
     mine["sleep_used_each"] = Fact("sleep_used_each", ", ".join(sizes), line=used.line)
 

@@ -1,4 +1,6 @@
-"""Which value of a setting is in force, by who states it: the caller, the engine, then a script whose flags may be ignored."""
+"""Which value of a setting is in force, by who states it: the caller, the engine, then a script
+whose flags may be ignored.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from oomguard.core.settings import SETTING_FACTS, SETTINGS
 
 # The settings of which a condition may ask whether the user set them.
 _ASKED: Final = tuple(name for name in SETTINGS if f"{name}_set" in REGISTRY)
-_ENTRY = re.compile(r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])")
+_ENTRY = re.compile(
+    r"'(\w+)': ('(?:[^'\\]|\\.)*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|True|False|None)(?=[,}])"
+)
 _LIMITS = re.compile(r"'limit_mm_per_prompt': (\{[^{}]*\})")
 _BRACES = re.compile(r"'(?:[^'\\]|\\.)*'|[{}]")
 _MAX_DIGITS: Final = 18
@@ -24,17 +28,20 @@ ECHO_ANCHOR: Final = "non-default args: {"
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The settings of one echo; ``complete`` if its end was seen, so that the user set nothing else."""
+    """The settings of one echo; ``complete`` if its end was seen, so that the user set nothing
+    else.
+    """
 
     settings: dict[str, SettingInForce]
     complete: bool
 
 
 def read_echo(text: str) -> Echo | None:
-    """Read the settings of a ``non-default args`` line, also a wrapped one; None if the text holds no such line.
+    """Read the settings of a ``non-default args`` line, also a wrapped one; None if the text holds
+    no such line.
 
-    Only plain values are read (numbers, text, True, False, None), and the limits of images and video as JSON; other
-    objects print as ``<...>`` and tell nothing.
+    Only plain values are read (numbers, text, True, False, None), and the limits of images and
+    video as JSON; other objects print as ``<...>`` and tell nothing.
     """
     start = text.find(ECHO_ANCHOR)
     if start < 0:
@@ -43,7 +50,10 @@ def read_echo(text: str) -> Echo | None:
     end = _closing_brace(body)
     entries = _ENTRY.findall(body[:end] if end else body)
     values = {name: _literal(raw) for name, raw in entries}
-    found = {name: SettingInForce(name, _own_choice(name, value), True, "printed") for name, value in values.items()}
+    found = {
+        name: SettingInForce(name, _own_choice(name, value), True, "printed")
+        for name, value in values.items()
+    }
     if limits := _LIMITS.search(body[:end] if end else body):
         name = "limit_mm_per_prompt"
         found[name] = SettingInForce(name, limits.group(1).replace("'", '"'), True, "printed")
@@ -51,12 +61,18 @@ def read_echo(text: str) -> Echo | None:
 
 
 def _own_choice(name: str, value: FactValue | None) -> FactValue | None:
-    """Return a value, None for one below zero of a known number: by it the engine is told to find the value itself."""
-    return None if name in SETTINGS and isinstance(value, (int, float)) and value < 0 else value
+    """Return a value, None for one below zero of a known number: by it the engine is told to find
+    the value itself.
+    """
+    if name in SETTINGS and isinstance(value, (int, float)) and value < 0:
+        return None
+    return value
 
 
 def _closing_brace(body: str) -> int | None:
-    """Return the position behind the brace that closes the first one, None if it stays open; quoted braces do not count."""
+    """Return the position behind the brace that closes the first one, None if it stays open; quoted
+    braces do not count.
+    """
     depth = 0
     for match in _BRACES.finditer(body):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
@@ -74,11 +90,15 @@ def _literal(raw: str) -> FactValue | None:
         return raw[1:-1]
     if len(raw) > _MAX_DIGITS:
         return None  # no setting has so many digits, and not every double holds them
-    return float(raw) if re.search(r"[.e]", raw) else int(raw)
+    if re.search(r"[.e]", raw):
+        return float(raw)
+    return int(raw)
 
 
 def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> dict[str, Fact]:
-    """Return the facts that settings carry; with ``complete`` (all that the user set is listed) also what was not set."""
+    """Return the facts that settings carry; with ``complete`` (all that the user set is listed)
+    also what was not set.
+    """
     facts: dict[str, Fact] = {}
     for name, fact in SETTING_FACTS.items():
         setting = settings.get(name)
@@ -93,26 +113,32 @@ def setting_facts(settings: Mapping[str, SettingInForce], *, complete: bool) -> 
     return facts
 
 
-# The source of a flag on the command line of a program that is not the engine's own: the program may ignore it.
+# The source of a flag on the command line of a program that is not the engine's own: the program
+# may ignore it.
 SCRIPT: Final = "script"
 # The source of all that a program gave its engine, as what runs inside the engine told it.
 ARGUMENTS: Final = "arguments"
-# How the source of a setting begins that the engine's own file gives; the file is read beside the command.
+# How the source of a setting begins that the engine's own file gives; the file is read beside the
+# command.
 CONFIG_FILE: Final = "config file"
 _COMPLETE: Final = ("command", ARGUMENTS, CONFIG_FILE)
 SHARE: Final = "gpu_memory_utilization"
-# A host's total moves between the line that prints it and the start; a share that a script ignores is further off.
+# A host's total moves between the line that prints it and the start; a share that a script ignores
+# is further off.
 AGREES_RATIO: Final = 0.05
 _DIGITS: Final = 6
 
 
 def merged_settings(
-    echoed: Mapping[str, SettingInForce], given: Mapping[str, SettingInForce], *, echo_complete: bool
+    echoed: Mapping[str, SettingInForce],
+    given: Mapping[str, SettingInForce],
+    *,
+    echo_complete: bool,
 ) -> tuple[dict[str, SettingInForce], bool]:
     """Return the settings in force, and whether they are all that the user set.
 
-    The engine's own command line lists as much as its echo does. If either is complete, a script's flag that it does
-    not list was ignored.
+    The engine's own command line lists as much as its echo does. If either is complete, a script's
+    flag that it does not list was ignored.
 
     Args:
         echoed: the settings as the engine lists them.
@@ -121,21 +147,29 @@ def merged_settings(
     """
     stated = {name: setting for name, setting in given.items() if setting.source != SCRIPT}
     settings = {**echoed, **stated}
-    complete = echo_complete or any(setting.source.startswith(_COMPLETE) for setting in settings.values())
+    complete = echo_complete or any(
+        setting.source.startswith(_COMPLETE) for setting in settings.values()
+    )
     if not complete:
-        settings = {**{name: flag for name, flag in given.items() if flag.source == SCRIPT}, **settings}
+        settings = {
+            **{name: flag for name, flag in given.items() if flag.source == SCRIPT},
+            **settings,
+        }
     return settings, complete
 
 
 def without_contradicted(
     settings: Mapping[str, SettingInForce], printed: Mapping[str, Fact], *, complete: bool
 ) -> tuple[dict[str, SettingInForce], dict[str, Fact]]:
-    """Return the settings without the script's flags that ``printed`` contradicts, and the facts of the rest.
+    """Return the settings without the script's flags that ``printed`` contradicts, and the facts of
+    the rest.
 
     ``complete`` says that ``settings`` are all that the user set.
     """
     kept = {
-        name: setting for name, setting in settings.items() if setting.source != SCRIPT or _agrees(setting, printed)
+        name: setting
+        for name, setting in settings.items()
+        if setting.source != SCRIPT or _agrees(setting, printed)
     }
     return kept, setting_facts(kept, complete=complete)
 
@@ -143,15 +177,21 @@ def without_contradicted(
 def requested_share(facts: Mapping[str, Fact]) -> Fact | None:
     """Return requested ÷ total as the utilization, 0 to 1; None if one of them is unknown.
 
-    Both are printed rounded: the shortest number within their rounding is the one most likely typed.
+    Both are printed rounded: the shortest number within their rounding is the one most likely
+    typed.
     """
-    desired, total = number_of(facts, "desired_bytes"), number_of(facts, "device_total_bytes")
+    desired = number_of(facts, "desired_bytes")
+    total = number_of(facts, "device_total_bytes")
     if not desired or not total or desired < 0 or total < 0:
         return None
-    around, of_total = facts["desired_bytes"].slack, facts["device_total_bytes"].slack
-    least, most = (desired - around) / (total + of_total), (desired + around) / max(1.0, total - of_total)
+    around = facts["desired_bytes"].slack
+    of_total = facts["device_total_bytes"].slack
+    least = (desired - around) / (total + of_total)
+    most = (desired + around) / max(1.0, total - of_total)
     middle = desired / total
-    shortest = next((v for n in range(1, _DIGITS + 1) if least <= (v := round(middle, n)) <= most), middle)
+    shortest = next(
+        (v for n in range(1, _DIGITS + 1) if least <= (v := round(middle, n)) <= most), middle
+    )
     return Fact(SETTING_FACTS[SHARE], shortest, "solved", (most - least) / 2)
 
 
@@ -162,10 +202,16 @@ def _agrees(flag: SettingInForce, printed: Mapping[str, Fact]) -> bool:
         return False
     if fact is not None:
         return _same(flag.value, fact)
-    share = requested_share(printed) if flag.name == SHARE else None
+    if flag.name == SHARE:
+        share = requested_share(printed)
+    else:
+        share = None
     if share is None:
         return True
-    apart = abs(float(flag.value) - float(share.value)) if isinstance(flag.value, (int, float)) else float("inf")
+    if isinstance(flag.value, (int, float)):
+        apart = abs(float(flag.value) - float(share.value))
+    else:
+        apart = float("inf")
     return apart <= share.slack + AGREES_RATIO * float(share.value)
 
 
@@ -177,5 +223,10 @@ def _same(value: FactValue, fact: Fact) -> bool:
 
 def with_requested_share(facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """Add the utilization that requested ÷ total tells, unless the facts hold it already."""
-    share = None if SETTING_FACTS[SHARE] in facts else requested_share(facts)
-    return dict(facts) if share is None else {**facts, share.name: share}
+    if SETTING_FACTS[SHARE] in facts:
+        share = None
+    else:
+        share = requested_share(facts)
+    if share is None:
+        return dict(facts)
+    return {**facts, share.name: share}

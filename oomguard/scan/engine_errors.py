@@ -1,6 +1,7 @@
 """The exceptions and signals that ended an engine's processes, read line by line.
 
-A front end only says that one of its processes died. Which exception ended that process is printed above, or by another process.
+A front end only says that one of its processes died. Which exception ended that process is printed
+above, or by another process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _FRONT_END: Final = "APIServer"
 _TRACEBACK: Final = f"{TRACEBACK}:"
 _DIRECT: Final = "The above exception was the direct cause of the following exception:"
 _DURING: Final = "During handling of the above exception, another exception occurred:"
-# Lines of other processes, or warnings, that may come between a head and its traceback, or between two frames.
+# Lines of other processes, or warnings, that may come between a head and its traceback, or between
+# two frames.
 _MOST_BETWEEN: Final = 40
 # Patterns as texts are compiled when the first line needs them: most logs have no engine that died.
 _EXCEPTION: Final = (
@@ -55,7 +57,9 @@ _MARKS: Final = (
     "; error",
 )
 # Most lines begin nothing: what each line that does has in it.
-_MAY_BEGIN: Final = re.compile("|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK))))
+_MAY_BEGIN: Final = re.compile(
+    "|".join(map(re.escape, (*_MARKS, "Error: ", "Exception: ", _TRACEBACK)))
+)
 _OTHER_ERROR: Final = (
     r"(?P<text>Watchdog caught collective operation timeout: .+|Failed: Cuda error .+"
     r"|ptxas \S+, line \d+; error +: .+|ptxas fatal +: .+)|^\s*what\(\):\s+(?P<what>\S.*)"
@@ -83,8 +87,8 @@ _OF_MEMORY: Final = (
 _HIDES_CAUSE: Final = r"(?i)\bNCCL error\b.*\bunhandled cuda error|ncclUnhandledCudaError"
 # What NCCL printed itself, on the same line of a paste.
 _NCCL_RECORD: Final = r"\s\S+:\d+:\d+ \[\d+\] NCCL (?:INFO|WARN)\b.*"
-# What an engine prints above the traceback that ended one of its processes, and the engine. Only of these the engine itself is dead;
-# after the others it may go on.
+# What an engine prints above the traceback that ended one of its processes, and the engine. Only of
+# these the engine itself is dead; after the others it may go on.
 _FATAL: Final = {
     "EngineCore failed to start": "vllm",
     "EngineCore encountered a fatal error": "vllm",
@@ -97,7 +101,8 @@ _FATAL: Final = {
     "Executor worker initialization error": "tensorrt-llm",
     "Shard complete standard error output": "tgi",
 }
-# A record of vLLM at level ERROR from a process that runs the model; a paste may have several on one line.
+# A record of vLLM at level ERROR from a process that runs the model; a paste may have several on
+# one line.
 _RECORD: Final = r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\] ?"
 _LOGGED: Final = r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?(?:[\w/.-]*/)?(?:core|multiproc_executor|multiproc_worker_utils)\.py:\d+\]"
 # What only an engine that goes on prints.
@@ -107,7 +112,9 @@ _Source = tuple[str | None, str | None]
 
 
 class EngineError(NamedTuple):
-    """An exception, or a message that stands for one; ``is_headed`` says that the engine itself printed it as its end."""
+    """An exception, or a message that stands for one; ``is_headed`` says that the engine itself
+    printed it as its end.
+    """
 
     text: str
     line: int
@@ -117,18 +124,26 @@ class EngineError(NamedTuple):
 
     @property
     def level(self) -> int:
-        """0: it says why; 1: it may follow from another process's end; 2: it only says that another process failed."""
+        """0: it says why; 1: it may follow from another process's end; 2: it only says that another
+        process failed.
+        """
         data = _data()
         name = _name(self.text)
         if name in data.exceptions or any(said in self.text for said in data.parents_messages):
             return 2
-        return int(self.follows or any(said in self.text for said in data.quoting) or is_of_another_rank(self.text))
+        return int(
+            self.follows
+            or any(said in self.text for said in data.quoting)
+            or is_of_another_rank(self.text)
+        )
 
     @property
     def follows(self) -> bool:
         """Whether it only follows from another process's end."""
         data = _data()
-        return _name(self.text) in data.consequences or self.text.startswith(data.consequence_messages)
+        return _name(self.text) in data.consequences or self.text.startswith(
+            data.consequence_messages
+        )
 
 
 class _Signal(NamedTuple):
@@ -151,7 +166,9 @@ class _Death(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """A traceback while it is read: its exceptions, oldest first, each with the words that join it to the one before."""
+    """A traceback while it is read: its exceptions, oldest first, each with the words that join it
+    to the one before.
+    """
 
     state: str  # headed, frames, behind, joined
     is_headed: bool = False
@@ -163,7 +180,9 @@ class _Reading:
 
 
 class EngineErrors:
-    """All exceptions and signals of an input that may have ended an engine, and where an engine said that it ended."""
+    """All exceptions and signals of an input that may have ended an engine, and where an engine
+    said that it ended.
+    """
 
     def __init__(self) -> None:
         self._errors: deque[EngineError] = deque(maxlen=MAX_ERRORS)
@@ -172,7 +191,9 @@ class EngineErrors:
         self._readings: dict[_Source, _Reading] = {}
         self._logged: list[_Death] = []  # by an engine's process, without its own words for its end
 
-    def see(self, line: Line, plain: PlainLine, heads: Sequence[str], context: Context, seen_s: float) -> None:
+    def see(
+        self, line: Line, plain: PlainLine, heads: Sequence[str], context: Context, seen_s: float
+    ) -> None:
         """Take the next line.
 
         Args:
@@ -190,11 +211,22 @@ class EngineErrors:
         if not heads and source not in self._readings and not _MAY_BEGIN.search(plain.text):
             return
         for text in _texts(plain.text):
-            if " ERROR " in line.text and _BARE.match(text) and (logged := re.search(_LOGGED, line.text)) is not None:
+            if (
+                " ERROR " in line.text
+                and _BARE.match(text)
+                and (logged := re.search(_LOGGED, line.text)) is not None
+            ):
                 location = Location(line.number, line.byte, plain.process)
                 death = _Death("vllm", logged.group(), location, _raw(line), context, seen_s)
                 self._logged = [*self._logged[-1:], death._replace(message=_clipped(text))]
-            head = next((one for one in heads if one in text and re.fullmatch(_LEAD, text[: text.index(one)])), None)
+            head = next(
+                (
+                    one
+                    for one in heads
+                    if one in text and re.fullmatch(_LEAD, text[: text.index(one)])
+                ),
+                None,
+            )
             if head is not None:
                 self._begin(head, text, line, source, context, seen_s)
             elif not self._take(text, line, source):
@@ -205,13 +237,19 @@ class EngineErrors:
         for source in list(self._readings):
             self._finish(source)
 
-    def _begin(self, head: str, text: str, line: Line, source: _Source, context: Context, seen_s: float) -> None:
+    def _begin(
+        self, head: str, text: str, line: Line, source: _Source, context: Context, seen_s: float
+    ) -> None:
         self._finish(source)
         framework = _FATAL.get(head)
-        self._readings[source] = reading = _Reading("frames" if _TRACEBACK in text else "headed", is_headed=True)
+        self._readings[source] = reading = _Reading(
+            "frames" if _TRACEBACK in text else "headed", is_headed=True
+        )
         if framework is not None:
             location = Location(line.number, line.byte, source[1])
-            reading.death = _Death(framework, text.strip()[:_MAX_CHARS], location, _raw(line), context, seen_s)
+            reading.death = _Death(
+                framework, text.strip()[:_MAX_CHARS], location, _raw(line), context, seen_s
+            )
         if (
             framework == "tensorrt-llm" and _TRACEBACK not in text
         ):  # its message has the exception's text, and no traceback
@@ -220,7 +258,9 @@ class EngineErrors:
                 self._link(reading, said, line, source)
 
     def _take(self, text: str, line: Line, source: _Source) -> bool:
-        """Add a line to the traceback that its process prints; False if it does not belong to it."""
+        """Add a line to the traceback that its process prints; False if it does not
+        belong to it.
+        """
         reading = self._readings.get(source)
         if reading is None:
             return False
@@ -229,7 +269,9 @@ class EngineErrors:
         if _TRACEBACK in text:
             reading.state = "frames"
             return True
-        if not text.strip() or (reading.state == "frames" and text.startswith((" ", "\t", 'File "'))):
+        if not text.strip() or (
+            reading.state == "frames" and text.startswith((" ", "\t", 'File "'))
+        ):
             return True
         if reading.state != "joined" and _is_exception(text, in_frames=reading.state == "frames"):
             self._link(reading, text, line, source)
@@ -240,7 +282,9 @@ class EngineErrors:
         return False
 
     def _is_behind(self, reading: _Reading, text: str, source: _Source) -> bool:
-        """Return whether a line behind an exception belongs to it: the rest of its message, or what joins it to the next."""
+        """Return whether a line behind an exception belongs to it: the rest of its message, or what
+        joins it to the next.
+        """
         if not text.strip():
             return True
         if text.startswith((_DIRECT, _DURING)):
@@ -262,12 +306,20 @@ class EngineErrors:
         elif any(mark in text for mark in _MARKS):
             if found := re.search(_OTHER_ERROR, text):
                 said = found["text"] or found["what"]
-                self._errors.append(EngineError(_clipped(said), line.number, _raw(line), source, is_headed=False))
+                self._errors.append(
+                    EngineError(_clipped(said), line.number, _raw(line), source, is_headed=False)
+                )
             elif found := re.search(_SIGNAL, text):
                 groups = found.groupdict()
                 number = groups["number"] or groups["number1"]
-                name = next((groups[key] for key in ("name", "name1", "name2", "name3") if groups[key]), "")
-                known = int(number) if number else _SIGNALS.get(name.replace("Floating point", "Floating-point"))
+                name = next(
+                    (groups[key] for key in ("name", "name1", "name2", "name3") if groups[key]), ""
+                )
+                known = (
+                    int(number)
+                    if number
+                    else _SIGNALS.get(name.replace("Floating point", "Floating-point"))
+                )
                 if known:
                     self._signals.append(_Signal(known, line.number, _raw(line), source))
 
@@ -275,11 +327,17 @@ class EngineErrors:
     def _link(reading: _Reading, text: str, line: Line, source: _Source) -> None:
         error = EngineError(_clipped(text), line.number, _raw(line), source, reading.is_headed)
         reading.links.append((error, reading.joint))
-        reading.state, reading.joint, reading.goes_on = "behind", "", bool(re.search(_GOES_ON, error.text))
+        reading.state, reading.joint, reading.goes_on = (
+            "behind",
+            "",
+            bool(re.search(_GOES_ON, error.text)),
+        )
 
     @staticmethod
     def _go_on(reading: _Reading, text: str) -> None:
-        """Add the line behind an exception to its message; a lone word there names a field, whose message follows."""
+        """Add the line behind an exception to its message; a lone word there names a field, whose
+        message follows.
+        """
         error, joint = reading.links[-1]
         reading.links[-1] = (error._replace(text=_clipped(f"{error.text} {text.strip()}")), joint)
         reading.goes_on = " " not in text.strip()
@@ -294,8 +352,11 @@ class EngineErrors:
         if reading.death is not None and not is_stop:  # without an exception its traceback was cut
             self._deaths.append(reading.death)
 
-    def deaths(self, found: Iterable[ScannedIncident], newer_than_s: float | None) -> list[ScannedIncident]:
-        """Return the ends that engines reported themselves and that no incident of theirs reports, one a start.
+    def deaths(
+        self, found: Iterable[ScannedIncident], newer_than_s: float | None
+    ) -> list[ScannedIncident]:
+        """Return the ends that engines reported themselves and that no incident of theirs reports,
+        one a start.
 
         Args:
             found: all incidents of the input.
@@ -307,8 +368,11 @@ class EngineErrors:
             self._deaths.extend(self._logged[-1:])
         silent: dict[int, ScannedIncident] = {}
         for death in self._deaths:
-            line, context = death.location.line or 0, death.context
-            if (newer_than_s is not None and death.seen_s < newer_than_s) or context.number in silent:
+            line = death.location.line or 0
+            context = death.context
+            if (
+                newer_than_s is not None and death.seen_s < newer_than_s
+            ) or context.number in silent:
                 continue
             if context.ending.was_told_before(line) or any(
                 one.context is context or abs(one.last_line - line) <= FOLD_LINES for one in known
@@ -317,8 +381,11 @@ class EngineErrors:
             silent[context.number] = _scanned(death)
         return list(silent.values())
 
-    def explained(self, incident: Incident, service: str | None, after: int, before: int | None) -> Incident:
-        """Return the end of an engine with the exception or the signal that caused it, if the text has one.
+    def explained(
+        self, incident: Incident, service: str | None, after: int, before: int | None
+    ) -> Incident:
+        """Return the end of an engine with the exception or the signal that caused it, if the text
+        has one.
 
         Args:
             incident: the end.
@@ -329,18 +396,34 @@ class EngineErrors:
         self.leave_out()
         death = incident.location.line or 0
         error = _first_cause(
-            [one for one in self._errors if one.source[0] == service and _within(one.line, after, before)], death
+            [
+                one
+                for one in self._errors
+                if one.source[0] == service and _within(one.line, after, before)
+            ],
+            death,
         )
         known = incident.facts.get("exit_signal")
-        signal = None if known is None else _Signal(int(known.value), known.line or death, "", (service, None))
+        if known is None:
+            signal = None
+        else:
+            signal = _Signal(int(known.value), known.line or death, "", (service, None))
         if signal is None and (error is None or not error.is_headed):
-            signals = [one for one in self._signals if one.source[0] == service and _within(one.line, after, before)]
-            signal = next(reversed([one for one in signals if one.line <= death] or signals[:1]), None)
-        if error is not None and signal is not None and signal.number in _CRASHES:
-            error = error if error.is_headed and error.line < signal.line else None
-        if error is not None and signal is not None and error.follows:
-            error = None
-        facts, evidence = dict(incident.facts), list(incident.evidence)
+            signals = [
+                one
+                for one in self._signals
+                if one.source[0] == service and _within(one.line, after, before)
+            ]
+            signal = next(
+                reversed([one for one in signals if one.line <= death] or signals[:1]), None
+            )
+        if error is not None and signal is not None:
+            begins_before = error.is_headed and error.line < signal.line
+            crashed = signal.number in _CRASHES and not begins_before
+            if crashed or error.follows:
+                error = None
+        facts = dict(incident.facts)
+        evidence = list(incident.evidence)
         if error is not None:
             facts |= _facts(error)
             evidence.insert(0, Evidence(error.raw, error.line))
@@ -352,19 +435,28 @@ class EngineErrors:
 
 def _is_exception(text: str, *, in_frames: bool) -> bool:
     """Return whether a line is an exception: behind frames one without a message counts too."""
-    found = re.match(_EXCEPTION, text) if in_frames else _BARE.match(text)
+    if in_frames:
+        found = re.match(_EXCEPTION, text)
+    else:
+        found = _BARE.match(text)
     return found is not None
 
 
 def _texts(text: str) -> Sequence[str]:
-    """Return the records of a line: mostly one, several where a paste or a collector joined them."""
+    """Return the records of a line: mostly one, several where a paste or a collector
+    joined them.
+    """
     if "\n" in text:
         return text.split("\n")
-    return re.split(_RECORD, text) if " ERROR " in text else (text,)
+    if " ERROR " in text:
+        return re.split(_RECORD, text)
+    return (text,)
 
 
 def is_of_another_rank(text: str) -> bool:
-    """Return whether a text holds what an exception says that ended one rank because another one is gone."""
+    """Return whether a text holds what an exception says that ended one rank because another one is
+    gone.
+    """
     lower = text.lower()
     return any(said in lower for said in _data().of_other_ranks)
 
@@ -375,12 +467,16 @@ def passes_on(exception: str) -> bool:
 
 
 def _first_cause(errors: Sequence[EngineError], death: int) -> EngineError | None:
-    """Return the exception that the end came from: of those that say most, the first of the last that were printed together."""
+    """Return the exception that the end came from: of those that say most, the first of the last
+    that were printed together.
+    """
     for level in (0, 1):
         ones = [one for one in errors if one.level == level]
         engines = [one for one in ones if role(one.source[1]) in ENGINE_ROLES]
         for group in ([one for one in ones if one.is_headed], engines, ones):
-            told = sorted([one for one in group if one.line <= death] or group, key=lambda one: one.line)
+            told = sorted(
+                [one for one in group if one.line <= death] or group, key=lambda one: one.line
+            )
             if not told:
                 continue
             first = len(told) - 1
@@ -393,8 +489,8 @@ def _first_cause(errors: Sequence[EngineError], death: int) -> EngineError | Non
 def _root(links: Sequence[tuple[EngineError, str]]) -> EngineError:
     """Return the exception that a chain came from.
 
-    That is the first one of ``raise … from …``. An exception that was raised while another was handled says more than that one, unless it
-    only passes it on.
+    That is the first one of ``raise … from …``. An exception that was raised while another was
+    handled says more than that one, unless it only passes it on.
     """
     parts: list[list[EngineError]] = []
     for error, joint in links:
@@ -407,7 +503,9 @@ def _root(links: Sequence[tuple[EngineError, str]]) -> EngineError:
 
 
 def _scanned(death: _Death) -> ScannedIncident:
-    context, process, line = death.context, death.location.process, death.location.line or 0
+    context = death.context
+    process = death.location.process
+    line = death.location.line or 0
     incident = Incident(
         kind="engine_dead",
         message=death.message,
@@ -428,7 +526,8 @@ def _facts(error: EngineError) -> dict[str, Fact]:
         "engine_error": error.text,
         "engine_error_line": error.line,
         "engine_error_of_memory": of_memory,
-        "engine_error_hides_cause": not of_memory and re.search(_HIDES_CAUSE, error.text) is not None,
+        "engine_error_hides_cause": not of_memory
+        and re.search(_HIDES_CAUSE, error.text) is not None,
         "engine_error_follows": error.follows,
         "engine_error_is_its_end": error.is_headed and not is_of_another_rank(error.text),
     }

@@ -1,4 +1,6 @@
-"""Exceptions as lines for the scanner: frames and message of each link of the chain, the first cause first."""
+"""Exceptions as lines for the scanner: frames and message of each link of the chain, the first
+cause first.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from oomguard.scan.source import Line
 
 # The line of the user's own file whose call ran out of memory, read from a printed traceback.
 #
-# A traceback goes from the user's file into libraries. The deepest frame that is in no library is the line the user can
-# change. Python's form, IPython's cells and the arrows of both are read.
+# A traceback goes from the user's file into libraries. The deepest frame that is in no library is
+# the line the user can change. Python's form, IPython's cells and the arrows of both are read.
 
 MAX_SOURCE_CHARS: Final = 160
 # A traceback is printed in one piece: its frames stand close above its message.
@@ -37,8 +39,12 @@ _LIBRARY: Final = (
     r"|[/\\](?:torch|transformers|accelerate|vllm|sglang|peft|oomguard[/\\](?:testing|guarding|engines|mapping))[/\\]"
 )
 _MARKERS: Final = r"^[\s~^|]*$"
-_MESSAGE: Final = r"(?i)^\s*(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!\()|[\w. ]{0,20}out of memory)"
-_MODEL_CALL: Final = r"\.generate\(|\b(?:\w*model\w*|\w*pipe\w*|generator|llm|classifier|encoder|net)(?:\.\w+)?\("
+_MESSAGE: Final = (
+    r"(?i)^\s*(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!\()|[\w. ]{0,20}out of memory)"
+)
+_MODEL_CALL: Final = (
+    r"\.generate\(|\b(?:\w*model\w*|\w*pipe\w*|generator|llm|classifier|encoder|net)(?:\.\w+)?\("
+)
 
 
 @dataclass(slots=True)
@@ -61,7 +67,9 @@ class UserFrames:
     def see(self, text: str, process: str | None, number: int) -> None:
         """Take the next line of a process, without the logger's prefix."""
         waiting = self._waiting.pop(process, None)
-        if waiting is not None and not any(re.match(other, text) for other in (_FRAME, _MARKERS, _MESSAGE)):
+        if waiting is not None and not any(
+            re.match(other, text) for other in (_FRAME, _MARKERS, _MESSAGE)
+        ):
             waiting.source = text.strip()[:MAX_SOURCE_CHARS]
         if TRACEBACK in text:
             self._last.pop(process, None)
@@ -75,7 +83,10 @@ class UserFrames:
             and process not in self._in_library
         ):
             frame = self._last[process]
-            frame.line, frame.source = int(arrow["line"]), arrow["source"].strip()[:MAX_SOURCE_CHARS]
+            frame.line, frame.source = (
+                int(arrow["line"]),
+                arrow["source"].strip()[:MAX_SOURCE_CHARS],
+            )
 
     def _see_frame(self, text: str, process: str | None, number: int) -> None:
         found = re.match(_FRAME, text) or re.match(_CELL, text)
@@ -92,7 +103,9 @@ class UserFrames:
         self._last[process] = self._waiting[process] = frame
 
     def facts(self, process: str | None, number: int) -> dict[str, Fact]:
-        """Return the facts of the user's call for a failure that is printed at line ``number``; empty if none is known."""
+        """Return the facts of the user's call for a failure that is printed at line ``number``;
+        empty if none is known.
+        """
         frame = self._last.get(process)
         if frame is None or not 0 <= number - frame.number <= MAX_LINES_ABOVE or not frame.source:
             return {}
@@ -111,48 +124,67 @@ class UserFrames:
 
 
 def _argument(source: str) -> str | None:
-    """Return the name of the first argument of the first call in a line of source, None if it has none."""
+    """Return the name of the first argument of the first call in a line of source, None if it has
+    none.
+    """
     text = source.removeprefix("return ").removeprefix("with ").rstrip(":")
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = (argument.id for call in calls[:1] for argument in call.args if isinstance(argument, ast.Name))
+    names = (
+        argument.id
+        for call in calls[:1]
+        for argument in call.args
+        if isinstance(argument, ast.Name)
+    )
     return next(names, None)
 
 
-# A memory failure is one of these or a subclass; a KeyError that quotes such a message is a KeyError.
+# A memory failure is one of these or a subclass; a KeyError that quotes such a message is a
+# KeyError.
 _CARRIERS = (RuntimeError, MemoryError, ValueError)
-# What stands in place of a failure elsewhere: vLLM's for what its core died of (its classes differ by version); Ray's for a worker
-# that its memory monitor killed, that the kernel killed, and for an actor that failed while it was made.
-_CARRIERS_BY_NAME = frozenset({"EngineDeadError", "OutOfMemoryError", "WorkerCrashedError", "ActorDiedError"})
+# What stands in place of a failure elsewhere: vLLM's for what its core died of (its classes differ
+# by version); Ray's for a worker that its memory monitor killed, that the kernel killed, and for an
+# actor that failed while it was made.
+_CARRIERS_BY_NAME = frozenset(
+    {"EngineDeadError", "OutOfMemoryError", "WorkerCrashedError", "ActorDiedError"}
+)
 _MAX_LINKS = 100
 MAX_FRAMES = 60
 
 
 def may_be_oom(error: BaseException) -> bool:
-    """Return whether a memory failure may come as this exception, by type alone: cheap, before anything is scanned."""
+    """Return whether a memory failure may come as this exception, by type alone: cheap, before
+    anything is scanned.
+    """
     return any(_carries(link) for link in chain(error))
 
 
 def _carries(link: BaseException) -> bool:
-    return isinstance(link, _CARRIERS) or any(base.__name__ in _CARRIERS_BY_NAME for base in type(link).__mro__)
+    return isinstance(link, _CARRIERS) or any(
+        base.__name__ in _CARRIERS_BY_NAME for base in type(link).__mro__
+    )
 
 
 def _wrapped(link: BaseException) -> BaseException | None:
-    """Return the exception of another process that this one brings (Ray's ``cause``), unless its own text has that one's words too.
+    """Return the exception of another process that this one brings (Ray's ``cause``), unless its
+    own text has that one's words too.
 
     The text has the other process's traceback, which an exception that was sent does not.
     """
     cause = vars(link).get("cause")
-    if not isinstance(cause, BaseException) or (_carries(link) and _message(cause) in _message(link)):
+    if not isinstance(cause, BaseException) or (
+        _carries(link) and _message(cause) in _message(link)
+    ):
         return None
     return cause
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and what it was raised from, latest first, as a traceback shows them, groups included.
+    """Yield the exception and what it was raised from, latest first, as a traceback shows them,
+    groups included.
 
     What another process raised counts as that from which the exception that brings it was raised.
     """
@@ -171,9 +203,11 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def exception_lines(error: BaseException) -> Iterator[Line]:
-    """Yield the lines of each message, the first cause first; exceptions whose type no memory failure has are left out.
+    """Yield the lines of each message, the first cause first; exceptions whose type no memory
+    failure has are left out.
 
-    Before each message come the frames that led to it, as in a printed traceback: they tell what was being done.
+    Before each message come the frames that led to it, as in a printed traceback: they tell what
+    was being done.
     """
     number = 1
     for link in reversed(list(chain(error))):
@@ -191,7 +225,9 @@ def _frames(link: BaseException) -> Iterator[str]:
     """Yield the last frames of one exception, each with its line of source if that can be read."""
     import traceback  # a log has no use for it
 
-    with contextlib.suppress(Exception):  # a traceback that cannot be shown: the message alone will do
+    with contextlib.suppress(
+        Exception
+    ):  # a traceback that cannot be shown: the message alone will do
         for frame in traceback.extract_tb(link.__traceback__)[-MAX_FRAMES:]:
             yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
             if frame.line:
@@ -199,8 +235,12 @@ def _frames(link: BaseException) -> Iterator[str]:
 
 
 def _printed_name(link: BaseException) -> str:
-    """Return the name of an exception's type as a traceback has it; of a subclass of torch's error, torch's name."""
-    kind = next((base for base in type(link).__mro__ if base.__name__ == "OutOfMemoryError"), type(link))
+    """Return the name of an exception's type as a traceback has it; of a subclass of torch's error,
+    torch's name.
+    """
+    kind = next(
+        (base for base in type(link).__mro__ if base.__name__ == "OutOfMemoryError"), type(link)
+    )
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

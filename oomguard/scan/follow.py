@@ -1,4 +1,6 @@
-"""Follow a log that is still written, as ``tail -F`` does: it may not exist yet, be cut, or be replaced."""
+"""Follow a log that is still written, as ``tail -F`` does: it may not exist yet, be cut, or be
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Event:
 
 
 def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> Iterator[Event]:
-    """Yield the events of the file at ``path``, without end. A removed file is read on until another takes its name.
+    """Yield the events of the file at ``path``, without end. A removed file is read on until
+    another takes its name.
 
     Args:
         path: the file, which may not exist yet.
@@ -48,7 +51,8 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
     Raises:
         InputError: the file exists and cannot be read.
     """
-    raw, told = None, False
+    raw = None
+    told = False
     while raw is None:
         try:
             raw = io.FileIO(path)
@@ -58,7 +62,9 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
                 told = True
             time.sleep(poll_s)
         except (OSError, ValueError) as error:
-            raise InputError(f"{shown(path)}: {getattr(error, 'strerror', None) or error}") from None
+            raise InputError(
+                f"{shown(path)}: {getattr(error, 'strerror', None) or error}"
+            ) from None
     try:
         last_s: float | None = None
         while True:
@@ -87,7 +93,9 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
 
 
 def _changed(raw: io.FileIO, path: str) -> tuple[Change | None, io.FileIO | None]:
-    """Return whether the open file was cut or another took its name; the other one is returned open."""
+    """Return whether the open file was cut or another took its name; the other one is returned
+    open.
+    """
     own = os.fstat(raw.fileno())
     try:
         named = Path(path).stat()
@@ -102,7 +110,9 @@ def _changed(raw: io.FileIO, path: str) -> tuple[Change | None, io.FileIO | None
 
 
 def follow_stream(raw: io.FileIO, *, quiet_s: float = QUIET_S) -> Iterator[Event]:
-    """Yield the events of a pipe or of standard input until it ends: bytes as they come, and the quiet after them."""
+    """Yield the events of a pipe or of standard input until it ends: bytes as they come, and the
+    quiet after them.
+    """
     waiting = False
     while True:
         readable, _, _ = select.select([raw], [], [], quiet_s if waiting else None)

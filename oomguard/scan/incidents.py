@@ -1,4 +1,6 @@
-"""Collect incidents as they are found: fold repeats, tie wrappers to what they pass on, keep ranks of one failure together."""
+"""Collect incidents as they are found: fold repeats, tie wrappers to what they pass on, keep ranks
+of one failure together.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from oomguard.core.incident import Diagnosis, Evidence, Incident, Location
 from oomguard.scan.context import NEAR_AFTER_LINES, NO_ENGINE, Context, Near, related, role
 from oomguard.scan.pattern_search import Hit, agree, refines
 
-# Which rank a line is of, by the number that ``srun --label`` puts before each: ``3: RuntimeError: …``.
+# Which rank a line is of, by the number that ``srun --label`` puts before each: ``3: RuntimeError:
+# …``.
 
 _LABEL: Final = re.compile(r" {0,3}(\d{1,4}): (?=\S)")
 # What a job's script has its output in (sbatch(1)); there a number before a line is a label.
@@ -22,27 +25,38 @@ _RANK: Final = re.compile(r"rank ?\d+")
 
 
 def with_labels(diagnosis: Diagnosis) -> Diagnosis:
-    """Return the diagnosis of a log with the rank in the process of each incident whose lines are labelled."""
+    """Return the diagnosis of a log with the rank in the process of each incident whose lines are
+    labelled.
+    """
     is_labelled = _JOB_OUTPUT.search(diagnosis.source) is not None
-    return replace(diagnosis, incidents=tuple(with_label(one, is_labelled=is_labelled) for one in diagnosis.incidents))
+    return replace(
+        diagnosis,
+        incidents=tuple(with_label(one, is_labelled=is_labelled) for one in diagnosis.incidents),
+    )
 
 
 def with_label(incident: Incident, *, is_labelled: bool) -> Incident:
-    """Return an incident whose process says the rank that its lines are labelled with; as it is where they are not.
+    """Return an incident whose process says the rank that its lines are labelled with; as it is
+    where they are not.
 
     Args:
         incident: as it was found.
-        is_labelled: whether the lines are known to have labels. Else two of the incident's own have to have the same: a
-            line's number, as ``grep -n`` puts it there, does not come twice.
+        is_labelled: whether the lines are known to have labels. Else two of the incident's own have
+            to have the same: a line's number, as ``grep -n`` puts it there, does not come twice.
     """
     named = incident.location.process
     if not incident.evidence or (named is not None and _RANK.match(named)):
         return incident
     own, *others = incident.evidence
     label = _LABEL.match(own.text)
-    if label is None or not (is_labelled or any(_is_of(label[1], other.text) for other in others if other != own)):
+    if label is None or not (
+        is_labelled or any(_is_of(label[1], other.text) for other in others if other != own)
+    ):
         return incident
-    process = f"rank {label[1]}" if named is None else f"rank {label[1]}: {named}"
+    if named is None:
+        process = f"rank {label[1]}"
+    else:
+        process = f"rank {label[1]}: {named}"
     return replace(incident, location=replace(incident.location, process=process))
 
 
@@ -52,11 +66,13 @@ def _is_of(rank: str, text: str) -> bool:
 
 
 MAX_INCIDENTS = 1000
-# Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks of what it wraps.
+# Within so many lines a message with fewer figures repeats the same failure, and a wrapper speaks
+# of what it wraps.
 FOLD_LINES = 400
 # It holds only as long as no other message tells more of the same end.
 _SIGKILL_ONLY = "sigkill_only"
-# The kernel, a shell, a cluster and a job manager each tell their part of one end, and by their own words.
+# The kernel, a shell, a cluster and a job manager each tell their part of one end, and by their own
+# words.
 _TOLD_IN_PIECES = frozenset({"host_oom"})
 _OF_TELLER = frozenset({"host_manager", "host_phase", "host_scope"})
 MAX_ALSO_IN = 100
@@ -65,27 +81,40 @@ MAX_WRAPPERS = 20
 
 # One share is set for all ranks: what the fullest device has free decides.
 _LEAST_FREE_DECIDES = frozenset({"startup_free_memory_below_utilization"})
-_FREE, _DEVICE, _SAME_IN_RANKS = "device_free_bytes", "gpu_index", ("tried_bytes", "device_total_bytes")
+_FREE = "device_free_bytes"
+_DEVICE = "gpu_index"
+_SAME_IN_RANKS = ("tried_bytes", "device_total_bytes")
 
 
 def _of_ranks(one: Mapping[str, Fact], other: Mapping[str, Fact]) -> bool:
-    """Return whether two messages that name no process are of two ranks: the same request was refused on devices of one size."""
+    """Return whether two messages that name no process are of two ranks: the same request was
+    refused on devices of one size.
+    """
     if _DEVICE not in one or _DEVICE not in other or one[_DEVICE].value == other[_DEVICE].value:
         return False
-    return all(name in one and name in other and agree(one[name], other[name]) for name in _SAME_IN_RANKS)
+    return all(
+        name in one and name in other and agree(one[name], other[name]) for name in _SAME_IN_RANKS
+    )
 
 
 def _least_free(facts: Mapping[str, Fact], known: Mapping[str, Fact]) -> Mapping[str, Fact]:
-    """Return the figures of a rank whose device has less free than is known; empty where it has not."""
-    free, least = number_of(facts, _FREE), number_of(known, _FREE)
-    return facts if free is not None and least is not None and free < least else {}
+    """Return the figures of a rank whose device has less free than is known; empty where it has
+    not.
+    """
+    free = number_of(facts, _FREE)
+    least = number_of(known, _FREE)
+    if free is not None and least is not None and free < least:
+        return facts
+    return {}
 
 
 Telling = tuple[str, frozenset[str]]
 
 
 def _telling(hit: Hit) -> Telling:
-    """Return what a second printing of the same message has again: its wording and the names of its facts."""
+    """Return what a second printing of the same message has again: its wording and the names of its
+    facts.
+    """
     return hit.wording.anchor, frozenset(hit.facts)
 
 
@@ -93,9 +122,10 @@ def _telling(hit: Hit) -> Telling:
 class ScannedIncident:
     """One incident while the scan goes on.
 
-    ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and last seen (``time.monotonic``
-    seconds), ``kinds`` are all kinds that its messages had, ``near`` the frames beside it, ``becomes`` and ``wraps`` those of its
-    signature, ``tellings`` the wordings that told it, each with the names of its facts.
+    ``own`` are the facts of its message alone, ``began_s`` and ``seen_s`` are when it was first and
+    last seen (``time.monotonic`` seconds), ``kinds`` are all kinds that its messages had, ``near``
+    the frames beside it, ``becomes`` and ``wraps`` those of its signature, ``tellings`` the
+    wordings that told it, each with the names of its facts.
     """
 
     incident: Incident
@@ -112,11 +142,17 @@ class ScannedIncident:
     tellings: set[Telling] = field(default_factory=set)
 
     def say_more(self, hit: Hit) -> None:
-        """Add figures that another wording read from the same message, and take the more exact of two that agree."""
+        """Add figures that another wording read from the same message, and take the more exact of
+        two that agree.
+        """
         if hit.kind not in self.kinds and hit.kind not in self.wraps:
             return
         line = self.incident.location.line
-        new = {k: replace(f, line=line) for k, f in hit.facts.items() if k not in self.own or refines(f, self.own[k])}
+        new = {
+            k: replace(f, line=line)
+            for k, f in hit.facts.items()
+            if k not in self.own or refines(f, self.own[k])
+        }
         if _SIGKILL_ONLY not in hit.facts:
             self.own.pop(_SIGKILL_ONLY, None)
             known = {k: f for k, f in self.incident.facts.items() if k != _SIGKILL_ONLY}
@@ -132,14 +168,19 @@ class ScannedIncident:
 
 
 class ScannedIncidents:
-    """All incidents of one input, in the order of time; ``clock`` tells when what comes now was printed."""
+    """All incidents of one input, in the order of time; ``clock`` tells when what comes now was
+    printed.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.all: list[ScannedIncident] = []
         self._clock = clock
 
-    def take(self, hit: Hit, location: Location, evidence: Evidence, context: Context) -> ScannedIncident | None:
-        """Fold a hit into a known incident, or return it as a new one; None if it is folded or one too many.
+    def take(
+        self, hit: Hit, location: Location, evidence: Evidence, context: Context
+    ) -> ScannedIncident | None:
+        """Fold a hit into a known incident, or return it as a new one; None if it is folded or one
+        too many.
 
         Args:
             hit: the wording found.
@@ -148,7 +189,9 @@ class ScannedIncidents:
             context: the engine's start that it belongs to.
         """
         facts = {name: replace(fact, line=location.line) for name, fact in hit.facts.items()}
-        kind, process, line = hit.kind or "other", location.process, location.line or 0
+        kind = hit.kind or "other"
+        process = location.process
+        line = location.line or 0
         # What a client's or a proxy's container prints of a failure is another's.
         recent = [f for f in reversed(self.all) if f.context is context or context.is_empty]
         if kind == "engine_dead" and recent and recent[0].incident.kind != kind:
@@ -191,7 +234,9 @@ class ScannedIncidents:
         return found
 
     def began_s(self) -> float | None:
-        """Return when the first memory failure was printed, as the clock told; None where there is none, or it is not known."""
+        """Return when the first memory failure was printed, as the clock told; None where there is
+        none, or it is not known.
+        """
         began = (found.began_s for found in self.all if found.incident.is_oom)
         return min((at_s for at_s in began if at_s is not None), default=None)
 
@@ -216,16 +261,29 @@ class ScannedIncidents:
         close = line - known.last_line <= FOLD_LINES
         if (_SIGKILL_ONLY in facts) != (_SIGKILL_ONLY in known.own):
             facts = {name: fact for name, fact in facts.items() if name != _SIGKILL_ONLY}
-        own = {name: fact for name, fact in known.own.items() if name != _SIGKILL_ONLY or name in facts}
+        own = {
+            name: fact for name, fact in known.own.items() if name != _SIGKILL_ONLY or name in facts
+        }
         both = (facts.keys() & own.keys()) - _OF_TELLER
         agreeing = all(agree(facts[name], known.own[name]) for name in both)
         same = agreeing and facts.keys() == own.keys() and bool(facts)
         less = (
-            agreeing and close and (kind in _TOLD_IN_PIECES or facts.keys() <= own.keys() or own.keys() <= facts.keys())
+            agreeing
+            and close
+            and (
+                kind in _TOLD_IN_PIECES or facts.keys() <= own.keys() or own.keys() <= facts.keys()
+            )
         )
         # Ranks of one job fail together, each with its own figures.
-        sibling = close and process != known.process and process is not None and role(process) == role(known.process)
-        sibling = sibling or (close and process is None and known.process is None and _of_ranks(facts, own))
+        sibling = (
+            close
+            and process != known.process
+            and process is not None
+            and role(process) == role(known.process)
+        )
+        sibling = sibling or (
+            close and process is None and known.process is None and _of_ranks(facts, own)
+        )
         if not (same or (less and related(process, known.process)) or sibling):
             return False
         incident = known.incident
@@ -267,17 +325,27 @@ class ScannedIncidents:
             and related(process, known.process)
         )
 
-    def _wrap(self, inner: ScannedIncident, hit: Hit, facts: dict[str, Fact], evidence: Evidence, line: int) -> None:
+    def _wrap(
+        self,
+        inner: ScannedIncident,
+        hit: Hit,
+        facts: dict[str, Fact],
+        evidence: Evidence,
+        line: int,
+    ) -> None:
         """Take the kind from the outer message; the inner one came first and holds the figures.
 
         The frames between the two lead to the inner one: an exception's cause is printed before it.
         """
         incident = inner.incident
-        between = (n for n in inner.context.near if inner.last_line + NEAR_AFTER_LINES < n.line <= line)
+        between = (
+            n for n in inner.context.near if inner.last_line + NEAR_AFTER_LINES < n.line <= line
+        )
         inner.near.extend(n for n in between if n.of(inner.process))
         inner.own = {**facts, **inner.own}
         inner.kinds.add(hit.kind or "other")
-        inner.becomes, inner.phase_is_told = dict(hit.signature.becomes), True
+        inner.becomes = dict(hit.signature.becomes)
+        inner.phase_is_told = True
         inner.incident = replace(
             incident,
             kind=hit.kind or incident.kind,

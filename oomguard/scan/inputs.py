@@ -1,4 +1,6 @@
-"""The inputs that paths name: a file, a folder, a pattern, an object behind a URL; in the order of the paths, of each sorted."""
+"""The inputs that paths name: a file, a folder, a pattern, an object behind a URL; in the order of
+the paths, of each sorted.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,40 @@ from oomguard.scan.compressed import format_of
 from oomguard.scan.non_logs import WIDE_TEXT, is_named_pickle
 from oomguard.scan.source import shown
 
-# The files that a pattern names: as ``glob`` has it, but no link leads ``**`` back into a folder that it came through.
+# The files that a pattern names: as ``glob`` has it, but no link leads ``**`` back into a folder
+# that it came through.
 
 _ANY_DEPTH = "**"
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the paths that match, sorted, each as the pattern is written: ``./a`` stays ``./a``."""
+    """Return the paths that match, sorted, each as the pattern is written: ``./a``
+    stays ``./a``.
+    """
     return sorted(set(_matching(pattern)))
 
 
 def _matching(pattern: str) -> Iterator[str]:
     parts = pattern.split(os.sep)  # noqa: PTH206 - ./ and // stay
     if _ANY_DEPTH not in parts:
-        yield from glob.iglob(pattern)  # noqa: PTH207 - the pattern is a whole path, of this folder or of the root
+        # the pattern is a whole path, of this folder or of the root
+        yield from glob.iglob(pattern)  # noqa: PTH207
         return
     at = parts.index(_ANY_DEPTH)
-    above, below = os.sep.join(parts[:at]), os.sep.join(parts[at + 1 :]) or "*"  # noqa: PTH118 - a pattern
+    # a pattern
+    above, below = os.sep.join(parts[:at]), os.sep.join(parts[at + 1 :]) or "*"  # noqa: PTH118
     if at == 1 and not parts[0]:
         above = os.sep
     for start in glob.iglob(above) if above else ("",):  # noqa: PTH207 - as above
         for folder in _folders_from(start, frozenset()):
-            yield from _matching(os.path.join(glob.escape(folder), below))  # noqa: PTH118 - as it was written
+            # as it was written
+            yield from _matching(os.path.join(glob.escape(folder), below))  # noqa: PTH118
 
 
 def _folders_from(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-    """Yield a folder and those below it, hidden ones left out; a link to a folder above it is a way back and not taken."""
+    """Yield a folder and those below it, hidden ones left out; a link to a folder above it is a way
+    back and not taken.
+    """
     try:
         about = os.stat(folder or os.curdir)  # noqa: PTH116 - as below
         children = sorted(os.scandir(folder or os.curdir), key=lambda child: child.name)
@@ -53,24 +63,51 @@ def _folders_from(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[st
     yield folder
     for child in children:
         if not child.name.startswith(".") and child.is_dir():
-            yield from _folders_from(os.path.join(folder, child.name), above | {own})  # noqa: PTH118 - "" stays ""
+            # "" stays ""
+            yield from _folders_from(os.path.join(folder, child.name), above | {own})  # noqa: PTH118
 
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SAMPLE_BYTES: Final = 1024
-# What a project's folder has beside its logs; a file that is named, or lies in the folder itself, is read whatever its name.
+# What a project's folder has beside its logs; a file that is named, or lies in the folder itself,
+# is read whatever its name.
 _SOURCE_CODE: Final = (
-    ".py", ".pyi", ".ipynb", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".cuh", ".rs", ".go", ".java", ".js", ".ts", ".css", ".sh",
-    ".md", ".rst", ".toml", ".yaml", ".yml", ".lock", ".csv", ".svg",
-)  # fmt: skip
+    ".py",
+    ".pyi",
+    ".ipynb",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".cuh",
+    ".rs",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".css",
+    ".sh",
+    ".md",
+    ".rst",
+    ".toml",
+    ".yaml",
+    ".yml",
+    ".lock",
+    ".csv",
+    ".svg",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input as it is named to the user; ``is_named`` says that the user named it rather than a folder or pattern around it.
+    """One input as it is named to the user; ``is_named`` says that the user named it rather than a
+    folder or pattern around it.
 
-    ``size_bytes`` and ``modified_at`` (Unix seconds) are None where nothing tells them: standard input, a pipe. Inputs with the same
-    ``file`` are one file under several names; None: it is no file, or nothing tells.
+    ``size_bytes`` and ``modified_at`` (Unix seconds) are None where nothing tells them: standard
+    input, a pipe. Inputs with the same ``file`` are one file under several names; None: it is no
+    file, or nothing tells.
     """
 
     path: str
@@ -82,9 +119,11 @@ class Input:
 
 @dataclass(slots=True)
 class Inputs:
-    """What was found: the inputs, an error for each path that names none, the folders without a file, and the links that lead nowhere.
+    """What was found: the inputs, an error for each path that names none, the folders without a
+    file, and the links that lead nowhere.
 
-    ``no_logs`` is how many files of sub-folders were left out, as binary or as source code by their names.
+    ``no_logs`` is how many files of sub-folders were left out, as binary or as source code by their
+    names.
     """
 
     found: list[Input] = field(default_factory=list)
@@ -95,16 +134,18 @@ class Inputs:
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is that of an object elsewhere (``s3://bucket/logs``); a local file of that name comes first."""
+    """Return whether a path is that of an object elsewhere (``s3://bucket/logs``); a local file of
+    that name comes first.
+    """
     return _URL.match(path) is not None and not os.path.lexists(path)
 
 
 def find_inputs(paths: Iterable[str]) -> Inputs:
     """Return the inputs of all paths.
 
-    A folder means the files in it and in its sub-folders; of these, what is hidden, binary or source code is left out, and links to
-    folders are not followed. A pattern
-    (``*``, ``?``, ``[…]``, ``**``) counts where no file has that name.
+    A folder means the files in it and in its sub-folders; of these, what is hidden, binary or
+    source code is left out, and links to folders are not followed. A pattern (``*``, ``?``,
+    ``[…]``, ``**``) counts where no file has that name.
     """
     inputs = Inputs()
     for path in paths:
@@ -134,7 +175,10 @@ def _at(path: str, inputs: Inputs) -> Iterator[Input]:
     elif glob.has_magic(path) and not os.path.lexists(path):
         files = list(_are_files(matching(path), inputs.dangling))
         if not files:
-            raise InputError(f"{shown(path)}: no file matches", hint="quote the pattern; ** takes folders of any depth")
+            raise InputError(
+                f"{shown(path)}: no file matches",
+                hint="quote the pattern; ** takes folders of any depth",
+            )
         yield from (_local(name, is_named=False) for name in files)
     else:
         yield _local(path, is_named=True)
@@ -151,7 +195,9 @@ def _local(path: str, *, is_named: bool) -> Input:
 
 
 def _are_files(paths: Iterable[str], dangling: list[str]) -> Iterator[str]:
-    """Yield those paths that are files, as they were matched; links that lead nowhere are added to ``dangling``."""
+    """Yield those paths that are files, as they were matched; links that lead nowhere are added to
+    ``dangling``.
+    """
     for path in paths:
         if os.path.isfile(path):  # noqa: PTH113 - ./a stays ./a
             yield path
@@ -170,7 +216,8 @@ def _files_in(top: str, inputs: Inputs) -> Iterator[str]:
     for folder, below, names in os.walk(top, onerror=refuse):
         below[:] = sorted(name for name in below if not name.startswith("."))
         # os.walk lists links to folders as folders; as a path has them, so that ./a stays ./a.
-        for path in _are_files((os.path.join(folder, name) for name in sorted(names)), inputs.dangling):  # noqa: PTH118
+        paths = [os.path.join(folder, name) for name in sorted(names)]  # noqa: PTH118
+        for path in _are_files(paths, inputs.dangling):
             if folder == top or _may_be_log(path):
                 yield path
             else:
@@ -192,13 +239,16 @@ def _may_be_log(path: str) -> bool:
     return b"\0" not in head or head.startswith(WIDE_TEXT) or format_of(head) is not None
 
 
-# Each file is read once, however many paths lead to it: links, folders within folders, patterns that overlap.
+# Each file is read once, however many paths lead to it: links, folders within folders, patterns
+# that overlap.
 
 
 def read_once(inputs: Sequence[Input], *, keeps_named: bool) -> tuple[list[Input], int]:
-    """Return the inputs, in their order, without those that lead to a file of another, and how many those are.
+    """Return the inputs, in their order, without those that lead to a file of another, and how many
+    those are.
 
-    Of several paths the one stays that tells most of who wrote the log, then one without a link in it, then the first.
+    Of several paths the one stays that tells most of who wrote the log, then one without a link in
+    it, then the first.
 
     Args:
         inputs: all that were found.
@@ -208,12 +258,20 @@ def read_once(inputs: Sequence[Input], *, keeps_named: bool) -> tuple[list[Input
     for one in inputs:
         if one.file is not None:
             same.setdefault(one.file, []).append(one)
-    dropped = {id(one) for paths in same.values() if len(paths) > 1 for one in _repeated(paths, keeps_named)}
+    dropped = {
+        id(one)
+        for paths in same.values()
+        if len(paths) > 1
+        for one in _repeated(paths, keeps_named)
+    }
     return [one for one in inputs if id(one) not in dropped], len(dropped)
 
 
 def _repeated(paths: Sequence[Input], keeps_named: bool) -> Iterable[Input]:
-    named = [one for one in paths if one.is_named] if keeps_named else []
+    if keeps_named:
+        named = [one for one in paths if one.is_named]
+    else:
+        named = []
     kept = named or [min(paths, key=_rank)]  # min() takes the first of equals
     return (one for one in paths if not any(one is other for other in kept))
 
@@ -222,6 +280,15 @@ def _rank(one: Input) -> tuple[int, bool]:
     from oomguard.scan.log_origin import writer_of
 
     writer = writer_of(one.path)
-    told = (writer.namespace, writer.pod, writer.container, writer.node, writer.job, writer.task, writer.rank)
-    has_link = not is_url(one.path) and os.path.realpath(one.path) != os.path.abspath(one.path)  # noqa: PTH100 - .. stays
+    told = (
+        writer.namespace,
+        writer.pod,
+        writer.container,
+        writer.node,
+        writer.job,
+        writer.task,
+        writer.rank,
+    )
+    # .. stays
+    has_link = not is_url(one.path) and os.path.realpath(one.path) != os.path.abspath(one.path)  # noqa: PTH100
     return -sum(each is not None for each in told), has_link

@@ -1,6 +1,8 @@
-"""What the kernel's report of a kill for memory has in lines of their own: who had most, and the host's memory.
+"""What the kernel's report of a kill for memory has in lines of their own: who had most, and the
+host's memory.
 
-Linux mm/oom_kill.c dump_tasks, 2.6 to 6.12: the columns between ``rss`` and the name differ by version.
+Linux mm/oom_kill.c dump_tasks, 2.6 to 6.12: the columns between ``rss`` and the name differ by
+version.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from oomguard.core.facts import Fact
 _HEADS: Final = ("Tasks state (memory values in pages)", "tgid total_vm")
 _PAGE_BYTES: Final = 4096
 # pid, uid, tgid and total_vm; then rss, and two to eight numbers before the name
-_ROW: Final = re.compile(r"\[ *\d{1,10}\] +\d{1,10} +\d{1,10} +\d{1,15} +(\d{1,15})(?: +-?\d{1,15}){2,8} +(\S.{0,60})$")
+_ROW: Final = re.compile(
+    r"\[ *\d{1,10}\] +\d{1,10} +\d{1,10} +\d{1,15} +(\d{1,15})(?: +-?\d{1,15}){2,8} +(\S.{0,60})$"
+)
 # Between the table and the kernel's own words on whom it ended.
 _NEAR_LINES: Final = 400
 _BEGIN: Final = "invoked oom-killer"
@@ -25,7 +29,9 @@ _RAM: Final = re.compile(r"\b(\d{3,15}) pages RAM\b")
 
 @dataclass(slots=True)
 class HostTasks:
-    """The largest process of each table so far, by the lines of the table, and the host's memory by its line."""
+    """The largest process of each table so far, by the lines of the table, and the host's memory by
+    its line.
+    """
 
     found: list[tuple[int, int, int, str]] = field(default_factory=list)
     totals: list[tuple[int, int]] = field(default_factory=list)
@@ -42,7 +48,8 @@ class HostTasks:
         if any(head in text for head in _HEADS):
             if not self._in_table:
                 self.found.append((line, line, 0, ""))
-            self._in_table, self._lines_left = True, 0
+            self._in_table = True
+            self._lines_left = 0
             return
         if _BEGIN in text:
             self._lines_left = _REPORT_LINES
@@ -50,16 +57,24 @@ class HostTasks:
             self._lines_left -= 1
             if ram := _RAM.search(text):
                 self.totals.append((line, int(ram.group(1)) * _PAGE_BYTES))
-        row = _ROW.search(text) if self._in_table else None
+        if self._in_table:
+            row = _ROW.search(text)
+        else:
+            row = None
         if row is None:
             self._in_table = False
             return
         first, _, most, name = self.found[-1]
         size = int(row.group(1)) * _PAGE_BYTES
-        self.found[-1] = (first, line, size, row.group(2).strip()) if size > most else (first, line, most, name)
+        if size > most:
+            self.found[-1] = (first, line, size, row.group(2).strip())
+        else:
+            self.found[-1] = (first, line, most, name)
 
     def facts(self, first_line: int, last_line: int) -> dict[str, Fact]:
-        """Return who had most memory, and how much the host has, by the report beside a failure's lines."""
+        """Return who had most memory, and how much the host has, by the report beside a failure's
+        lines.
+        """
         facts = {}
         for line, total in self.totals:
             if first_line <= line <= last_line + _NEAR_LINES:

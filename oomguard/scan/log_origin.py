@@ -1,4 +1,6 @@
-"""Who wrote a log, as its place tells: a pod and container, a node, a job, a task, a rank; the patterns are data (``log_origin.toml``)."""
+"""Who wrote a log, as its place tells: a pod and container, a node, a job, a task, a rank; the
+patterns are data (``log_origin.toml``).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _FILE: Final = Path(__file__).with_name("log_origin.toml")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Writer(Record):
-    """Who wrote a log, as far as its path tells; None: the path does not tell. ``layout`` names whose habit the path follows."""
+    """Who wrote a log, as far as its path tells; None: the path does not tell. ``layout`` names
+    whose habit the path follows.
+    """
 
     layout: str | None = None
     namespace: str | None = None
@@ -32,7 +36,9 @@ class Writer(Record):
 
     @property
     def words(self) -> str:
-        """The writer in words, as ``pod ns/name container engine``; empty where nothing is known."""
+        """The writer in words, as ``pod ns/name container engine``; empty where nothing
+        is known.
+        """
         pod = "/".join(filter(None, (self.namespace, self.pod)))
         job = "_".join(filter(None, (self.job, self.task)))
         named = (
@@ -68,7 +74,10 @@ def writer_of(path: str) -> Writer:
         if found := layout.pattern.search(path):
             told = found.groupdict()
             told["job"] = told.get("job") or told.pop("submission", None)
-            return Writer(layout.name, **{name: told.get(name) for name in Writer.__slots__ if name != "layout"})
+            return Writer(
+                layout.name,
+                **{name: told.get(name) for name in Writer.__slots__ if name != "layout"},
+            )
     return Writer()
 
 

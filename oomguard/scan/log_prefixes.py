@@ -1,7 +1,9 @@
-"""Peel one raw line: wrappers of log collectors, terminal escapes and logger prefixes go, the words stay.
+"""Peel one raw line: wrappers of log collectors, terminal escapes and logger prefixes go, the words
+stay.
 
-A log may come through Docker, kubectl, journald, SLURM or a launcher; each puts something before the engine's words.
-The names of the process and of its service or pod are kept, the rest is dropped. Evidence always quotes the raw line.
+A log may come through Docker, kubectl, journald, SLURM or a launcher; each puts something before
+the engine's words. The names of the process and of its service or pod are kept, the rest is
+dropped. Evidence always quotes the raw line.
 """
 
 from __future__ import annotations
@@ -17,19 +19,24 @@ from oomguard.core.text import strip_escapes
 # How Python and IPython begin a traceback; Python puts a colon behind it.
 TRACEBACK: Final = "Traceback (most recent call last)"
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-_LEVEL = r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"
+_LEVEL = (
+    r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|[Dd]ebug|[Ii]nfo|[Ww]arning|[Ee]rror)"
+)
 
-# What may stand before the words of a line. A group ``name`` is the process that wrote it, ``service`` its container.
+# What may stand before the words of a line. A group ``name`` is the process that wrote it,
+# ``service`` its container.
 _PREFIXES: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        # vLLM (EngineCore_DP0 pid=812) and Ray (RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x across cluster]
+        # vLLM (EngineCore_DP0 pid=812) and Ray (RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x
+        # across cluster]
         r"\s*\((?P<name>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d*)* pid=\d+)(?:, ip=[\w.:]+)?\)(?: \[repeated \d+x[^\]]*\])?\s?",
         r"\s*\[(?P<name>(?:Worker|VllmWorker|EngineCore|APIServer)\w* pid=\d+)\]\s?",
         # torchrun, mpirun, accelerate
         r"\s*\[(?P<name>(?:rank|default)\d+)\]:\s?",
         r"\s*\[(?P<name>\d+,\d+)\]<std(?:out|err)>:\s?",
-        # vLLM's logger: "INFO 11-21 07:14:52 [core.py:133]", V0 "INFO 01-01 00:00:00 worker.py:267]"
+        # vLLM's logger: "INFO 11-21 07:14:52 [core.py:133]", V0 "INFO 01-01 00:00:00
+        # worker.py:267]"
         rf"\s*{_LEVEL}:?\s+\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]{{1,80}}:\d+\]|[\w/.-]+\.py:\d+\])\s?",
         r"\s*\[[\w/.-]+\.py:\d+\]\s?",
         # SGLang: "[2026-04-26 14:38:11 TP0]", "[2026-04-26 14:38:11 DP0 TP1 EP0]"
@@ -37,7 +44,8 @@ _PREFIXES: Final = tuple(
         # DeepSpeed's launcher and Airflow's task log, behind their stamps
         rf"\s*\[{_LEVEL}\] \[[\w.]+:\d+:[\w<>]+\]\s?",
         rf"\s*(?:\[\d{{4}}-\d\d-\d\d, \d\d:\d\d:\d\d \w+\] )?\{{[\w.]+:\d+\}} {_LEVEL} - ",
-        # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps, Python's logging
+        # container runtimes: "2026-01-01T00:00:00.123456789Z stdout F ", kubectl --timestamps,
+        # Python's logging
         rf"\s*{_STAMP}\s+std(?:out|err) [FP]\s?",
         rf"\s*{_STAMP} [\w.-]+ [\w./@-]+\[\d+\]:\s",  # journald with full dates
         rf"\s*{_STAMP}(?:\s+[|-])?(?:\s+(?:{_LEVEL}|[\w.:<>]+(?: \[[^\]\n]{{1,60}}\])?)\s+[|-](?=\s)){{1,3}}\s?",
@@ -67,8 +75,18 @@ _FRONT_END: Final = "APIServer"
 _MARGIN_CHARS: Final = 40
 # A record's level stands within so many characters.
 _LEVEL_CHARS: Final = 80
-# The fields in which collectors keep the line; those below show that an object is a collector's, or a chat's.
-_TEXT_FIELDS: Final = ("log", "message", "msg", "MESSAGE", "line", "event", "textPayload", "jsonPayload")
+# The fields in which collectors keep the line; those below show that an object is a collector's, or
+# a chat's.
+_TEXT_FIELDS: Final = (
+    "log",
+    "message",
+    "msg",
+    "MESSAGE",
+    "line",
+    "event",
+    "textPayload",
+    "jsonPayload",
+)
 _ERROR_FIELDS: Final = (
     "error",
     "err",
@@ -110,10 +128,12 @@ _CHAT_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlainLine:
-    """The words of one line without prefixes, and the process that its prefix names (None: no process).
+    """The words of one line without prefixes, and the process that its prefix names (None: no
+    process).
 
-    ``service`` is what a first column names that may be a container's (``vllm-1 |``, ``[pod/llm-0]``); ``is_record`` says that a
-    process, a logger or a clock stands before the words, besides it.
+    ``service`` is what a first column names that may be a container's (``vllm-1 |``,
+    ``[pod/llm-0]``); ``is_record`` says that a process, a logger or a clock stands before the
+    words, besides it.
     """
 
     text: str
@@ -123,7 +143,9 @@ class PlainLine:
 
 
 def peel(line: str) -> PlainLine:
-    """Peel a collector's wrapping and escapes, then process, rank and logger prefixes in any order until no more match."""
+    """Peel a collector's wrapping and escapes, then process, rank and logger prefixes in any order
+    until no more match.
+    """
     # A collector's object may hold several lines, each with a prefix of its own.
     inner, container = unwrap(line)
     peeled = [_peel_one(part) for part in inner.split("\n")]
@@ -133,18 +155,23 @@ def peel(line: str) -> PlainLine:
 
 
 def _peel_one(line: str) -> PlainLine:
-    text, process, service, is_record = strip_escapes(line), None, None, False
+    text = strip_escapes(line)
+    process = None
+    service = None
+    is_record = False
     if "[" in text and _WRITTEN_ESCAPE.search(text):
         text = _WRITTEN_ESCAPE.sub("", text)
     for _ in range(_MAX_PREFIXES):
         for pattern in _PREFIXES:
             match = pattern.match(text)
             if match and match.end():
-                text, named = text[match.end() :], match.groupdict()
+                text = text[match.end() :]
+                named = match.groupdict()
                 name = (named.get("name") or "").strip() or None
                 if process is None or (name is not None and process.startswith(_FRONT_END)):
                     process = name or process  # a front end prints what another process says
-                service, is_record = service or named.get("service"), is_record or "service" not in named
+                service = service or named.get("service")
+                is_record = is_record or "service" not in named
                 break
         else:
             break
@@ -154,7 +181,8 @@ def _peel_one(line: str) -> PlainLine:
 
 
 def unwrap(line: str) -> tuple[str, str | None]:
-    """Return the line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger) and the pod or container it names.
+    """Return the line inside a log collector's JSON object (Docker, CRI, journald, a JSON logger)
+    and the pod or container it names.
 
     Any other line comes back unchanged.
     """
@@ -164,7 +192,11 @@ def unwrap(line: str) -> tuple[str, str | None]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return line, None
-    if not isinstance(record, dict) or _CHAT_FIELDS & record.keys() or not _RECORD_FIELDS & record.keys():
+    if (
+        not isinstance(record, dict)
+        or _CHAT_FIELDS & record.keys()
+        or not _RECORD_FIELDS & record.keys()
+    ):
         return line, None
     told = _told(record)
     return "\n".join(part.rstrip("\n") for part in told) if told else line, _service_of(record)
@@ -173,15 +205,22 @@ def unwrap(line: str) -> tuple[str, str | None]:
 def _service_of(record: Mapping[str, Any]) -> str | None:
     """Return the pod or the container that a collector names beside the line."""
     about = record.get("kubernetes")
-    pod = about.get("pod_name") if isinstance(about, dict) else None
+    if isinstance(about, dict):
+        pod = about.get("pod_name")
+    else:
+        pod = None
     container = record.get("container_name") or record.get("CONTAINER_NAME")
     if isinstance(pod, str) and pod:
         return f"pod/{pod}"
-    return f"container/{container.strip('/')}" if isinstance(container, str) and container else None
+    if isinstance(container, str) and container:
+        return f"container/{container.strip('/')}"
+    return None
 
 
 def _told(record: Mapping[str, Any], depth: int = 2) -> list[str]:
-    """Return the texts of a collector's object: its own, and those of an error or a payload within it."""
+    """Return the texts of a collector's object: its own, and those of an error or a payload within
+    it.
+    """
     if _CHAT_FIELDS & record.keys():
         return []
     if isinstance(record.get("text"), str) and isinstance(record.get("record"), dict):
@@ -204,7 +243,9 @@ def without_escaped_breaks(text: str) -> str:
 
 
 def tells_no_failure(line: str) -> bool:
-    """Return whether a line is a record of its own whose level says that nothing failed: no message goes on with it."""
+    """Return whether a line is a record of its own whose level says that nothing failed: no message
+    goes on with it.
+    """
     return line.startswith("INFO ") or " INFO " in line[:_LEVEL_CHARS]
 
 

@@ -18,14 +18,18 @@ from oomguard.scan.effective_settings import ECHO_ANCHOR
 from oomguard.scan.log_prefixes import PlainLine, tells_no_failure
 from oomguard.scan.source import Line
 
-# The processor time that the patterns of one input may take: a limit for each search, and one for all of them together.
+# The processor time that the patterns of one input may take: a limit for each search, and one for
+# all of them together.
 #
-# Counted is the searching thread's processor time, so that a loaded machine leaves out nothing that an idle one finds.
+# Counted is the searching thread's processor time, so that a loaded machine leaves out nothing that
+# an idle one finds.
 
 SEARCH_TIMEOUT_S: Final = 0.5
-# What a search may take without counting: a shipped pattern takes well below a millisecond on a line of usual length.
+# What a search may take without counting: a shipped pattern takes well below a millisecond on a
+# line of usual length.
 FREE_S: Final = 0.02
-# Beyond that all searches of one input share so much; then each has no more than the free part, and is left out above it.
+# Beyond that all searches of one input share so much; then each has no more than the free part, and
+# is left out above it.
 SHARED_S: Final = 5.0
 
 
@@ -37,17 +41,25 @@ class SearchTime:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to tell where the shared time is gone, so that a slow pattern is left out at its first search."""
+        """What to tell where the shared time is gone, so that a slow pattern is left out at its
+        first search.
+        """
         if self._beyond_s < SHARED_S:
             return ()
         limit_ms = FREE_S * 1000
-        return (f"slow patterns took {SHARED_S:g} s together: from then on each was left out after {limit_ms:g} ms",)
+        return (
+            (
+                f"slow patterns took {SHARED_S:g} s together: from then on each was left out after "
+                f"{limit_ms:g} ms"
+            ),
+        )
 
     def search(self, pattern: Any, text: str, **span: int) -> Any:
         """Return the first match, or None.
 
         Args:
-            pattern: a pattern of a signature; one that is compiled on first use is compiled before its time counts.
+            pattern: a pattern of a signature; one that is compiled on first use is compiled before
+                its time counts.
             text: what is searched.
             span: ``pos`` and ``endpos``, as of ``Pattern.search``.
 
@@ -66,7 +78,10 @@ class SearchTime:
         compiled = getattr(pattern, "compiled", pattern)
         began = time.thread_time()
         try:
-            return next((m for m in compiled.finditer(text, timeout=self._limit_s) if m.end() > position), None)
+            return next(
+                (m for m in compiled.finditer(text, timeout=self._limit_s) if m.end() > position),
+                None,
+            )
         finally:
             self._count(began)
 
@@ -88,29 +103,46 @@ WINDOW_CHARS = 6000
 
 Candidate = tuple[Signature, Wording]
 
-# The allocator's sentences (c10/cuda/CUDACachingAllocator.cpp, torch 1.4 to 2.13), N for each figure: a tool that wraps, and a message
-# of several lines, have the process before the first line alone; a line that begins with words from amid them goes on with the message.
+# The allocator's sentences (c10/cuda/CUDACachingAllocator.cpp, torch 1.4 to 2.13), N for each
+# figure: a tool that wraps, and a message of several lines, have the process before the first line
+# alone; a line that begins with words from amid them goes on with the message.
 _SENTENCES: Final = (
-    " CUDA out of memory. Tried to allocate N GiB. GPU N has a total capacity of N GiB of which N GiB is free. Process N has N GiB"
-    " memory in use. Including non-PyTorch memory, this process has N GiB memory in use. N GiB allowed; Of the allocated memory N GiB"
-    " is allocated by PyTorch, with N GiB allocated in private pools (e.g., CUDA Graphs), and N GiB is reserved by PyTorch but"
-    " unallocated. If reserved but unallocated memory is large try setting CONF to avoid fragmentation. See documentation for Memory"
-    " Management (GPU N; N GiB total capacity; N GiB already allocated; N GiB free; N GiB reserved in total by PyTorch) "
-    " is allocated by PyTorch, and N GiB is reserved N GiB is allocated by torch Allocated: N GiB ; memory. Tried"
-    " memory in use. Of the allocated ; memory in use. Process N ; is free. Including non-PyTorch ; PyTorch memory, this process "
+    " CUDA out of memory. Tried to allocate N GiB. GPU N has a total capacity of N GiB of which N "
+    "GiB is free. Process N has N GiB"
+    " memory in use. Including non-PyTorch memory, this process has N GiB memory in use. N GiB "
+    "allowed; Of the allocated memory N GiB"
+    " is allocated by PyTorch, with N GiB allocated in private pools (e.g., CUDA Graphs), and N "
+    "GiB is reserved by PyTorch but"
+    " unallocated. If reserved but unallocated memory is large try setting CONF to avoid "
+    "fragmentation. See documentation for Memory"
+    " Management (GPU N; N GiB total capacity; N GiB already allocated; N GiB free; N GiB reserved "
+    "in total by PyTorch) "
+    " is allocated by PyTorch, and N GiB is reserved N GiB is allocated by torch Allocated: N GiB "
+    "; memory. Tried"
+    " memory in use. Of the allocated ; memory in use. Process N ; is free. Including non-PyTorch "
+    "; PyTorch memory, this process "
     # vllm/v1/core/kv_cache_utils.py and worker/utils.py, 0.9 to 0.33
-    " To serve at least one request with the model's max seq len (N), (N GiB KV cache is needed, which is larger than the available KV"
-    " cache memory (N GiB). Based on the available memory, the estimated maximum model length is N Try increasing Free memory on device"
-    " cuda:N (N/N GiB) on startup is less than desired GPU memory utilization (N, N GiB). Decrease GPU memory utilization"
+    " To serve at least one request with the model's max seq len (N), (N GiB KV cache is needed, "
+    "which is larger than the available KV"
+    " cache memory (N GiB). Based on the available memory, the estimated maximum model length is N "
+    "Try increasing Free memory on device"
+    " cuda:N (N/N GiB) on startup is less than desired GPU memory utilization (N, N GiB). Decrease "
+    "GPU memory utilization"
     " len (N), N GiB KV cache ; request with the models's max seq len "
     # sglang/srt/mem_cache/allocation.py and unified_radix_cache.py, 0.4 to 0.5.23
-    " Try to allocate N ; Available tokens: N ; Avaliable tokens: N ; Available full tokens: N ; Available swa tokens: N ; Available swa: N"
+    " Try to allocate N ; Available tokens: N ; Avaliable tokens: N ; Available full tokens: N ; "
+    "Available swa tokens: N ; Available swa: N"
     " ; Available mamba: N ; SWA available tokens: N "
 )
 # What stands for a figure, a unit and the allocator's options there.
-_MARKS: Final = ((r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"), (r"\d[\d.]*", "N"), (r"\b(?:[KMG]iB|bytes)\b", "GiB"))
+_MARKS: Final = (
+    (r"PYTORCH_\w*ALLOC_CONF=\S*", "CONF"),
+    (r"\d[\d.]*", "N"),
+    (r"\b(?:[KMG]iB|bytes)\b", "GiB"),
+)
 _BEGINS_WORDS: Final = 3
-# A terminal or a form cuts a line at its width, amid a word or a figure; narrower ones are not used.
+# A terminal or a form cuts a line at its width, amid a word or a figure; narrower ones are not
+# used.
 _LEAST_COLUMNS: Final = 40
 _WORDS: Final = frozenset(filter(str.isalpha, (word.strip("(),.;'") for word in _SENTENCES.split()))) | {
     "KiB", "MiB", "bytes", "OutOfMemoryError", "PyTorch", "non",
@@ -131,8 +163,15 @@ def _goes_on(text: str) -> bool:
 
 
 def _is_cut(before: str, behind: str) -> bool:
-    """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next goes on with it."""
-    if len(before) < _LEAST_COLUMNS or not behind[:1].isascii() or not before.strip() or not behind.strip():
+    """Return whether a line ends amid a word or a figure of the allocator's sentences, and the next
+    goes on with it.
+    """
+    if (
+        len(before) < _LEAST_COLUMNS
+        or not behind[:1].isascii()
+        or not before.strip()
+        or not behind.strip()
+    ):
         return False
     if before.endswith(" "):  # cut behind a word: the space is all that stands between the two
         return all(
@@ -140,17 +179,18 @@ def _is_cut(before: str, behind: str) -> bool:
             for part in (before.rsplit(maxsplit=1)[-1], behind.split(None, 1)[0].strip(",.;"))
         )
     if behind[:1].isalpha():
-        begun, rest = (
-            before[len(before.rstrip(ascii_letters)) :],
-            behind[: len(behind) - len(behind.lstrip(ascii_letters))],
-        )
+        begun = before[len(before.rstrip(ascii_letters)) :]
+        rest = behind[: len(behind) - len(behind.lstrip(ascii_letters))]
         return bool(begun) and begun + rest in _WORDS and not _WORDS.issuperset((begun, rest))
     return _goes_on_with_figure(before, behind)
 
 
 def _goes_on_with_figure(before: str, behind: str) -> bool:
-    """Return whether a line ends amid a figure of the allocator's, and the next has the rest of it with its unit."""
-    known, rest = before.rstrip(_DIGITS), behind.lstrip(_DIGITS)
+    """Return whether a line ends amid a figure of the allocator's, and the next has the rest of it
+    with its unit.
+    """
+    known = before.rstrip(_DIGITS)
+    rest = behind.lstrip(_DIGITS)
     if known == before or rest == behind or not known.endswith((" ", "(")):
         return False
     word = known.rstrip(" (;,").rpartition(" ")[2]
@@ -162,7 +202,9 @@ def _goes_on_with_figure(before: str, behind: str) -> bool:
 
 def _joint(before: str, line: Line, text: str) -> str:
     """Return what stands between two lines: nothing where one line was cut in two."""
-    return "" if line.continued or _is_cut(before, text) else "\n"
+    if line.continued or _is_cut(before, text):
+        return ""
+    return "\n"
 
 
 @dataclass(slots=True)
@@ -177,7 +219,8 @@ class Window:
     texts: list[str]
     limit: int = WINDOW_LINES
     complete: bool = False
-    # The lines before the anchor, whoever wrote them, peeled and as printed: the introduction of a quotation names no process.
+    # The lines before the anchor, whoever wrote them, peeled and as printed: the introduction of a
+    # quotation names no process.
     context: tuple[tuple[int, str, str], ...] = ()
 
     @property
@@ -192,9 +235,13 @@ class Window:
         return start, start + len(self.texts[self.anchor])
 
     def above(self, index: int, *, raw: bool = False) -> str:
-        """Return the lines before one of this window's, whichever process wrote them; ``raw``: as they were printed."""
+        """Return the lines before one of this window's, whichever process wrote them; ``raw``: as
+        they were printed.
+        """
         return "\n".join(
-            printed if raw else text for order, text, printed in self.context if order < self.orders[index]
+            printed if raw else text
+            for order, text, printed in self.context
+            if order < self.orders[index]
         )
 
     def index(self, position: int) -> int:
@@ -207,7 +254,9 @@ class Window:
         return len(self.texts) - 1
 
     def next_record(self, position: int) -> int | None:
-        """Return where the first record of a log begins behind a position that tells no failure, None where there is none."""
+        """Return where the first record of a log begins behind a position that tells no failure,
+        None where there is none.
+        """
         begin = 0
         for line, text in zip(self.lines, self.texts, strict=True):
             if begin >= position and not line.continued and tells_no_failure(line.text):
@@ -234,9 +283,12 @@ class Window:
             return
         broken = False
         text = plain.text[:WINDOW_CHARS]
-        # A document wraps a prefixed line onto lines without a prefix: indented ones, and those that cannot begin a message.
+        # A document wraps a prefixed line onto lines without a prefix: indented ones, and those
+        # that cannot begin a message.
         indented = len(text) - len(text.lstrip()) >= 2
-        if plain.process == self.process or (plain.process is None and (indented or _goes_on(text))):
+        if plain.process == self.process or (
+            plain.process is None and (indented or _goes_on(text))
+        ):
             self.texts.append(_joint(self.texts[-1], line, text) + text)
             self.lines.append(line)
             self.orders.append(order)
@@ -252,30 +304,47 @@ class Window:
 
 
 def open_window(lines: list[tuple[int, Line, PlainLine]], candidates: list[Candidate]) -> Window:
-    """Open a window on the last of ``lines``; earlier ones belong to it if the same process wrote them."""
-    process, text = lines[-1][2].process, lines[-1][2].text
+    """Open a window on the last of ``lines``; earlier ones belong to it if the same process wrote
+    them.
+    """
+    process = lines[-1][2].process
+    text = lines[-1][2].text
     same = [row for row in lines if row[2].process == process]
     if process is None and _goes_on(text):
         # Wrapped behind a process: the message is that process's, with all that was wrapped so far.
         process = next((row[2].process for row in reversed(lines) if row[2].process), None)
-        same = [row for row in lines if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))]
+        same = [
+            row
+            for row in lines
+            if row[2].process == process or (row[2].process is None and _goes_on(row[2].text))
+        ]
     texts = [same[0][2].text]
     for (_, _, before), (_, line, behind) in itertools.pairwise(same):
         texts.append(_joint(before.text, line, behind.text) + behind.text)
-    window = Window(candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts)
+    window = Window(
+        candidates, process, len(same) - 1, [r[1] for r in same], [r[0] for r in same], texts
+    )
     window.context = tuple((order, text.text, line.text) for order, line, text in lines)
-    # A frame or a figure takes its line or the next; only a failure and a list of settings go on for long.
-    if all(signature.kind is None and wording.anchor != ECHO_ANCHOR for signature, wording in candidates):
+    # A frame or a figure takes its line or the next; only a failure and a list of settings go on
+    # for long.
+    if all(
+        signature.kind is None and wording.anchor != ECHO_ANCHOR
+        for signature, wording in candidates
+    ):
         window.limit = CONTEXT_LINES
     return window
 
 
-# A message's clauses lie within so many characters of its wording: the longest allocator message has about 1000.
+# A message's clauses lie within so many characters of its wording: the longest allocator message
+# has about 1000.
 CLAUSE_CHARS: Final = 2500
 # What introduces a quotation, or goes on from it, lies within so many characters of it.
 ABOVE_CHARS: Final = 1500
-# From the beginning of a word, so that a long word is tried once; scripts without spaces write a name behind the word before it.
-_NAME_BEGUN: Final = re.compile(r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII)
+# From the beginning of a word, so that a long word is tried once; scripts without spaces write a
+# name behind the word before it.
+_NAME_BEGUN: Final = re.compile(
+    r"(?<![\w.])(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)\s*)?(?:\w+\.)*\Z", re.ASCII
+)
 _EXCEPTION_LINE: Final = re.compile(
     r"^[ \t]*(?:Caused by: )?(?:\w+\.)*\w*(?:Error|Exception)(?:\(|:|$)", re.MULTILINE | re.ASCII
 )
@@ -284,7 +353,9 @@ _EXCEPTION_NAME: Final = re.compile(r"(?:[\w.]*(?:Error|Exception)(?:\([\"']?|:)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One wording found: its first and last line in the window, its length, its text, its facts and where it begins."""
+    """One wording found: its first and last line in the window, its length, its text, its facts and
+    where it begins.
+    """
 
     signature: Signature
     wording: Wording
@@ -324,19 +395,35 @@ def match(signature: Signature, wording: Wording, window: Window, time: SearchTi
             part = time.search(clause, text, pos=start, endpos=limit)
             if part is not None:
                 told = captured(part).items()
-                facts.update((name, fact) for name, fact in told if name not in facts or refines(fact, facts[name]))
+                facts.update(
+                    (name, fact)
+                    for name, fact in told
+                    if name not in facts or refines(fact, facts[name])
+                )
                 stop = max(stop, part.end())
     for name, value in wording.facts.items():
         facts[name] = Fact(name, value, "printed")
     message = " ".join(text[start:stop].split())
-    return Hit(signature, wording, window.index(start), window.index(stop - 1), stop - start, message, facts, start)
+    return Hit(
+        signature,
+        wording,
+        window.index(start),
+        window.index(stop - 1),
+        stop - start,
+        message,
+        facts,
+        start,
+    )
 
 
-def _next_message(signature: Signature, own: Wording, window: Window, position: int, time: SearchTime) -> int:
-    """Return where the message that ends behind a position is over: clauses behind it belong to another one.
+def _next_message(
+    signature: Signature, own: Wording, window: Window, position: int, time: SearchTime
+) -> int:
+    """Return where the message that ends behind a position is over: clauses behind it belong to
+    another one.
 
-    That is where the next one of its signature begins, with its line, or an exception of any name, or a record of the log that tells
-    no failure.
+    That is where the next one of its signature begins, with its line, or an exception of any name,
+    or a record of the log that tells no failure.
     """
     text = window.text
     headlines = [w.pattern for w in signature.wordings if "(?P<tried>" in w.pattern.pattern]
@@ -346,7 +433,10 @@ def _next_message(signature: Signature, own: Wording, window: Window, position: 
     ends = [line if line > position else max(position, start) for line, start in lines]
     named = _EXCEPTION_LINE.search(text, position)
     record = window.next_record(position)
-    return min((*ends, *([named.start()] if named else []), *([] if record is None else [record])), default=len(text))
+    return min(
+        (*ends, *([named.start()] if named else []), *([] if record is None else [record])),
+        default=len(text),
+    )
 
 
 def captured(found: Any) -> dict[str, Fact]:
@@ -361,7 +451,9 @@ def captured(found: Any) -> dict[str, Fact]:
             continue
         fact = parts[0]
         if len(parts) > 1 and fact.name.endswith("_bytes"):  # "Process 1 has …. Process 2 has …."
-            fact = replace(fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts))
+            fact = replace(
+                fact, value=sum(int(p.value) for p in parts), slack=sum(p.slack for p in parts)
+            )
         facts[fact.name] = fact
     return facts
 
@@ -379,27 +471,37 @@ def refines(one: Fact, known: Fact) -> bool:
 
 
 def best_of(hits: list[Hit]) -> Hit:
-    """Return the wording with most figures: a bare headline is part of the whole message, a wrapper stands for what it wraps."""
+    """Return the wording with most figures: a bare headline is part of the whole message, a wrapper
+    stands for what it wraps.
+    """
     best = max(hits, key=lambda hit: (len(hit.facts), hit.span))
     outer = next((hit for hit in hits if best.kind in hit.signature.wraps), None)
-    return (
-        best if outer is None else replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
-    )
+    if outer is None:
+        return best
+    return replace(outer, facts={**outer.facts, **best.facts}, last=max(outer.last, best.last))
 
 
 def quoted(
-    hit: Hit, window: Window, quotations: Iterable[Quotation], time: SearchTime, slow: Callable[[Quotation], None]
+    hit: Hit,
+    window: Window,
+    quotations: Iterable[Quotation],
+    time: SearchTime,
+    slow: Callable[[Quotation], None],
 ) -> str | None:
-    """Return the name of the quotation that holds the message (source code, a prompt, advice), None for a real failure.
+    """Return the name of the quotation that holds the message (source code, a prompt, advice), None
+    for a real failure.
 
     ``slow`` is told of each quotation whose search takes longer than it may: see ``SearchTime``.
     """
     line, start = window.line_around(hit.position)
-    above, raw = window.above(hit.first)[-ABOVE_CHARS:], window.lines[hit.first].text
+    above = window.above(hit.first)[-ABOVE_CHARS:]
+    raw = window.lines[hit.first].text
     at = start
-    # The wording may begin with the exception's name; what stands before the words behind it tells a quotation.
+    # The wording may begin with the exception's name; what stands before the words behind it tells
+    # a quotation.
     name = _EXCEPTION_NAME.match(line, at)
-    at = name.end() if name else at
+    if name:
+        at = name.end()
     end = max(at, min(len(line), start + hit.span))
     below = "\n".join(behind.text for behind in window.lines[hit.last + 1 :])
     parts = {

@@ -1,4 +1,6 @@
-"""Logs that lie elsewhere (``s3://``, ``gs://``, whatever fsspec speaks): listed, and read as a stream of bytes."""
+"""Logs that lie elsewhere (``s3://``, ``gs://``, whatever fsspec speaks): listed, and read as a
+stream of bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from oomguard.scan.source import shown, unpacked
 _BLOCK_BYTES: Final = 8 << 20
 _MAGIC: Final = frozenset("*?[")
 # What answers for objects, by the protocol of the URL: what pip installs.
-_PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+_PACKAGES: Final = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+}
 _SIZES: Final = ("size", "Size")
 _TIMES: Final = ("LastModified", "mtime", "updated", "last_modified", "created")
 
@@ -32,9 +41,15 @@ def find_objects(url: str) -> Iterator[Input]:
     with _told(url):
         system, path = _system(url)
         if _MAGIC & set(path):
-            matched = {name: about for name, about in system.glob(path, detail=True).items() if about["type"] == "file"}
+            matched = {
+                name: about
+                for name, about in system.glob(path, detail=True).items()
+                if about["type"] == "file"
+            }
             if not matched:
-                raise InputError(f"{shown(url)}: no object matches", hint="** takes folders of any depth")
+                raise InputError(
+                    f"{shown(url)}: no object matches", hint="** takes folders of any depth"
+                )
             yield from (_input(system, matched[name], is_named=False) for name in sorted(matched))
             return
         about = system.info(path)
@@ -57,11 +72,17 @@ def open_object(url: str, on_read: Callable[[int], None] | None = None) -> IO[by
     """
     with _told(url):
         system, path = _system(url)
-        return unpacked(cast("IO[bytes]", _Told(system.open(path, "rb", block_size=_BLOCK_BYTES), url)), url, on_read)
+        return unpacked(
+            cast("IO[bytes]", _Told(system.open(path, "rb", block_size=_BLOCK_BYTES), url)),
+            url,
+            on_read,
+        )
 
 
 def modified_at(url: str) -> float | None:
-    """Return when an object was last written, in Unix seconds; None where its keeper does not tell."""
+    """Return when an object was last written, in Unix seconds; None where its keeper
+    does not tell.
+    """
     with contextlib.suppress(Exception):
         system, path = _system(url)
         return _modified_at(system.info(path))
@@ -69,10 +90,13 @@ def modified_at(url: str) -> float | None:
 
 
 class _Told:
-    """A stream whose failures name the object: what a keeper's library raises in the middle of a read is a failure of the input."""
+    """A stream whose failures name the object: what a keeper's library raises in the middle of a
+    read is a failure of the input.
+    """
 
     def __init__(self, stream: Any, url: str) -> None:
-        self._stream, self._url = stream, url
+        self._stream = stream
+        self._url = url
 
     def read(self, size: int = -1, /) -> bytes:
         with _told(self._url):
@@ -92,35 +116,50 @@ def _system(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError:
         raise InputError(
-            f"{shown(url)}: reading it takes fsspec, which is not installed", hint=install_hint("fleet")
+            f"{shown(url)}: reading it takes fsspec, which is not installed",
+            hint=install_hint("fleet"),
         ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError:
         package = _PACKAGES.get(protocol)
-        hint = f"pip install {package}" if package else "fsspec's documentation names the package"
-        raise InputError(f"{shown(url)}: what speaks {protocol}:// is not installed", hint=hint) from None
+        if package:
+            hint = f"pip install {package}"
+        else:
+            hint = "fsspec's documentation names the package"
+        raise InputError(
+            f"{shown(url)}: what speaks {protocol}:// is not installed", hint=hint
+        ) from None
     except ValueError as error:
-        raise InputError(f"{shown(url)}: {error}", hint="a path, s3://BUCKET/KEY or gs://BUCKET/KEY") from None
+        raise InputError(
+            f"{shown(url)}: {error}", hint="a path, s3://BUCKET/KEY or gs://BUCKET/KEY"
+        ) from None
     return system, path
 
 
 @contextlib.contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Raise what goes wrong with an object as InputError: each keeper's library has errors of its own."""
+    """Raise what goes wrong with an object as InputError: each keeper's library has errors of its
+    own.
+    """
     try:
         yield
     except (InputError, GeneratorExit, MemoryError):
         raise
     except PermissionError as error:
-        hint = "check the credentials that this process has for it, and that they permit listing and reading"
+        hint = (
+            "check the credentials that this process has for it, and that they permit listing and "
+            "reading"
+        )
         raise InputError(f"{shown(url)}: no permission ({_short(error)})", hint=hint) from None
     except FileNotFoundError:
         raise InputError(f"{shown(url)}: there is no such object, folder or bucket") from None
-    except Exception as error:  # noqa: BLE001 - botocore, aiohttp and gcsfs raise families of their own
+    except Exception as error:  # noqa: BLE001
+        # botocore, aiohttp and gcsfs raise families of their own
         no_credentials = type(error).__name__ == "NoCredentialsError"
         raise InputError(
-            f"{shown(url)}: {type(error).__name__}: {_short(error)}", hint="aws configure" if no_credentials else None
+            f"{shown(url)}: {type(error).__name__}: {_short(error)}",
+            hint="aws configure" if no_credentials else None,
         ) from None
 
 
@@ -134,7 +173,9 @@ def _input(system: Any, about: Mapping[str, Any], *, is_named: bool) -> Input:
 
 
 def _file(system: Any, about: Mapping[str, Any]) -> object:
-    """Return which object it is, whatever names lead to it: of this machine's own files by what a link leads to."""
+    """Return which object it is, whatever names lead to it: of this machine's own files by what a
+    link leads to.
+    """
     if type(system).__name__ == "LocalFileSystem":
         with contextlib.suppress(OSError, ValueError):
             there = Path(about["name"]).stat()

@@ -1,8 +1,10 @@
-"""Read a pickle of plain data, and nothing else: before it is loaded, every instruction in it is looked at.
+"""Read a pickle of plain data, and nothing else: before it is loaded, every instruction in it is
+looked at.
 
-A pickle is a program. What torch dumps needs few of the instructions: those that make dicts, lists, texts and numbers. A
-pattern lets these pass, at the speed of ``re``; the first that is none of them is refused by name and never reached. So no
-name is looked up, no object is made or called, and no size that a file claims is allocated before the bytes are there.
+A pickle is a program. What torch dumps needs few of the instructions: those that make dicts, lists,
+texts and numbers. A pattern lets these pass, at the speed of ``re``; the first that is none of them
+is refused by name and never reached. So no name is looked up, no object is made or called, and no
+size that a file claims is allocated before the bytes are there.
 """
 
 from __future__ import annotations
@@ -15,17 +17,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-# A history of 100,000 events is about 25 MB. What a file may make of itself in memory is limited by its bytes, and by its dicts and
-# lists, one byte each: an empty dict takes 64.
+# A history of 100,000 events is about 25 MB. What a file may make of itself in memory is limited by
+# its bytes, and by its dicts and lists, one byte each: an empty dict takes 64.
 MOST_BYTES: Final = 512 << 20
 MOST_CONTAINERS: Final = 16_000_000
 
-_STOP, _FRAME, _SHORT_TEXT, _TEXT, _LONG_PUT = 0x2E, 0x95, 0x8C, 0x58, 0x72
+_STOP = 0x2E
+_FRAME = 0x95
+_SHORT_TEXT = 0x8C
+_TEXT = 0x58
+_LONG_PUT = 0x72
 _LONG: Final = b"|".join(b"\\x%02x" % size + b"." * size for size in range(10))
 _INT: Final = rb"(?:K.|M..|J....|\x8a(?:" + _LONG + rb"))"
-# Instructions of a fixed length, in a run: what was made before, by its number; dicts, lists, marks, None and yes/no; integers of
-# nine bytes at most, a pair of them (a pool's id) and floats. No other tuple: the hash of nested ones takes forever, or the stack.
-# Dots in place of {4}, and what there is most of first: it is a third faster.
+# Instructions of a fixed length, in a run: what was made before, by its number; dicts, lists,
+# marks, None and yes/no; integers of nine bytes at most, a pair of them (a pool's id) and floats.
+# No other tuple: the hash of nested ones takes forever, or the stack. Dots in place of {4}, and
+# what there is most of first: it is a third faster.
 _RUN: Final = re.compile(
     rb"(?s:j....|[\x94(ue}\]Nas)\x88\x89]|[hq].|" + _INT + rb"(?:" + _INT + rb"\x86)?|G........)*+"
 )
@@ -33,7 +40,8 @@ _RUN: Final = re.compile(
 _WITH_ARGUMENT: Final = b"KMJGhjqr\x8a"
 _MOST_ARGUMENT_BYTES: Final = 11
 _BEGINS: Final = re.compile(rb"\x80[\x00-\x1f]")
-# Protocols 0 and 1 have no header: a name to import with what is done with it, or the dict or list with which a dump begins.
+# Protocols 0 and 1 have no header: a name to import with what is done with it, or the dict or list
+# with which a dump begins.
 _BEGINS_OLD: Final = re.compile(
     rb"(?s)c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(?:\([SI(]['\"\d(]|\([XU].|\)R|[qp].)|\([dlt](?:p\d+\n|\.|\([SIVlt])|[}\]]q.|\(S'[^\n]*'\n"
 )
@@ -56,7 +64,9 @@ class CutOffError(RefusedError):
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return whether a file is a pickle, by its first ``HEAD_BYTES`` bytes: no text begins with byte 0x80."""
+    """Return whether a file is a pickle, by its first ``HEAD_BYTES`` bytes: no text begins with
+    byte 0x80.
+    """
     return bool(_BEGINS.match(head) or _BEGINS_OLD.match(head))
 
 
@@ -76,7 +86,8 @@ def load(data: bytes) -> Any:
     """Return the plain data in a pickle: dicts, lists, texts, numbers, None.
 
     Raises:
-        RefusedError: it holds anything else, is cut off or damaged, or would take more memory than any snapshot.
+        RefusedError: it holds anything else, is cut off or damaged, or would take more memory than
+            any snapshot.
     """
     check(data)
     try:
@@ -85,7 +96,8 @@ def load(data: bytes) -> Any:
         raise
     except MemoryError:
         raise RefusedError("it does not fit into this machine's memory") from None
-    except Exception as error:  # noqa: BLE001 - a damaged pickle raises anything, and all of it means the same
+    except Exception as error:  # noqa: BLE001
+        # a damaged pickle raises anything, and all of it means the same
         raise RefusedError(f"it is damaged: {error or type(error).__name__}") from None
 
 
@@ -100,16 +112,21 @@ class _Plain(pickle.Unpickler):
 
 
 def check(data: bytes) -> None:
-    """Look at every instruction of a pickle. Raises RefusedError at the first that plain data does not need."""
+    """Look at every instruction of a pickle. Raises RefusedError at the first that plain data does
+    not need.
+    """
     if len(data) > MOST_BYTES:
         raise RefusedError(f"it has more than {MOST_BYTES >> 20} MiB: {_SMALLER}")
     if not _BEGINS.match(data):
-        raise RefusedError(f"its protocol is 0 or 1, which torch does not write{_wanted_by_old(data)}")
+        raise RefusedError(
+            f"its protocol is 0 or 1, which torch does not write{_wanted_by_old(data)}"
+        )
     if data[1] not in range(2, 6):
         raise RefusedError(f"its protocol is {data[1]}, and 2 to 5 are read")
     if data.count(b"}") + data.count(b"]") > MOST_CONTAINERS:
         raise RefusedError(f"it may hold more than {MOST_CONTAINERS:,} dicts and lists: {_SMALLER}")
-    at, texts = 2, (b"", b"")
+    at = 2
+    texts = (b"", b"")
     while True:
         run = _RUN.match(data, at)
         assert run is not None  # noqa: S101 - an empty run matches too
@@ -119,7 +136,11 @@ def check(data: bytes) -> None:
         if data[at] == _STOP:
             return
         argument = _argument(data, at)
-        if argument is None and data[at] in _WITH_ARGUMENT and len(data) - at < _MOST_ARGUMENT_BYTES:
+        if (
+            argument is None
+            and data[at] in _WITH_ARGUMENT
+            and len(data) - at < _MOST_ARGUMENT_BYTES
+        ):
             raise CutOffError
         if argument is None:
             raise RefusedError(_named(data, at, texts))
@@ -132,8 +153,11 @@ def check(data: bytes) -> None:
 
 
 def _argument(data: bytes, at: int) -> tuple[int, int] | None:
-    """Return where the argument of a text, a frame or a note begins and its bytes; None for any other instruction."""
-    code, number = data[at], int.from_bytes(data[at + 1 : at + 5], "little")
+    """Return where the argument of a text, a frame or a note begins and its bytes; None for any
+    other instruction.
+    """
+    code = data[at]
+    number = int.from_bytes(data[at + 1 : at + 5], "little")
     if code == _SHORT_TEXT:
         return at + 2, number & 0xFF
     if code == _TEXT:
@@ -141,11 +165,15 @@ def _argument(data: bytes, at: int) -> tuple[int, int] | None:
     if code == _FRAME:
         return at + 9, 0
     # A note of a larger number than there are objects so far would make room for all below it.
-    return (at + 5, 0) if code == _LONG_PUT and number <= at else None
+    if code == _LONG_PUT and number <= at:
+        return (at + 5, 0)
+    return None
 
 
 def _named(data: bytes, at: int, texts: tuple[bytes, bytes]) -> str:
-    """Return which instruction is refused, and what it would have run, as far as it stands there."""
+    """Return which instruction is refused, and what it would have run, as far as it
+    stands there.
+    """
     import pickletools  # only a refused pickle waits for it
 
     found = next((op for op in pickletools.opcodes if op.code == chr(data[at])), None)
@@ -163,7 +191,9 @@ def _named(data: bytes, at: int, texts: tuple[bytes, bytes]) -> str:
 
 
 def _wanted_by_old(data: bytes) -> str:
-    """Return what a pickle of protocol 0 or 1 would import first; where nothing of it stands near its beginning, what to do."""
+    """Return what a pickle of protocol 0 or 1 would import first; where nothing of it stands near
+    its beginning, what to do.
+    """
     for name, argument in old_instructions(data[:_LOOKED_AT_BYTES]):
         if name in {"GLOBAL", "INST"}:
             return f", and it wants to import {'.'.join(str(argument).split(' ', 1))[:401]}"
@@ -171,7 +201,9 @@ def _wanted_by_old(data: bytes) -> str:
 
 
 def old_instructions(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield the instructions of a pickle without a header, with their arguments, up to the first that is none or is not whole."""
+    """Yield the instructions of a pickle without a header, with their arguments, up to the first
+    that is none or is not whole.
+    """
     import pickletools  # only a refused pickle waits for it
 
     with suppress(ValueError):  # also of a number, or a text, that cannot be

@@ -1,6 +1,8 @@
-"""Find incidents in a stream of lines: anchors first, then patterns on a short window of peeled lines.
+"""Find incidents in a stream of lines: anchors first, then patterns on a short window of peeled
+lines.
 
-The scanner takes line by line and keeps a bounded state: the same code reads a saved log and a running child.
+The scanner takes line by line and keeps a bounded state: the same code reads a saved log and a
+running child.
 """
 
 from __future__ import annotations
@@ -15,28 +17,58 @@ from types import MappingProxyType
 from typing import Final
 
 from oomguard.core.facts import Fact
-from oomguard.core.incident import Diagnosis, EngineStart, Evidence, Incident, Location, SettingInForce
+from oomguard.core.incident import (
+    Diagnosis,
+    EngineStart,
+    Evidence,
+    Incident,
+    Location,
+    SettingInForce,
+)
 from oomguard.core.kinds import KINDS
 from oomguard.core.text import strip_escapes
 from oomguard.rules.rule_files import ENGINE_ENDS, RuleSet
 from oomguard.rules.signature import Quotation
 from oomguard.scan.anchors import Finder, anchor_index, finder
-from oomguard.scan.context import NEAR_AFTER_LINES, NEAR_BEFORE_LINES, NO_ENGINE, Context, Near, nearest_phase
-from oomguard.scan.effective_settings import ECHO_ANCHOR, merged_settings, with_requested_share, without_contradicted
+from oomguard.scan.context import (
+    NEAR_AFTER_LINES,
+    NEAR_BEFORE_LINES,
+    NO_ENGINE,
+    Context,
+    Near,
+    nearest_phase,
+)
+from oomguard.scan.effective_settings import (
+    ECHO_ANCHOR,
+    merged_settings,
+    with_requested_share,
+    without_contradicted,
+)
 from oomguard.scan.engine_errors import EngineErrors
 from oomguard.scan.exceptions import UserFrames
 from oomguard.scan.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.scan.kernel_log import HostTasks
 from oomguard.scan.log_prefixes import TRACEBACK, PlainLine, peel, tells_no_failure, words_of
-from oomguard.scan.pattern_search import Candidate, Hit, SearchTime, Window, best_of, match, open_window, quoted
+from oomguard.scan.pattern_search import (
+    Candidate,
+    Hit,
+    SearchTime,
+    Window,
+    best_of,
+    match,
+    open_window,
+    quoted,
+)
 from oomguard.scan.skim import Gap
 from oomguard.scan.source import Line
 from oomguard.scan.unrecognized import Unrecognized
 
-# oomguard's own output in a log: what it tells of a failure, of another rank's or of one that it remedied, is none of its own.
+# oomguard's own output in a log: what it tells of a failure, of another rank's or of one that it
+# remedied, is none of its own.
 #
-# A line is passed over for its own form, never for where it stands: what others print in between is read. Known are a panel's lines by the
-# panel's title, an event by its name, the lines of an exception's note below it, and the JSON, Markdown and HTML that commands write.
+# A line is passed over for its own form, never for where it stands: what others print in between is
+# read. Known are a panel's lines by the panel's title, an event by its name, the lines of an
+# exception's note below it, and the JSON, Markdown and HTML that commands write.
 
 _EVENT: Final = "oomguard: "
 _EVENT_AS_JSON: Final = '"logger": "oomguard"'
@@ -48,9 +80,11 @@ _NO_FIT: Final = "does not fit: "
 _TABLE: Final = "What oomguard did"
 _PAGE: Final = '<main class="oomguard">'
 _EVIDENCE: Final = "<details><summary>Evidence ("
-_PAGE_ENDS, _EVIDENCE_ENDS = "</main>", "</details>"
+_PAGE_ENDS = "</main>"
+_EVIDENCE_ENDS = "</details>"
 _BEGINS: Final = (_EVENT, "{", "\u256d\u2500 ", "+- ", "<", _TABLE, _NO_FIT)
-# Boxes as rich draws them, round or of ASCII; others' boxes (a traceback, an error of a command line) have other titles.
+# Boxes as rich draws them, round or of ASCII; others' boxes (a traceback, an error of a command
+# line) have other titles.
 _TOP: Final = re.compile(r"(?:\u256d\u2500|\+-) (?P<title>[^\u2500]+?) ?[\u2500-]*[\u256e+]\s*\Z")
 _SIDE: Final = re.compile(r"[\u2502|].*[\u2502|]\s*\Z")
 _BOTTOM: Final = re.compile(r"(?:\u2570\u2500+\u256f|\+-{8,}\+)\s*\Z")
@@ -58,14 +92,18 @@ _START: Final = re.compile(r"start \d+\b")
 _LEAST_CUT_CHARS: Final = 6
 # A box is no longer than that; where its end is lost, or nobody looked at it, it ends there.
 _MOST_LINES: Final = 200
-_NOTED: Final = re.compile(r"  (?:why|where|budget|tried|change|do first|then|not changed|unknown|to decide|note): ")
+_NOTED: Final = re.compile(
+    r"  (?:why|where|budget|tried|change|do first|then|not changed|unknown|to decide|note): "
+)
 _QUOTED: Final = re.compile(r"line \d+: ")
 _KIND: Final = re.compile(rf"(?:\bkind=|\"kind\": \")({'|'.join(sorted(KINDS))})\b")
 
 
 @dataclass(slots=True)
 class _Writer:
-    """What one process has printed of ours: the boxes that are open, innermost last, each with the line that it began on."""
+    """What one process has printed of ours: the boxes that are open, innermost last, each with the
+    line that it began on.
+    """
 
     boxes: list[tuple[bool, int]] = field(default_factory=list)
     is_own: bool = False
@@ -103,7 +141,12 @@ class OwnReports:
         if not self.told:
             return ()
         told = ", ".join(f"{what} (line {number})" for what, number in self.told.items())
-        return (f"oomguard's own report is no failure of its own: {told}: read the log that it was made from",)
+        return (
+            (
+                f"oomguard's own report is no failure of its own: {told}: read the log that it was "
+                "made from"
+            ),
+        )
 
     def _is_own(self, writer: _Writer, line: Line, text: str) -> bool:
         if self._is_line(text) or _EVENT_AS_JSON in line.text:
@@ -113,7 +156,11 @@ class OwnReports:
         if (writer.is_note and _NOTED.match(text)) or (writer.is_table and text[:1] in {"", " "}):
             return True
         writer.is_note, writer.is_table = False, text.startswith(_TABLE)
-        return writer.is_table or self._is_of_page(writer, line, text) or self._is_of_box(writer, line, text)
+        return (
+            writer.is_table
+            or self._is_of_page(writer, line, text)
+            or self._is_of_box(writer, line, text)
+        )
 
     @staticmethod
     def _is_line(text: str) -> bool:
@@ -122,7 +169,9 @@ class OwnReports:
         return text.startswith(_OBJECT) and any(key in text for key in _OBJECTS)
 
     def _is_of_page(self, writer: _Writer, line: Line, text: str) -> bool:
-        """Return whether a line is of a page, or one of the lines that a report in Markdown quotes."""
+        """Return whether a line is of a page, or one of the lines that a report in
+        Markdown quotes.
+        """
         if writer.ends:
             is_own = writer.ends == _PAGE_ENDS or _QUOTED.match(text) is not None
             if text.startswith(writer.ends) or (writer.ends == _PAGE_ENDS and _PAGE_ENDS in text):
@@ -131,7 +180,12 @@ class OwnReports:
         if text.startswith((_PAGE, _EVIDENCE)):
             whole = _PAGE_ENDS in text
             self.told.setdefault("a failure", line.number)
-            writer.ends = _EVIDENCE_ENDS if text.startswith(_EVIDENCE) else "" if whole else _PAGE_ENDS
+            if text.startswith(_EVIDENCE):
+                writer.ends = _EVIDENCE_ENDS
+            elif whole:
+                writer.ends = ""
+            else:
+                writer.ends = _PAGE_ENDS
             return True
         return False
 
@@ -161,24 +215,31 @@ def _kind_of(title: str) -> str | None:
     """Return the kind that a box is titled with; a narrow one cuts it."""
     if title in KINDS:
         return title
-    return next((kind for kind in KINDS if len(title) >= _LEAST_CUT_CHARS and kind.startswith(title)), None)
+    return next(
+        (kind for kind in KINDS if len(title) >= _LEAST_CUT_CHARS and kind.startswith(title)), None
+    )
 
 
-# Which service or pod each line of a log of several containers is of: ``docker compose logs``, ``kubectl logs --prefix``, collectors.
+# Which service or pod each line of a log of several containers is of: ``docker compose logs``,
+# ``kubectl logs --prefix``, collectors.
 #
-# In containers all engines have the same process numbers, so what one prints must not be taken for another's.
+# In containers all engines have the same process numbers, so what one prints must not be taken for
+# another's.
 
 # A collector's own word, not a column that may be a table's.
 _NAMED = ("pod/", "container/")
 # A logger's column, not a container's.
-_LEVELS = frozenset({"TRACE", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "SUCCESS"})
+_LEVELS = frozenset(
+    {"TRACE", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "SUCCESS"}
+)
 
 
 class Services:
     """The services that one stream has named so far.
 
-    A first column is a service's name once a process, a logger or a clock stands behind it, or once two lines in a row have the same:
-    a row of a table has neither. A line without the column goes on with the service of the line before it.
+    A first column is a service's name once a process, a logger or a clock stands behind it, or once
+    two lines in a row have the same: a row of a table has neither. A line without the column goes
+    on with the service of the line before it.
     """
 
     def __init__(self) -> None:
@@ -198,10 +259,14 @@ class Services:
         return self._current
 
 
-# The one model that a text names by its size, where nothing beside it says that less of it is on the device.
+# The one model that a text names by its size, where nothing beside it says that less of it is on
+# the device.
 
-_SIZED: Final = re.compile(r"[\w./-]{0,80}(?<![\w.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])[\w.-]{0,40}")
-# Fewer bits, adapters, parts on the host or on other devices: what is on this one is not the whole at 16 bits.
+_SIZED: Final = re.compile(
+    r"[\w./-]{0,80}(?<![\w.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])[\w.-]{0,40}"
+)
+# Fewer bits, adapters, parts on the host or on other devices: what is on this one is not the whole
+# at 16 bits.
 _IN_PART: Final = re.compile(
     r"(?i)\b[2-8]-?bits?\b|int[48]\b|\bawq|gptq|gguf|ggml|exl2|\bq\d_|nf4|fp[48]|quanti[sz]|load_in|bitsandbytes|\bbnb"
     r"|offload|device_map|tensor[ _-]?parallel|-tp\b|\blora\b|qlora|peft|deepspeed|fsdp|\bzero-?\d|\branks?\d|a\d+b\b"
@@ -211,7 +276,9 @@ _IN_PART: Final = re.compile(
 
 
 def named_model(text: str) -> str | None:
-    """Return the name of the one size of model in a text: "Qwen2.5-7B-Instruct"; None for none, for two, and for a part of one."""
+    """Return the name of the one size of model in a text: "Qwen2.5-7B-Instruct"; None for none, for
+    two, and for a part of one.
+    """
     found = list(_SIZED.finditer(text))
     sizes = {float(match.group(1)) for match in found}
     if len(sizes) != 1 or min(sizes) < 1 or _IN_PART.search(text):
@@ -219,20 +286,28 @@ def named_model(text: str) -> str | None:
     return max((match.group().strip("./-_") for match in found), key=len)
 
 
-# What a finished scan concludes: each incident and each start, completed by what the engine printed around them.
+# What a finished scan concludes: each incident and each start, completed by what the engine printed
+# around them.
 
 _RANK: Final = re.compile(r"(?<![A-Za-z])TP(\d{1,3})\b")
 _OF_HOST: Final = "host_"
 _BLOCKS_OF_OVERRIDE: Final = frozenset({"num_gpu_blocks_override", "kv_cache_fitting_blocks"})
 # Figures that only an engine's start prints: a text that holds one is the log of a start.
 _START_FACTS: Final = frozenset(
-    {"model_weights_bytes", "kv_cache_available_bytes", "kv_cache_capacity_tokens", "framework_version"}
+    {
+        "model_weights_bytes",
+        "kv_cache_available_bytes",
+        "kv_cache_capacity_tokens",
+        "framework_version",
+    }
 )
 
 # Phases in which requests are served, and the one of a text that names none.
 _OF_REQUESTS: Final = frozenset({"generate", "prefill", "decode", "unknown"})
 # How vLLM's logger begins a record: "ERROR 02-14 11:08:20 worker.py:242]", in brackets since V1.
-_VLLM_RECORD: Final = re.compile(r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\]")
+_VLLM_RECORD: Final = re.compile(
+    r"\b[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w/.-]+\.py:\d+\]"
+)
 
 
 def concluded_incident(
@@ -243,16 +318,21 @@ def concluded_incident(
     alone: bool = False,
     names_service: bool = False,
 ) -> Incident:
-    """Return an incident with the settings in force, the facts, phase and frames that lie around its message.
+    """Return an incident with the settings in force, the facts, phase and frames that lie around
+    its message.
 
     Args:
         scanned: the incident as it was found.
         given: settings that the caller knows; they win over those that the engine echoed.
         tasks: the kernel's tables of processes.
-        names_service: lines of several services or pods are in the log: the process says whose it is.
-        alone: no other failure was found: frames far behind its message are its own. Who reports one writes it first.
+        names_service: lines of several services or pods are in the log: the process says whose it
+            is.
+        alone: no other failure was found: frames far behind its message are its own. Who reports
+            one writes it first.
     """
-    incident, context, near = scanned.incident, scanned.context, scanned.near
+    incident = scanned.incident
+    context = scanned.context
+    near = scanned.near
     if alone and not near:
         line = incident.location.line or 0
         near = context.beside(line, scanned.last_line, scanned.process, 0, behind=NEAR_BEFORE_LINES)
@@ -260,15 +340,25 @@ def concluded_incident(
         seen = Fact("tensor_parallel_size", ranks, "solved")
         incident = replace(incident, facts={**incident.facts, seen.name: seen})
     if incident.kind == "host_oom":
-        holder = {} if tasks is None else tasks.facts(incident.location.line or 0, scanned.last_line)
+        if tasks is None:
+            holder = {}
+        else:
+            holder = tasks.facts(incident.location.line or 0, scanned.last_line)
         scope = incident.facts.get("host_scope")
         if scope is not None and scope.value == "limit":
-            holder.pop("host_total_bytes", None)  # the limit was reached: how much the host has does not matter
+            holder.pop(
+                "host_total_bytes", None
+            )  # the limit was reached: how much the host has does not matter
         incident = replace(incident, facts={**holder, **incident.facts})
     elif incident.kind != "engine_dead":  # limits and processes of the host say nothing of a device
-        near = [n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)]
-    settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
-    # The message's own figures win, then the caller's settings, the engine's echo, and loose text last.
+        near = [
+            n for n in near if not n.facts or not all(name.startswith(_OF_HOST) for name in n.facts)
+        ]
+    settings, complete = merged_settings(
+        context.settings, given or {}, echo_complete=context.settings_complete
+    )
+    # The message's own figures win, then the caller's settings, the engine's echo, and loose text
+    # last.
     loose = {
         **context.later_for(scanned.process),
         **incident.facts,
@@ -276,18 +366,28 @@ def concluded_incident(
     }
     settings, stated = without_contradicted(settings, {**loose, **scanned.own}, complete=complete)
     facts = with_requested_share(_without_profiling_blocks({**loose, **stated, **scanned.own}))
-    phase = incident.phase if scanned.phase_is_told else nearest_phase(near) or incident.phase
+    if scanned.phase_is_told:
+        phase = incident.phase
+    else:
+        phase = nearest_phase(near) or incident.phase
     if "start_frames" in facts and phase in _OF_REQUESTS:
-        phase = "profile_run"  # the engine, or the compiler that it calls, runs the model to measure it
+        phase = (
+            "profile_run"  # the engine, or the compiler that it calls, runs the model to measure it
+        )
     version = facts.get("framework_version")
     frames = dict.fromkeys(n.evidence for n in near if n.phase or n.facts)
     evidence = (*incident.evidence, *(frame for frame in frames if frame not in incident.evidence))
-    named = None if "model" in facts else named_model("\n".join(line.text for line in evidence))
+    if "model" in facts:
+        named = None
+    else:
+        named = named_model("\n".join(line.text for line in evidence))
     if named is not None:
         facts["stated_model"] = Fact("stated_model", named)
     location = incident.location
     if names_service and context.service is not None:
-        location = replace(location, process=": ".join(filter(None, (context.service, location.process))))
+        location = replace(
+            location, process=": ".join(filter(None, (context.service, location.process)))
+        )
     return replace(
         incident,
         location=location,
@@ -303,29 +403,48 @@ def concluded_incident(
 
 
 def _ranks_seen(scanned: ScannedIncident) -> int:
-    """Return the number of ranks that share each layer by the names of the processes: the power of two that holds all."""
+    """Return the number of ranks that share each layer by the names of the processes: the power of
+    two that holds all.
+    """
     names = (*scanned.context.by_process, scanned.process, *scanned.incident.also_in)
     seen = {int(found.group(1)) for name in names if name and (found := _RANK.search(name))}
-    return 1 << max(seen).bit_length() if len(seen) > 1 else 1
+    if len(seen) > 1:
+        return 1 << max(seen).bit_length()
+    return 1
 
 
 def standing(found: list[ScannedIncident]) -> list[ScannedIncident]:
-    """Leave out what the engine recovered from, and a wrapper ("See root cause above") beside its cause."""
-    found = [f for f in found if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)]
-    found = [f for f in found if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)]
+    """Leave out what the engine recovered from, and a wrapper ("See root cause above") beside its
+    cause.
+    """
+    found = [
+        f
+        for f in found
+        if not any("recovered" in near.facts and near.line >= f.last_line for near in f.near)
+    ]
+    found = [
+        f
+        for f in found
+        if f.incident.kind != "engine_dead" or not f.context.ending.was_told_before(f.last_line)
+    ]
     causes = {f.context.number for f in found if f.incident.kind != "engine_dead"}
     return [f for f in found if f.incident.kind != "engine_dead" or f.context.number not in causes]
 
 
-def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None) -> EngineStart | None:
-    """Return what one start printed of itself; None if nothing in it tells a start from any other text.
+def concluded_start(
+    context: Context, given: Mapping[str, SettingInForce] | None
+) -> EngineStart | None:
+    """Return what one start printed of itself; None if nothing in it tells a start from any other
+    text.
 
     ``given`` as in ``concluded_incident``.
     """
     facts = context.all_facts()
     if not context.announced and not facts.keys() & _START_FACTS:
         return None
-    settings, complete = merged_settings(context.settings, given or {}, echo_complete=context.settings_complete)
+    settings, complete = merged_settings(
+        context.settings, given or {}, echo_complete=context.settings_complete
+    )
     settings, stated = without_contradicted(settings, facts, complete=complete)
     facts = with_requested_share(_without_profiling_blocks({**facts, **stated}))
     version = facts.get("framework_version")
@@ -341,7 +460,9 @@ def concluded_start(context: Context, given: Mapping[str, SettingInForce] | None
 
 
 def _without_profiling_blocks(facts: dict[str, Fact]) -> dict[str, Fact]:
-    """Leave out a number of KV blocks that the user's complete settings do not have: the engine profiled with it."""
+    """Leave out a number of KV blocks that the user's complete settings do not have: the engine
+    profiled with it.
+    """
     is_set = facts.get("num_gpu_blocks_override_set")
     if is_set is None or is_set.value:
         return facts
@@ -349,13 +470,19 @@ def _without_profiling_blocks(facts: dict[str, Fact]) -> dict[str, Fact]:
 
 
 def _host(scanned: ScannedIncident, near: list[Near]) -> str:
-    """Return the engine that hosts the failed code: torch's own message does not name it, nor the driver's, nor numpy's."""
+    """Return the engine that hosts the failed code: torch's own message does not name it, nor the
+    driver's, nor numpy's.
+    """
     named = scanned.incident.framework
-    if named not in {*NO_ENGINE, "unknown"} and not (named == "host" and "array_shape" in scanned.own):
+    if named not in {*NO_ENGINE, "unknown"} and not (
+        named == "host" and "array_shape" in scanned.own
+    ):
         return named
     beside = next((n.framework for n in near if n.framework), None)
     own = beside or scanned.context.framework_for(scanned.process)
-    if own in {None, *NO_ENGINE} and any(_VLLM_RECORD.search(line.text) for line in scanned.incident.evidence):
+    if own in {None, *NO_ENGINE} and any(
+        _VLLM_RECORD.search(line.text) for line in scanned.incident.evidence
+    ):
         return "vllm"
     return own or named
 
@@ -375,22 +502,31 @@ __all__ = ["MAX_EVIDENCE_CHARS", "MAX_INCIDENTS", "Scanner", "scan"]
 class _Stream:
     """What the scanner remembers of one service's lines on one stream.
 
-    ``last`` are its last lines, ``taken`` the lines that messages of each process took, ``raising`` the process whose record a
-    traceback ends, so that lines without a process go on with it.
+    ``last`` are its last lines, ``taken`` the lines that messages of each process took, ``raising``
+    the process whose record a traceback ends, so that lines without a process go on with it.
     """
 
     name: str
     service: str | None
-    last: deque[tuple[int, Line, PlainLine]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK_LINES))
+    last: deque[tuple[int, Line, PlainLine]] = field(
+        default_factory=lambda: deque(maxlen=LOOK_BACK_LINES)
+    )
     taken: dict[str | None, tuple[int, int, ScannedIncident | None]] = field(default_factory=dict)
     order: int = 0
     raising: str | None = None
 
     def attributed(self, plain: PlainLine) -> PlainLine:
-        """Return a line with the process of the record that it goes on with: SGLang names a rank once for a whole traceback."""
+        """Return a line with the process of the record that it goes on with: SGLang names a rank
+        once for a whole traceback.
+        """
         if plain.process is not None or plain.is_record:
-            self.raising = plain.process if plain.text.rstrip().endswith(f"{TRACEBACK}:") else None
-        return plain if self.raising is None else replace(plain, process=self.raising)
+            if plain.text.rstrip().endswith(f"{TRACEBACK}:"):
+                self.raising = plain.process
+            else:
+                self.raising = None
+        if self.raising is None:
+            return plain
+        return replace(plain, process=self.raising)
 
 
 def _quote(line: Line) -> Evidence:
@@ -398,16 +534,23 @@ def _quote(line: Line) -> Evidence:
 
 
 class Scanner:
-    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the order of time.
+    """Feed lines with ``push``; ``diagnosis`` closes the streams and returns what was found, in the
+    order of time.
 
     Args:
         rules: what is looked for.
-        clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines that come live.
-        unrecognized: whether a failure in a wording that no signature has is reported if nothing else is found.
+        clock: tells when the line pushed last was printed, as ``time.monotonic`` does for lines
+            that come live.
+        unrecognized: whether a failure in a wording that no signature has is reported if nothing
+            else is found.
     """
 
     def __init__(
-        self, rules: RuleSet, clock: Callable[[], float] = time.monotonic, *, unrecognized: bool = False
+        self,
+        rules: RuleSet,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        unrecognized: bool = False,
     ) -> None:
         self._rules = rules
         self._anchors: dict[str, list[tuple[int, Candidate]]] = {}  # in the order of the files
@@ -420,24 +563,35 @@ class Scanner:
         self._open: list[tuple[_Stream, Window]] = []
         self.found = ScannedIncidents(clock)
         self._contexts = [Context(1)]  # all starts, in the order of time
-        self._latest: dict[str | None, Context] = {None: self._contexts[0]}  # the last start of each service
+        self._latest: dict[str | None, Context] = {
+            None: self._contexts[0]
+        }  # the last start of each service
         self._own = OwnReports()
         self._tasks = HostTasks()
         self._frames = UserFrames()
-        self._errors, self._clock = EngineErrors(), clock
+        self._errors = EngineErrors()
+        self._clock = clock
         self._finder: Finder | None = None
-        self._unrecognized, self._is_unrecognized_taken = Unrecognized(), unrecognized
+        self._unrecognized = Unrecognized()
+        self._is_unrecognized_taken = unrecognized
         self._looked = self._repeats = 0
         self._time = SearchTime()
-        self._left_out: dict[tuple[str, ...], str] = {}  # what is told of each pattern that ran out of time
+        self._left_out: dict[
+            tuple[str, ...], str
+        ] = {}  # what is told of each pattern that ran out of time
 
     def _context_of(self, service: str | None) -> Context:
-        """Return the last start of a service; what was printed before any service was named is the first one's."""
+        """Return the last start of a service; what was printed before any service was named is the
+        first one's.
+        """
         if service not in self._latest:
             is_first = len(self._latest) == 1
             if not is_first and len(self._contexts) < MAX_STARTS:
                 self._contexts.append(Context(len(self._contexts) + 1))
-            self._latest[service] = self._latest[None] if is_first else self._contexts[-1]
+            if is_first:
+                self._latest[service] = self._latest[None]
+            else:
+                self._latest[service] = self._contexts[-1]
             self._latest[service].service = service
         return self._latest[service]
 
@@ -445,7 +599,8 @@ class Scanner:
         """Take the next line of a stream.
 
         Args:
-            line: the line, or a ``Gap`` where lines were left out: what comes next does not continue what came before.
+            line: the line, or a ``Gap`` where lines were left out: what comes next does not
+                continue what came before.
             stream: which stream it comes from; standard output and error may take turns.
         """
         if isinstance(line, Gap):
@@ -458,7 +613,9 @@ class Scanner:
                     each.raising = None
             self._unrecognized.leave_out()
             self._errors.leave_out()
-            self._looked = max(self._looked, _FINDER_AFTER)  # a finder has left lines out: it is ready
+            self._looked = max(
+                self._looked, _FINDER_AFTER
+            )  # a finder has left lines out: it is ready
             self._repeats += line.repeats
             return
         plain = peel(line.text)
@@ -475,16 +632,25 @@ class Scanner:
             if owner is state:
                 window.extend(line, plain, state.order)
         self._settle()
-        text = strip_escapes(line.text) if "\x1b" in line.text else line.text
+        if "\x1b" in line.text:
+            text = strip_escapes(line.text)
+        else:
+            text = line.text
         self._unrecognized.see(text)
-        anchors = self._inside(text) if self._may_hold(text) else []
+        if self._may_hold(text):
+            anchors = self._inside(text)
+        else:
+            anchors = []
         if anchors or self._tasks.is_open:
             self._tasks.see(text, line.number)
         heads = [one for one in anchors if one in ENGINE_ENDS]
-        self._errors.see(line, plain, heads, self._context_of(service), self._clock() if heads else 0.0)
+        self._errors.see(
+            line, plain, heads, self._context_of(service), self._clock() if heads else 0.0
+        )
         across = self._across_the_seam(state, line, text)
         if across:
-            # The message begins on the lines before: the window opens there and takes this line as its next.
+            # The message begins on the lines before: the window opens there and takes this line as
+            # its next.
             window = open_window(list(state.last), across)
             self._open.append((state, window))
             window.extend(line, plain, state.order)
@@ -493,7 +659,9 @@ class Scanner:
             self._open.append((state, open_window(list(state.last), self._candidates(anchors))))
 
     def _may_hold(self, text: str) -> bool:
-        """Return whether a text may hold an anchor; in a long input one search for all of them tells most lines apart."""
+        """Return whether a text may hold an anchor; in a long input one search for all of them
+        tells most lines apart.
+        """
         self._looked += 1
         if self._looked < _FINDER_AFTER:
             return True
@@ -506,24 +674,37 @@ class Scanner:
             return []  # a record of its own that tells no failure: no message was wrapped onto it
         before = [previous.text for _, previous, _ in state.last][-SEAM_LINES:]
         head = text[:SEAM_CHARS].lstrip(" \t#>|*")
-        glue = "" if line.continued else " "
-        seam = words_of(" ".join(part[-SEAM_CHARS:].strip() for part in before)) + glue + words_of(head)
+        if line.continued:
+            glue = ""
+        else:
+            glue = " "
+        seam = (
+            words_of(" ".join(part[-SEAM_CHARS:].strip() for part in before))
+            + glue
+            + words_of(head)
+        )
         if not self._may_hold(seam):
             return []
-        words, inside = words_of(text), "\0".join(map(words_of, before))
-        return self._candidates(one for one in self._inside(seam) if one not in words and one not in inside)
+        words = words_of(text)
+        inside = "\0".join(map(words_of, before))
+        return self._candidates(
+            one for one in self._inside(seam) if one not in words and one not in inside
+        )
 
     def _candidates(self, anchors: Iterable[str]) -> list[Candidate]:
         return [
             candidate
-            for _, candidate in sorted((c for a in anchors for c in self._anchors.get(a, ())), key=itemgetter(0))
+            for _, candidate in sorted(
+                (c for a in anchors for c in self._anchors.get(a, ())), key=itemgetter(0)
+            )
         ]
 
     def _settle(self) -> None:
         """Close the windows that are complete, in the order in which they came over all streams.
 
-        A start must not be read before the failure it follows, nor a failure on one stream before the start that
-        another stream announced. A silent stream holds up the others only until ``MAX_OPEN`` windows wait.
+        A start must not be read before the failure it follows, nor a failure on one stream before
+        the start that another stream announced. A silent stream holds up the others only until
+        ``MAX_OPEN`` windows wait.
         """
         while self._open and (self._open[0][1].complete or len(self._open) > MAX_OPEN):
             self._close(*self._open.pop(0))
@@ -541,8 +722,10 @@ class Scanner:
             self._unrecognized.consider(window, context, lambda hit: self._is_quoted(hit, window))
             return
         best = best_of(failures)
-        first, last = window.orders[best.first], window.orders[best.last]
-        # A line of a message already taken may hold another wording's anchor: it is the same message.
+        first = window.orders[best.first]
+        last = window.orders[best.last]
+        # A line of a message already taken may hold another wording's anchor: it is the same
+        # message.
         taken = state.taken.get(window.process)
         if taken is not None and taken[0] <= first <= taken[1]:
             if taken[2] is not None:
@@ -551,7 +734,8 @@ class Scanner:
         line = window.lines[best.first]
         if self._is_quoted(best, window):
             return
-        evidence, location = _quote(line), Location(line.number, line.byte, window.process)
+        evidence = _quote(line)
+        location = Location(line.number, line.byte, window.process)
         found = self.found.take(best, location, evidence, context)
         state.taken[window.process] = (first, last, found)
         if found is not None:
@@ -574,10 +758,14 @@ class Scanner:
 
     def _leave_out(self, slow: Quotation) -> None:
         self._quotations = tuple(other for other in self._quotations if other is not slow)
-        self._left_out["quotation", slow.name, slow.part] = f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
+        self._left_out["quotation", slow.name, slow.part] = (
+            f"quotation {slow.name!r}: its pattern {_OUT_OF_TIME}"
+        )
 
     def _note(self, hit: Hit, window: Window, context: Context) -> Context:
-        """Take a line that tells no failure; return the start that it belongs to: ``context``, or the one that it begins."""
+        """Take a line that tells no failure; return the start that it belongs to: ``context``, or
+        the one that it begins.
+        """
         begun = context.begun_by(hit, window.process, window.text[hit.position :])
         if begun is not None and len(self._contexts) < MAX_STARTS:
             begun.number = len(self._contexts) + 1
@@ -592,7 +780,10 @@ class Scanner:
             return context
         for found in self.found.all[-3:]:
             # The kernel's report of a kill is one message of many lines, whose figures are amid it.
-            begin = found.incident.location.line if found.incident.kind == "host_oom" else found.last_line
+            if found.incident.kind == "host_oom":
+                begin = found.incident.location.line
+            else:
+                begin = found.last_line
             is_near = (begin or 0) <= near.line <= found.last_line + NEAR_AFTER_LINES
             if found.context is context and is_near and near.of(found.process):
                 found.near.append(near)
@@ -600,13 +791,24 @@ class Scanner:
 
     def _attach(self, found: ScannedIncident, last_line: int) -> None:
         """Add to an incident what is known at this moment of the process that failed."""
-        context, process = found.context, found.process
-        before = [f.last_line for f in self.found.all[:-1] if f.context is context and f.process == process]
+        context = found.context
+        process = found.process
+        before = [
+            f.last_line
+            for f in self.found.all[:-1]
+            if f.context is context and f.process == process
+        ]
         found.last_line = last_line
-        found.near = context.beside(found.incident.location.line or 0, last_line, process, max(before, default=0))
-        known = {k: v for k, v in context.facts_for(process).items() if k not in found.incident.facts}
+        found.near = context.beside(
+            found.incident.location.line or 0, last_line, process, max(before, default=0)
+        )
+        known = {
+            k: v for k, v in context.facts_for(process).items() if k not in found.incident.facts
+        }
         quotes = (context.evidence_for(process, name) for name in known)
-        lines = dict.fromkeys(q for q in quotes if q is not None and q not in found.incident.evidence)
+        lines = dict.fromkeys(
+            q for q in quotes if q is not None and q not in found.incident.evidence
+        )
         found.incident = replace(
             found.incident,
             facts={**known, **self._frames.facts(process, last_line), **found.incident.facts},
@@ -618,18 +820,24 @@ class Scanner:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What the run measured of itself: the figures outside failures, as last printed, by fact and in its unit."""
+        """What the run measured of itself: the figures outside failures, as last printed, by fact
+        and in its unit.
+        """
         return self._contexts[-1].numbers()
 
     def death(self) -> Incident | None:
-        """Close the streams and return the death of the engine that started last, None if it did not die.
+        """Close the streams and return the death of the engine that started last, None if it did
+        not die.
 
         A death does not count if a later start came to serve.
         """
         self.flush()
         if len(self._contexts) >= MAX_STARTS:
             return None  # later starts are not told apart
-        last = next((c for c in reversed(self._contexts) if c.ending.death is not None or c.stands), self._contexts[-1])
+        last = next(
+            (c for c in reversed(self._contexts) if c.ending.death is not None or c.stands),
+            self._contexts[-1],
+        )
         return last.death
 
     def flush(self) -> None:
@@ -638,7 +846,11 @@ class Scanner:
             self._close(*self._open.pop(0))
 
     def diagnosis(
-        self, source: str = "", *, given: Mapping[str, SettingInForce] | None = None, newer_than_s: float | None = None
+        self,
+        source: str = "",
+        *,
+        given: Mapping[str, SettingInForce] | None = None,
+        newer_than_s: float | None = None,
     ) -> Diagnosis:
         """Close the streams and return the incidents and starts found so far.
 
@@ -653,25 +865,40 @@ class Scanner:
         notes = (*self._time.notes, *self._left_out.values())
         if self._is_unrecognized_taken and not any(f.incident.is_oom for f in self.found.all):
             found_so = self._unrecognized.failure()
-            kept = kept if found_so is None else [*(f for f in kept if f.incident.kind != "engine_dead"), found_so]
+            if found_so is not None:
+                kept = [*(f for f in kept if f.incident.kind != "engine_dead"), found_so]
             notes += () if kept else self._unrecognized.notes
         kept = sorted([*kept, *self._errors.deaths(self.found.all, newer_than_s)], key=_line)
-        starts = tuple(start for c in self._contexts if (start := concluded_start(c, given)) is not None)
+        starts = tuple(
+            start for c in self._contexts if (start := concluded_start(c, given)) is not None
+        )
         notes += () if kept else self._own.note
         if self._repeats and kept:
-            notes += (f"{self._repeats:,} more lines repeat the same messages: they were counted, not read",)
+            notes += (
+                (
+                    f"{self._repeats:,} more lines repeat the same messages: they were counted, not "
+                    "read"
+                ),
+            )
         several = len({context.service for context in self._contexts}) > 1
         incidents = tuple(
-            concluded_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several) for f in kept
+            concluded_incident(f, given, self._tasks, alone=len(kept) == 1, names_service=several)
+            for f in kept
         )
         return Diagnosis(source, self._with_causes(kept, incidents), notes, starts)
 
-    def _with_causes(self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-        """Return the incidents, each end of an engine with the exception or signal that caused it."""
+    def _with_causes(
+        self, kept: Sequence[ScannedIncident], incidents: Sequence[Incident]
+    ) -> tuple[Incident, ...]:
+        """Return the incidents, each end of an engine with the exception or signal that
+        caused it.
+        """
         afters = [0, *(found.last_line for found in kept)][: len(kept)]
         befores: list[int | None] = [*map(_line, kept[1:]), None][: len(kept)]
         return tuple(
-            self._errors.explained(one, found.context.service, after, before) if one.kind == "engine_dead" else one
+            self._errors.explained(one, found.context.service, after, before)
+            if one.kind == "engine_dead"
+            else one
             for one, found, after, before in zip(incidents, kept, afters, befores, strict=True)
         )
 
@@ -688,7 +915,9 @@ def scan(
     given: Mapping[str, SettingInForce] | None = None,
     unrecognized: bool = False,
 ) -> Diagnosis:
-    """Scan a finite stream of lines; the arguments are those of ``Scanner`` and ``Scanner.diagnosis``."""
+    """Scan a finite stream of lines; the arguments are those of ``Scanner`` and
+    ``Scanner.diagnosis``.
+    """
     scanner = Scanner(rules, unrecognized=unrecognized)
     for line in lines:
         scanner.push(line)

@@ -1,6 +1,8 @@
-"""Read only the lines that matter of a huge input: those around an anchor, with their true numbers and offsets.
+"""Read only the lines that matter of a huge input: those around an anchor, with their true numbers
+and offsets.
 
-Blocks of bytes are searched before they are cut into lines; lines far from any anchor are counted and dropped.
+Blocks of bytes are searched before they are cut into lines; lines far from any anchor are counted
+and dropped.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from oomguard.scan.source import Line, LineSplitter, encoding_of, read_lines
 
 # Lines that say the same again and again: after the first ones they are counted and not read.
 #
-# A server that catches each failure prints it a hundred thousand times, and each costs as much to read as the first.
+# A server that catches each failure prints it a hundred thousand times, and each costs as much to
+# read as the first.
 
-# Of each shape so many lines are read: hundreds of processes, or restarts, differ in their numbers alone. Of a run of repeats behind
-# them so many are read at its beginning and at its end.
+# Of each shape so many lines are read: hundreds of processes, or restarts, differ in their numbers
+# alone. Of a run of repeats behind them so many are read at its beginning and at its end.
 KEPT: Final = 600
 EDGE: Final = 10
 LEAST_RUN: Final = 120
@@ -43,12 +46,17 @@ class Repeats:
         self._counts: dict[bytes, int] = {}
 
     def dropped(self, data: bytes) -> list[tuple[int, int]]:
-        """Return the stretches of some whole lines, as offsets of their beginning and end, that only repeat what came before."""
-        counts, found = self._counts, []
+        """Return the stretches of some whole lines, as offsets of their beginning and end, that
+        only repeat what came before.
+        """
+        counts = self._counts
+        found = []
         if len(counts) > _MOST_SHAPES:
             counts.clear()
         starts = [0]
-        begin, number, at = -1, 0, 0
+        begin = -1
+        number = 0
+        at = 0
         for line in data.translate(_SHAPE).split(b"\n"):
             at += len(line) + 1
             starts.append(at)
@@ -65,7 +73,9 @@ class Repeats:
         return found
 
 
-def without(regions: list[tuple[int, int]], dropped: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def without(
+    regions: list[tuple[int, int]], dropped: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """Return what is left of regions, sorted as the stretches are, that are dropped from them."""
     left = []
     rest = iter([*dropped, (1 << 62, 1 << 62)])
@@ -77,12 +87,16 @@ def without(regions: list[tuple[int, int]], dropped: list[tuple[int, int]]) -> l
                 start, stop = next(rest)
             if start > at:
                 left.append((at, min(start, end)))
-            at = max(at, min(start, end)) if start > at else min(stop, end)
+            if start > at:
+                at = max(at, min(start, end))
+            else:
+                at = min(stop, end)
     return left
 
 
 BLOCK_BYTES: Final = 4 << 20
-# A shorter input is read line by line, which is faster than making the finder ready, but where it has many lines.
+# A shorter input is read line by line, which is faster than making the finder ready, but where it
+# has many lines.
 SHORT_BYTES: Final = 1 << 18
 MANY_LINES: Final = 4000
 LINES_BEFORE: Final = 6
@@ -92,7 +106,8 @@ TRACEBACK_LINES: Final = 400
 _TRACEBACK: Final = TRACEBACK.encode()
 # A line reaches at most so far around an anchor; a longer one is cut, as everywhere.
 REACH_BYTES: Final = 1 << 16
-# A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them (``pieces``).
+# A container runtime's log, whose long lines are cut into pieces: an anchor may be cut with them
+# (``pieces``).
 _RUNTIME: Final = re.compile(
     rb'^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [PF]|\{[^\n]*"(?:logtag|_p)":\s?"[PF]")',
     re.MULTILINE,
@@ -116,34 +131,48 @@ class Gap:
 
 @dataclass(slots=True)
 class Place:
-    """How far the input has been counted: the next line, the offset of the next byte, and whether it is inside the line."""
+    """How far the input has been counted: the next line, the offset of the next byte, and whether
+    it is inside the line.
+    """
 
     line: int = 1
     byte: int = 0
     inside: bool = False
 
 
-def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | None = None) -> Iterator[Line | Gap]:
+def skim(
+    stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | None = None
+) -> Iterator[Line | Gap]:
     """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory.
 
     A short input comes whole, or not at all where its lines are many and hold no anchor.
 
     Args:
         stream: the input, unpacked.
-        make_finder: makes the finder of anchors; called only for an input that is not short, or has many lines.
+        make_finder: makes the finder of anchors; called only for an input that is not short, or has
+            many lines.
         start: where in a longer input it begins; None for an input from its beginning.
     """
     place = start or Place()
     head = b""
     while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
         head += more
-    is_first, is_short = place.byte == 0, len(head) < SHORT_BYTES
+    is_first = place.byte == 0
+    is_short = len(head) < SHORT_BYTES
     is_wide = is_first and _is_wide(head)
     is_cut = _RUNTIME.search(head, 0, REACH_BYTES) is not None
     is_whole = is_wide or (is_cut and _PIECE.search(head) is not None)
-    if is_short and not is_whole and head.count(b"\n") > MANY_LINES and not _holds(make_finder(), head):
+    if (
+        is_short
+        and not is_whole
+        and head.count(b"\n") > MANY_LINES
+        and not _holds(make_finder(), head)
+    ):
         return
-    dropped = _repeats_of_anchors(head, make_finder) if is_short and not is_whole else []
+    if is_short and not is_whole:
+        dropped = _repeats_of_anchors(head, make_finder)
+    else:
+        dropped = []
     if is_first and (is_wide or is_short) and not dropped:
         yield from read_lines(cast("IO[bytes]", _Rest(head, stream)))
         return
@@ -152,7 +181,8 @@ def skim(stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | No
         return
     finder = make_finder()
     if is_first and head.startswith(codecs.BOM_UTF8):
-        head, place.byte = head[3:], 3
+        head = head[3:]
+        place.byte = 3
     yield from _blocks(head, stream, _ends_with_pieces(finder) if is_cut else finder.ends, place)
 
 
@@ -172,21 +202,33 @@ def _holds(finder: Finder, head: bytes) -> bool:
 
 
 def _ends_with_pieces(finder: Finder) -> Ends:
-    """Return what finds the ends of anchors, and of the tags of pieces: lines around these are wanted too."""
+    """Return what finds the ends of anchors, and of the tags of pieces: lines around these are
+    wanted too.
+    """
     return lambda block: [*finder.ends(block), *(found.end() for found in _PIECE.finditer(block))]
 
 
 def _blocks(head: bytes, stream: IO[bytes], ends: Ends, place: Place) -> Iterator[Line | Gap]:
-    """Read block after block into two buffers that take turns: nothing of a healthy log is copied or kept."""
-    buffer, lo, hi, owed, repeats = bytearray(head), 0, len(head), 0, Repeats()
+    """Read block after block into two buffers that take turns: nothing of a healthy log is copied
+    or kept.
+    """
+    buffer = bytearray(head)
+    lo = 0
+    hi = len(head)
+    owed = 0
+    repeats = Repeats()
     spare = bytearray(REACH_BYTES + BLOCK_BYTES)
     while hi > lo:
         more = _fill(stream, memoryview(spare)[REACH_BYTES:])
-        keep = _tail(buffer, lo, hi) if more else 0
+        if more:
+            keep = _tail(buffer, lo, hi)
+        else:
+            keep = 0
         owed = yield from _block(buffer, lo, hi, hi - keep, place, ends, owed, repeats)
         spare[REACH_BYTES - keep : REACH_BYTES] = buffer[hi - keep : hi]
         buffer, spare = spare, buffer if len(buffer) == len(spare) else bytearray(len(spare))
-        lo, hi = REACH_BYTES - keep, REACH_BYTES + more
+        lo = REACH_BYTES - keep
+        hi = REACH_BYTES + more
 
 
 def _fill(stream: IO[bytes], view: memoryview) -> int:
@@ -206,7 +248,9 @@ def _fill(stream: IO[bytes], view: memoryview) -> int:
 
 
 def _tail(block: bytearray, lo: int, hi: int) -> int:
-    """Return how many bytes at the end of a block are searched again with the next: the last lines, whole if possible."""
+    """Return how many bytes at the end of a block are searched again with the next: the last lines,
+    whole if possible.
+    """
     least = max(lo, hi - REACH_BYTES)
     end = hi
     for _ in range(LINES_BEFORE + 1):
@@ -214,7 +258,10 @@ def _tail(block: bytearray, lo: int, hi: int) -> int:
         if at < 0:
             break
         end = at
-    cut = end + 1 if end < hi else least
+    if end < hi:
+        cut = end + 1
+    else:
+        cut = least
     return min(hi - cut, (hi - lo) // 2)
 
 
@@ -230,9 +277,11 @@ def _block(
 ) -> Generator[Line | Gap, None, int]:
     """Yield the wanted lines that begin before ``limit``; return how many the next block owes.
 
-    Bytes from ``limit`` on come again at the head of the next block; ``owed`` is what the block before returned.
+    Bytes from ``limit`` on come again at the head of the next block; ``owed`` is what the block
+    before returned.
     """
-    done, beyond = lo, 0
+    done = lo
+    beyond = 0
     around = []
     ends, dropped = _ends_and_dropped(block, lo, hi, ends_in, repeats)
     for end in ends:
@@ -251,7 +300,10 @@ def _block(
         if start > done:
             before = place.line
             _count(block, done, start, place)
-            left_out = place.line - before if any(done <= begin < start for begin, _ in dropped) else 0
+            if any(done <= begin < start for begin, _ in dropped):
+                left_out = place.line - before
+            else:
+                left_out = 0
             done = start
         if not (owed and start == lo):
             yield Gap(repeats=left_out)
@@ -262,31 +314,48 @@ def _block(
     left = next((stop for start, stop in reversed(regions) if start < limit < stop), None)
     if done < limit:
         _count(block, done, limit, place)
-    return 0 if left is None else block.count(b"\n", limit, left) + 1 + beyond
+    if left is None:
+        return 0
+    return block.count(b"\n", limit, left) + 1 + beyond
 
 
 def _ends_and_dropped(
     block: bytearray, lo: int, hi: int, ends_in: Ends, repeats: Repeats
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the ends of the anchors that are to be read, from ``lo``, and the stretches of mere repeats.
+    """Return the ends of the anchors that are to be read, from ``lo``, and the stretches of mere
+    repeats.
 
     Repeats are looked for where the block before was full of anchors, or this one is.
     """
     view = memoryview(block)
-    ends = [] if repeats.are_many else ends_in(view[lo:hi])
+    if repeats.are_many:
+        ends = []
+    else:
+        ends = ends_in(view[lo:hi])
     if not repeats.are_many and len(ends) <= LEAST_RUN:
         return ends, []
     first = block.find(b"\n", lo, hi) + 1 or hi
-    dropped = [(first + start, first + stop) for start, stop in repeats.dropped(bytes(view[first:hi]))]
-    ends = [at - lo + end for at, stop in without([(lo, hi)], dropped) for end in ends_in(view[at:stop])]
+    dropped = [
+        (first + start, first + stop) for start, stop in repeats.dropped(bytes(view[first:hi]))
+    ]
+    ends = [
+        at - lo + end for at, stop in without([(lo, hi)], dropped) for end in ends_in(view[at:stop])
+    ]
     repeats.are_many = bool(dropped)
     return ends, dropped
 
 
 def _repeats_of_anchors(head: bytes, make_finder: Callable[[], Finder]) -> list[tuple[int, int]]:
-    """Return the stretches of mere repeats in a short input that is full of anchors; none in any other."""
-    dropped = Repeats().dropped(head) if head.count(b"\n") > LEAST_RUN else []
-    return dropped if dropped and len(make_finder().ends(memoryview(head))) > LEAST_RUN else []
+    """Return the stretches of mere repeats in a short input that is full of anchors; none in any
+    other.
+    """
+    if head.count(b"\n") > LEAST_RUN:
+        dropped = Repeats().dropped(head)
+    else:
+        dropped = []
+    if dropped and len(make_finder().ends(memoryview(head))) > LEAST_RUN:
+        return dropped
+    return []
 
 
 def _without(head: bytes, dropped: list[tuple[int, int]], place: Place) -> Iterator[Line | Gap]:
@@ -301,7 +370,9 @@ def _without(head: bytes, dropped: list[tuple[int, int]], place: Place) -> Itera
 
 
 def _behind(block: bytearray, hi: int, end: int) -> tuple[int, int]:
-    """Return where the wanted lines behind an anchor stop, behind a traceback that begins there, and how many lie in the next block."""
+    """Return where the wanted lines behind an anchor stop, behind a traceback that begins there,
+    and how many lie in the next block.
+    """
     lines = LINES_AFTER
     stop = _forward(block, hi, end, lines)
     if block.find(_TRACEBACK, end, stop) >= 0:
@@ -360,10 +431,12 @@ class _Rest:
     """A stream with the first bytes, read already, given back."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:
-        self._head, self._stream = head, stream
+        self._head = head
+        self._stream = stream
 
     def read(self, size: int) -> bytes:
         if self._head:
-            head, self._head = self._head[:size], self._head[size:]
+            head = self._head[:size]
+            self._head = self._head[size:]
             return head
         return self._stream.read(size)

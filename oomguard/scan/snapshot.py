@@ -1,4 +1,6 @@
-"""An allocation snapshot as an input: its last refused allocation becomes an incident, all of it stays with the diagnosis."""
+"""An allocation snapshot as an input: its last refused allocation becomes an incident, all of it
+stays with the diagnosis.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import IO, Any, Final
 from oomguard.core.errors import InputError
 from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.incident import Diagnosis, Evidence, Incident, Location, SettingInForce
-from oomguard.core.snapshot_records import DeviceMemory, Frame, LiveStack, Refusal, SegmentGroup, Snapshot
+from oomguard.core.snapshot_records import (
+    DeviceMemory,
+    Frame,
+    LiveStack,
+    Refusal,
+    SegmentGroup,
+    Snapshot,
+)
 from oomguard.rules.rule_files import RuleSet
 from oomguard.scan.safe_pickle import (
     MOST_BYTES,
@@ -25,11 +34,14 @@ from oomguard.scan.safe_pickle import (
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line, shown
 
-# Figures of a snapshot that contradict each other: torch writes none, so a file that has them was changed, or was put together.
+# Figures of a snapshot that contradict each other: torch writes none, so a file that has them was
+# changed, or was put together.
 
 
 class Contradictions:
-    """What does not fit, of all segments: only the first of a kind is named, the others are counted."""
+    """What does not fit, of all segments: only the first of a kind is named, the others are
+    counted.
+    """
 
     def __init__(self) -> None:
         self._begins: set[tuple[int, int]] = set()
@@ -49,7 +61,9 @@ class Contradictions:
         return False
 
     def compare(self, segment: dict[str, Any], blocks: list[Any], number: int) -> None:
-        """Compare a segment's ``total_size``, where it has one, with its blocks; those of a wrong size are refused elsewhere."""
+        """Compare a segment's ``total_size``, where it has one, with its blocks; those of a wrong
+        size are refused elsewhere.
+        """
         sizes = [block.get("size") for block in blocks if type(block) is dict]
         held = sum(size for size in sizes if type(size) is int)
         total = segment.get("total_size", held)
@@ -58,24 +72,43 @@ class Contradictions:
         if self._totals:
             self._other_totals += 1
             return
-        told = f"{total:.40g}" if isinstance(total, float) else f"of type {type(total).__name__}"
+        if isinstance(total, float):
+            told = f"{total:.40g}"
+        else:
+            told = f"of type {type(total).__name__}"
         if type(total) is int:
-            told = f"{total:,}" if 0 <= total < 1 << 63 else "no size"
-        self._totals.append(f"segment {number} has the total_size {told}, and its blocks are {held:,} bytes")
+            if 0 <= total < 1 << 63:
+                told = f"{total:,}"
+            else:
+                told = "no size"
+        self._totals.append(
+            f"segment {number} has the total_size {told}, and its blocks are {held:,} bytes"
+        )
 
     def notes(self) -> Iterator[str]:
         """Yield a note for each kind that was found."""
         for told in self._totals:
-            others = f" (so do {self._other_totals:,} more)" if self._other_totals else ""
+            if self._other_totals:
+                others = f" (so do {self._other_totals:,} more)"
+            else:
+                others = ""
             yield f"{told}{others}: the blocks are counted; was the file changed?"
         if self._again:
-            others = f" (so are {len(self._again) - 1:,} more)" if len(self._again) > 1 else ""
-            yield f"segment {self._again[0]} is at the address of an earlier one{others}: counted once; was the file changed?"
+            if len(self._again) > 1:
+                others = f" (so are {len(self._again) - 1:,} more)"
+            else:
+                others = ""
+            yield (
+                f"segment {self._again[0]} is at the address of an earlier one{others}: counted "
+                "once; was the file changed?"
+            )
 
 
-# Which lines of a recorded stack tell a user something: their own code and the libraries', not torch's and not C++.
+# Which lines of a recorded stack tell a user something: their own code and the libraries', not
+# torch's and not C++.
 
-# How many lines of a stack are kept, and how many are looked at for them: stacks with C++ begin with dozens of its frames.
+# How many lines of a stack are kept, and how many are looked at for them: stacks with C++ begin
+# with dozens of its frames.
 KEPT_FRAMES: Final = 6
 _MOST_FRAMES: Final = 256
 # Whole stacks that are known again at once; a program has thousands, a file may have any number.
@@ -89,10 +122,11 @@ _Lines = tuple[Frame, ...]
 
 
 class Stacks:
-    """The stacks of one snapshot, each as the few lines that tell something; equal stacks are one and the same tuple.
+    """The stacks of one snapshot, each as the few lines that tell something; equal stacks are one
+    and the same tuple.
 
-    torch notes the frames of a stack once and refers to them, so what was made of a frame is kept by the object's identity: the
-    snapshot must be kept as long as this.
+    torch notes the frames of a stack once and refers to them, so what was made of a frame is kept
+    by the object's identity: the snapshot must be kept as long as this.
     """
 
     def __init__(self) -> None:
@@ -102,7 +136,9 @@ class Stacks:
         self._read_stacks: dict[tuple[int, ...], _Lines] = {}
 
     def of(self, frames: Any) -> _Lines:
-        """Return the lines of a recorded stack, innermost first; empty for what is no stack, or has nothing but torch in it."""
+        """Return the lines of a recorded stack, innermost first; empty for what is no stack, or has
+        nothing but torch in it.
+        """
         if not frames or type(frames) is not list:
             return ()
         whole = tuple(map(id, frames if len(frames) <= _MOST_FRAMES else frames[:_MOST_FRAMES]))
@@ -114,7 +150,8 @@ class Stacks:
         return lines
 
     def _lines(self, frames: list[Any]) -> _Lines:
-        known, kept = self._frames, []
+        known = self._frames
+        kept = []
         for frame in frames[:_MOST_FRAMES]:
             key = id(frame)
             if key not in known:
@@ -130,23 +167,40 @@ class Stacks:
     def _read(self, frame: Any) -> Frame | None:
         """Return a frame as a line, None for one of torch's own, of C++, or of another shape."""
         read = _python_frame(frame)
-        return None if read is None or _is_inner(read.file) else self._equal.setdefault(read, read)
+        if read is None or _is_inner(read.file):
+            return None
+        return self._equal.setdefault(read, read)
 
 
 def python_frames(frames: Any) -> _Lines:
-    """Return the lines of a recorded stack that are Python, torch's own with them, innermost first."""
+    """Return the lines of a recorded stack that are Python, torch's own with them,
+    innermost first.
+    """
     if type(frames) is not list:
         return ()
-    return tuple(read for frame in frames[:_MOST_FRAMES] if (read := _python_frame(frame)) is not None)
+    return tuple(
+        read for frame in frames[:_MOST_FRAMES] if (read := _python_frame(frame)) is not None
+    )
 
 
 def _python_frame(frame: Any) -> Frame | None:
     if type(frame) is not dict:
         return None
-    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
-    if not isinstance(file, str) or not isinstance(name, str) or not file or file.endswith(_CPP) or "::" in name:
+    file = frame.get("filename")
+    line = frame.get("line")
+    name = frame.get("name")
+    if (
+        not isinstance(file, str)
+        or not isinstance(name, str)
+        or not file
+        or file.endswith(_CPP)
+        or "::" in name
+    ):
         return None
-    number = line if isinstance(line, int) and 0 <= line < 1 << 31 else 0
+    if isinstance(line, int) and 0 <= line < 1 << 31:
+        number = line
+    else:
+        number = 0
     return Frame(file[-_MOST_CHARS:], number, name[:_MOST_CHARS])
 
 
@@ -155,17 +209,21 @@ def _is_inner(file: str) -> bool:
     return file.startswith(_BEGINS_INNER) or any(package in file for package in _PACKAGES)
 
 
-# Take a device's blocks back to the moment at which its last allocation failed: what happened since is undone, the last event first.
+# Take a device's blocks back to the moment at which its last allocation failed: what happened since
+# is undone, the last event first.
 #
-# A program that dumps a snapshot where it handles the failure has freed memory by then. The history tells what, by address and size; the
-# blocks of that moment follow where every event since can be undone.
+# A program that dumps a snapshot where it handles the failure has freed memory by then. The history
+# tells what, by address and size; the blocks of that moment follow where every event since can be
+# undone.
 
 # A segment with its blocks, as they stand in a snapshot.
 Row = tuple[dict[str, Any], list[Any]]
 
-# What is in a history and moves no memory; expandable segments that grew or shrank (segment_map, segment_unmap) are not undone.
+# What is in a history and moves no memory; expandable segments that grew or shrank (segment_map,
+# segment_unmap) are not undone.
 _MOVES_NOTHING: Final = ("oom", "snapshot", "user_defined")
-# Sizes are rounded up to it, and segments above the second serve large blocks: kMinBlockSize, kSmallBuffer of CUDACachingAllocator.cpp.
+# Sizes are rounded up to it, and segments above the second serve large blocks: kMinBlockSize,
+# kSmallBuffer of CUDACachingAllocator.cpp.
 _ROUNDED_BYTES: Final = 512
 _SMALL_SEGMENT_BYTES: Final = 2 << 20
 
@@ -175,8 +233,12 @@ class _LostError(Exception):
 
 
 def events_since_refusal(trace: list[Any]) -> list[tuple[dict[str, Any], Any]]:
-    """Return the events after the last refusal that moved memory, each with the stack that allocated its block, as far as it is known."""
-    last = max((at for at, event in enumerate(trace) if _action(event) == "oom"), default=len(trace))
+    """Return the events after the last refusal that moved memory, each with the stack that
+    allocated its block, as far as it is known.
+    """
+    last = max(
+        (at for at, event in enumerate(trace) if _action(event) == "oom"), default=len(trace)
+    )
     allocated_by: dict[int, Any] = {}
     since = []
     for at, event in enumerate(trace):
@@ -191,8 +253,12 @@ def events_since_refusal(trace: list[Any]) -> list[tuple[dict[str, Any], Any]]:
     return since
 
 
-def rewound(rows: Iterable[Row], since: list[tuple[dict[str, Any], Any]], device: int) -> list[Row] | None:
-    """Return the segments of a device, with their blocks, as they were before these events; None where they do not lead back."""
+def rewound(
+    rows: Iterable[Row], since: list[tuple[dict[str, Any], Any]], device: int
+) -> list[Row] | None:
+    """Return the segments of a device, with their blocks, as they were before these events; None
+    where they do not lead back.
+    """
     try:
         past = _Past(rows, device)
         for event, frames in reversed(since):
@@ -221,7 +287,9 @@ class _Past:
             self._segments[begin] = segment, at - begin
 
     def undo(self, event: dict[str, Any], frames: Any) -> None:
-        action, address, size = _action(event), _number(event.get("addr")), _number(event.get("size"))
+        action = _action(event)
+        address = _number(event.get("addr"))
+        size = _number(event.get("size"))
         block = self._blocks.get(address)
         is_live = block is not None and block.get("state") == "active_allocated"
         if action == "alloc" and is_live:
@@ -230,22 +298,39 @@ class _Past:
             self._blocks[address] = {**block, "state": "active_allocated"}
         elif action == "free_completed" and block is None:
             rounded = max(_ROUNDED_BYTES, -(-size // _ROUNDED_BYTES) * _ROUNDED_BYTES)
-            waiting = {"size": rounded, "requested_size": size, "state": "active_pending_free", "frames": frames}
+            waiting = {
+                "size": rounded,
+                "requested_size": size,
+                "state": "active_pending_free",
+                "frames": frames,
+            }
             self._blocks[address] = waiting
         elif action == "segment_alloc" and self._segments.get(address, (None, -1))[1] == size:
             del self._segments[address]
         elif action == "segment_free" and address not in self._segments:
-            kind = "large" if size > _SMALL_SEGMENT_BYTES else "small"
-            about = {"device": self._device, "address": address, "stream": event.get("stream"), "segment_type": kind}
+            if size > _SMALL_SEGMENT_BYTES:
+                kind = "large"
+            else:
+                kind = "small"
+            about = {
+                "device": self._device,
+                "address": address,
+                "stream": event.get("stream"),
+                "segment_type": kind,
+            }
             self._segments[address] = about, size
         else:
             raise _LostError
 
     def rows(self) -> Iterator[Row]:
-        """Yield the segments with their blocks, the free ones between those in use with them; every block must lie in a segment."""
+        """Yield the segments with their blocks, the free ones between those in use with them; every
+        block must lie in a segment.
+        """
         addresses = sorted(self._blocks, reverse=True)
         for begin, (segment, size) in sorted(self._segments.items(), key=lambda item: item[0]):
-            at, end, blocks = begin, begin + size, []
+            at = begin
+            end = begin + size
+            blocks = []
             while addresses and addresses[-1] < end:
                 address = addresses.pop()
                 block = self._blocks[address]
@@ -260,12 +345,19 @@ class _Past:
 
 
 def _free(size: int) -> list[dict[str, Any]]:
-    return [{"size": size, "state": "inactive"}] if size else []
+    if size:
+        return [{"size": size, "state": "inactive"}]
+    return []
 
 
 def _action(event: Any) -> str | None:
-    action = event.get("action") if type(event) is dict else None
-    return action if isinstance(action, str) else None
+    if type(event) is dict:
+        action = event.get("action")
+    else:
+        action = None
+    if isinstance(action, str):
+        return action
+    return None
 
 
 def _number(value: Any) -> int:
@@ -274,19 +366,25 @@ def _number(value: Any) -> int:
     return value
 
 
-# Sum up what ``torch.cuda.memory._snapshot()`` returns, of torch 2.0 to 2.13: segments, blocks, stacks, the last refusal.
+# Sum up what ``torch.cuda.memory._snapshot()`` returns, of torch 2.0 to 2.13: segments, blocks,
+# stacks, the last refusal.
 #
-# The forms differ: 2.0 keeps a block's stack in its ``history``, pools have ids since 2.1, expandable segments are told since 2.2, a
-# block that waits is ``active_pending_free`` in what is dumped and ``active_awaiting_free`` in the documentation. What a version does
-# not tell is None here. Every list is walked once: a file that refers to one list a thousand times is refused.
+# The forms differ: 2.0 keeps a block's stack in its ``history``, pools have ids since 2.1,
+# expandable segments are told since 2.2, a block that waits is ``active_pending_free`` in what is
+# dumped and ``active_awaiting_free`` in the documentation. What a version does not tell is None
+# here. Every list is walked once: a file that refers to one list a thousand times is refused.
 
 KEPT_STACKS: Final = 20
 KEPT_GROUPS: Final = 50
 KEPT_REFUSALS: Final = 20
-# Blocks of an allocation above it are large: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to 2.13.
+# Blocks of an allocation above it are large: kSmallSize of c10/core/AllocatorConfig.h, torch 2.1 to
+# 2.13.
 _SMALL_BYTES: Final = 1 << 20
 _LIVE: Final = "active_allocated"
-_WAITING: Final = ("active_pending_free", "active_awaiting_free")  # no set: a wrong state may be a list
+_WAITING: Final = (
+    "active_pending_free",
+    "active_awaiting_free",
+)  # no set: a wrong state may be a list
 _FREE: Final = "inactive"
 _MOST_BYTES: Final = 1 << 60
 _MOST_DEVICES: Final = 1024
@@ -299,11 +397,14 @@ def summarize(raw: Any) -> Snapshot:
     """Return a snapshot's summary.
 
     Raises:
-        RefusedError: it is no snapshot, or not as torch writes one; the text says what is wrong in it.
+        RefusedError: it is no snapshot, or not as torch writes one; the text says what is wrong in
+            it.
     """
     if not isinstance(raw, dict) or not isinstance(raw.get("segments"), list):
         raise RefusedError(_NO_SEGMENTS)
-    once, stacks, odd = _Once(), Stacks(), Contradictions()
+    once = _Once()
+    stacks = Stacks()
+    odd = Contradictions()
     by_device: dict[int, _Device] = {}
     rows: dict[int, list[Row]] = {}
     numbers: dict[int, int] = {}
@@ -330,11 +431,15 @@ def summarize(raw: Any) -> Snapshot:
         for segment, blocks in device.at_refusal(rows.get(index, [])):
             device.add(segment, blocks, numbers.get(id(segment), -1))
     devices = tuple(by_device[index].summary() for index in sorted(by_device))
-    return Snapshot(devices, _settings(raw.get("allocator_settings")), (*odd.notes(), *_notes(devices)))
+    return Snapshot(
+        devices, _settings(raw.get("allocator_settings")), (*odd.notes(), *_notes(devices))
+    )
 
 
 class _Once:
-    """Refuses a list or a dict that comes a second time, and more entries than dicts: shared, a small file could be walked without end."""
+    """Refuses a list or a dict that comes a second time, and more entries than dicts: shared, a
+    small file could be walked without end.
+    """
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -360,8 +465,11 @@ class _Device:
     """Adds up the segments and the history of one device."""
 
     def __init__(self, index: int, stacks: Stacks) -> None:
-        self._index, self._stacks = index, stacks
-        self._segments = self._blocks = self._requested = self._waiting = self._split = self._free = 0
+        self._index = index
+        self._stacks = stacks
+        self._segments = self._blocks = self._requested = self._waiting = self._split = (
+            self._free
+        ) = 0
         self._groups: dict[_Group, list[int]] = {}
         self._live: dict[int, tuple[tuple[Frame, ...], list[int]]] = {}
         self._ooms: list[dict[str, Any]] = []
@@ -370,12 +478,16 @@ class _Device:
         self._is_later = False
 
     def at_refusal(self, rows: list[Row]) -> list[Row]:
-        """Return the segments as they were when the last allocation failed; as they were dumped where the history does not lead back."""
+        """Return the segments as they were when the last allocation failed; as they were dumped
+        where the history does not lead back.
+        """
         if not self._since:
             return rows
         past = rewound(rows, self._since, self._index)
         self._is_later = past is None
-        return rows if past is None else past
+        if past is None:
+            return rows
+        return past
 
     def add(self, segment: dict[str, Any], blocks: list[Any], number: int) -> None:
         """Add one segment with its blocks."""
@@ -384,7 +496,8 @@ class _Device:
         for block in blocks:
             if type(block) is not dict:
                 raise RefusedError(f"a block of segment {number} is no dict")
-            size, state = block.get("size"), block.get("state")
+            size = block.get("size")
+            state = block.get("state")
             if type(size) is not int or not 0 <= size < _MOST_BYTES:
                 raise RefusedError(f"a block of segment {number} has the size {_told(size)}")
             if state == _LIVE:
@@ -411,9 +524,12 @@ class _Device:
         group[5] += waiting
 
     def _allocate(self, block: dict[str, Any], size: int) -> None:
-        requested, frames = block.get("requested_size"), block.get("frames")
+        requested = block.get("requested_size")
+        frames = block.get("frames")
         history = block.get("history")
-        if frames is None and type(history) is list and history and type(history[0]) is dict:  # torch 2.0
+        if (
+            frames is None and type(history) is list and history and type(history[0]) is dict
+        ):  # torch 2.0
             frames = history[0].get("frames")
             requested = history[0].get("real_size", requested)
         self._requested += requested if type(requested) is int and 0 <= requested <= size else size
@@ -427,20 +543,35 @@ class _Device:
         counts[2] = max(counts[2], size)
 
     def follow(self, trace: list[Any]) -> None:
-        """Look for refusals in the recorded history, and for what happened after the last one, which counts."""
+        """Look for refusals in the recorded history, and for what happened after the last one,
+        which counts.
+        """
         self._events = len(trace)
-        self._ooms = [event for event in trace if type(event) is dict and event.get("action") == "oom"]
-        self._since = events_since_refusal(trace) if self._ooms else []
+        self._ooms = [
+            event for event in trace if type(event) is dict and event.get("action") == "oom"
+        ]
+        if self._ooms:
+            self._since = events_since_refusal(trace)
+        else:
+            self._since = []
 
     def _refusal(self, groups: list[SegmentGroup]) -> Refusal | None:
-        """Return the last allocation that failed, with what was free where it could have been placed, as far as that is known."""
+        """Return the last allocation that failed, with what was free where it could have been
+        placed, as far as that is known.
+        """
         if not self._ooms:
             return None
-        refusal, stream = self._refused(self._ooms[-1]), self._ooms[-1].get("stream")
+        refusal = self._refused(self._ooms[-1])
+        stream = self._ooms[-1].get("stream")
         if self._is_later:
             return refusal
-        stream, is_large = stream if type(stream) is int else 0, refusal.tried_bytes > _SMALL_BYTES
-        usable = [g for g in groups if g.pool is None and g.stream == stream and g.is_large in {None, is_large}]
+        stream = stream if type(stream) is int else 0
+        is_large = refusal.tried_bytes > _SMALL_BYTES
+        usable = [
+            g
+            for g in groups
+            if g.pool is None and g.stream == stream and g.is_large in {None, is_large}
+        ]
         return replace(
             refusal,
             free_blocks_bytes=sum(group.free_bytes for group in usable),
@@ -449,10 +580,16 @@ class _Device:
         )
 
     def _refused(self, event: dict[str, Any]) -> Refusal:
-        tried, free = _size(event.get("size"), "its out-of-memory event has the size"), event.get("device_free")
+        tried = _size(event.get("size"), "its out-of-memory event has the size")
+        free = event.get("device_free")
         frames = event.get("frames")
-        known_free = free if type(free) is int and 0 <= free < _MOST_BYTES else None
-        return Refusal(tried, known_free, frames=self._stacks.of(frames), traceback=python_frames(frames))
+        if type(free) is int and 0 <= free < _MOST_BYTES:
+            known_free = free
+        else:
+            known_free = None
+        return Refusal(
+            tried, known_free, frames=self._stacks.of(frames), traceback=python_frames(frames)
+        )
 
     def summary(self) -> DeviceMemory:
         """Return what was added up."""
@@ -475,7 +612,9 @@ class _Device:
             private_pool_bytes=sum(group.live_bytes for group in groups if group.pool is not None),
             refusal=self._refusal(groups),
             refusals=len(self._ooms),
-            earlier_refusals=tuple(self._refused(event) for event in self._ooms[:-1][:KEPT_REFUSALS]),
+            earlier_refusals=tuple(
+                self._refused(event) for event in self._ooms[:-1][:KEPT_REFUSALS]
+            ),
             later_events=len(self._since),
             is_later=self._is_later,
             events=self._events,
@@ -489,7 +628,9 @@ class _Device:
 
 def _group(segment: dict[str, Any]) -> _Group:
     """Return what a segment shares with those that serve the same allocations."""
-    pool, stream, kind = segment.get("segment_pool_id"), segment.get("stream"), segment.get("segment_type")
+    pool = segment.get("segment_pool_id")
+    stream = segment.get("stream")
+    kind = segment.get("segment_type")
     is_pair = isinstance(pool, tuple) and len(pool) == 2 and all(type(part) is int for part in pool)
     return (
         (pool[0], pool[1]) if is_pair and pool != (0, 0) else None,  # type: ignore[index]
@@ -506,14 +647,18 @@ def _size(value: Any, what: str) -> int:
 
 
 def _told(value: Any) -> str:
-    """Return a wrong value as text; of what is no text and no number its type: all of it may be endless."""
-    return (
-        f"{value!r:.40}" if isinstance(value, (str, int, float)) or value is None else f"of type {type(value).__name__}"
-    )
+    """Return a wrong value as text; of what is no text and no number its type: all of it may be
+    endless.
+    """
+    if isinstance(value, (str, int, float)) or value is None:
+        return f"{value!r:.40}"
+    return f"of type {type(value).__name__}"
 
 
 def _settings(raw: Any) -> str | None:
-    """Return the allocator's options as they were set, "" for none; None where the snapshot does not tell them (torch 2.1 and older)."""
+    """Return the allocator's options as they were set, "" for none; None where the snapshot does
+    not tell them (torch 2.1 and older).
+    """
     if not isinstance(raw, dict):
         return None
     texts = [raw.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
@@ -529,28 +674,41 @@ def _notes(devices: tuple[DeviceMemory, ...]) -> Iterator[str]:
     elif not any(device.refusal for device in devices):
         events = sum(device.events for device in devices)
         yield (
-            f"no out-of-memory event among the {events:,} recorded: it was taken before one, or without a history"
+            f"no out-of-memory event among the {events:,} recorded: it was taken before one, or "
+            "without a history"
             if events
-            else "no history was recorded (torch.cuda.memory._record_memory_history), so no allocation that failed is in it"
+            else (
+                "no history was recorded (torch.cuda.memory._record_memory_history), so no "
+                "allocation that failed is in it"
+            )
         )
     for device in devices:
         if device.is_later:
             yield (
-                f"the blocks of device {device.index} are those of the dump, not those of the failure: the history since "
-                f"(events: {device.later_events:,}) does not lead back; dump it before memory is freed, as guard(snapshot=FILE) does"
+                f"the blocks of device {device.index} are those of the dump, not those of the "
+                "failure: the history since "
+                f"(events: {device.later_events:,}) does not lead back; dump it before memory is "
+                "freed, as guard(snapshot=FILE) does"
             )
-    if any(device.stacks and not any(stack.frames for stack in device.stacks) for device in devices):
+    if any(
+        device.stacks and not any(stack.frames for stack in device.stacks) for device in devices
+    ):
         yield "no Python stack was recorded for any live block: who allocated them is not known"
 
 
 _SOURCE: Final = "measured"
 _SHOWN_FRAMES: Final = 3
 _BLOCK_BYTES: Final = 16 << 20
-_HINT: Final = "nothing in it was run; of pickles only what torch.cuda.memory._dump_snapshot writes is read"
+_HINT: Final = (
+    "nothing in it was run; of pickles only what torch.cuda.memory._dump_snapshot writes is read"
+)
 
 
-def read_snapshot(stream: IO[bytes], source: str, rules: RuleSet, given: Mapping[str, Fact] | None = None) -> Diagnosis:
-    """Return what a snapshot says, not yet explained: an incident for each device that refused an allocation.
+def read_snapshot(
+    stream: IO[bytes], source: str, rules: RuleSet, given: Mapping[str, Fact] | None = None
+) -> Diagnosis:
+    """Return what a snapshot says, not yet explained: an incident for each device that refused an
+    allocation.
 
     Args:
         stream: the input, unpacked.
@@ -559,42 +717,62 @@ def read_snapshot(stream: IO[bytes], source: str, rules: RuleSet, given: Mapping
         given: facts that the user gives: the size of the device.
 
     Raises:
-        InputError: it is another pickle, a damaged or a hostile one; nothing in it was run. Or it holds more than the device that is
-            given.
+        InputError: it is another pickle, a damaged or a hostile one; nothing in it was run. Or it
+            holds more than the device that is given.
     """
-    name = f"{shown(source)}: " if source else ""
+    if source:
+        name = f"{shown(source)}: "
+    else:
+        name = ""
     try:
         with without_collections():
             snapshot = summarize(load(_whole(stream)))
     except RefusedError as error:
         raise InputError(f"{name}not read as an allocation snapshot: {error}", hint=_HINT) from None
     _check_size((given or {}).get("device_total_bytes"), snapshot, name)
-    incidents = tuple(_incident(device, snapshot, rules) for device in snapshot.devices if device.refusal is not None)
+    incidents = tuple(
+        _incident(device, snapshot, rules)
+        for device in snapshot.devices
+        if device.refusal is not None
+    )
     return Diagnosis(source, incidents, snapshot.notes, snapshot=snapshot)
 
 
 def _check_size(given: Fact | None, snapshot: Snapshot, name: str) -> None:
-    """Refuse a given size of the device that is less than what torch held of one and what was free on it then."""
+    """Refuse a given size of the device that is less than what torch held of one and what was free
+    on it then.
+    """
     for device in snapshot.devices if given is not None else ():
-        free = None if device.refusal is None or device.is_later else device.refusal.device_free_bytes
+        if device.refusal is None or device.is_later:
+            free = None
+        else:
+            free = device.refusal.device_free_bytes
         least = device.reserved_bytes + (free or 0)
         assert given is not None  # noqa: S101 - else there is no device here
         if int(given.value) < least:
-            beside = f", with {format_gib(free)} free beside it" if free else ""
+            if free:
+                beside = f", with {format_gib(free)} free beside it"
+            else:
+                beside = ""
             raise InputError(
-                f"{name}the device's memory is given as {format_gib(int(given.value))}, and torch held "
+                f"{name}the device's memory is given as {format_gib(int(given.value))}, and torch "
+                "held "
                 f"{format_gib(device.reserved_bytes)} of device {device.index}{beside}",
                 hint=f"give its total memory, {-(-least >> 20)}MiB or more, or leave it out",
             )
 
 
 def _whole(stream: IO[bytes]) -> bytes:
-    """Return the input's bytes, one more than may be read at most; a first block that is refused is all that is read."""
-    parts, size = [], 0
+    """Return the input's bytes, one more than may be read at most; a first block that is refused is
+    all that is read.
+    """
+    parts = []
+    size = 0
     if first := stream.read(_BLOCK_BYTES):
         with contextlib.suppress(CutOffError):
             check(first)
-        parts, size = [first], len(first)
+        parts = [first]
+        size = len(first)
     while size <= MOST_BYTES and (more := stream.read(_BLOCK_BYTES)):
         parts.append(more)
         size += len(more)
@@ -610,8 +788,13 @@ def _incident(device: DeviceMemory, snapshot: Snapshot, rules: RuleSet) -> Incid
     lines = tuple(Evidence(_printed(frame)) for frame in refusal.frames)
     settings = {}
     if snapshot.settings:
-        settings["allocator_options"] = SettingInForce("allocator_options", snapshot.settings, True, _SOURCE)
-    times = f", the last of {device.refusals}" if device.refusals > 1 else ""
+        settings["allocator_options"] = SettingInForce(
+            "allocator_options", snapshot.settings, True, _SOURCE
+        )
+    if device.refusals > 1:
+        times = f", the last of {device.refusals}"
+    else:
+        times = ""
     return Incident(
         "cuda_oom",
         f"an allocation of {refusal.tried_bytes} bytes failed on device {device.index}{times}",
@@ -625,9 +808,15 @@ def _incident(device: DeviceMemory, snapshot: Snapshot, rules: RuleSet) -> Incid
 
 
 def _seen_in(traceback: tuple[Frame, ...], rules: RuleSet) -> Incident:
-    """Return what the stack of a refused allocation tells, read as the traceback that torch's exception prints."""
+    """Return what the stack of a refused allocation tells, read as the traceback that torch's
+    exception prints.
+    """
     frames = [_printed(frame) for frame in reversed(traceback)]
-    texts = ["Traceback (most recent call last):", *frames, "torch.OutOfMemoryError: CUDA out of memory."]
+    texts = [
+        "Traceback (most recent call last):",
+        *frames,
+        "torch.OutOfMemoryError: CUDA out of memory.",
+    ]
     found = scan((Line(number, 0, text) for number, text in enumerate(texts, 1)), rules).first_cause
     return found or Incident("cuda_oom", "", framework="torch")
 
@@ -656,7 +845,10 @@ def _figures(device: DeviceMemory) -> Iterator[tuple[str, FactValue]]:
     }
     yield from ((name, value) for name, value in blocks.items() if value is not None)
     if device.stacks and device.stacks[0].frames:
-        yield "largest_holder", " < ".join(str(frame) for frame in device.stacks[0].frames[:_SHOWN_FRAMES])
+        yield (
+            "largest_holder",
+            " < ".join(str(frame) for frame in device.stacks[0].frames[:_SHOWN_FRAMES]),
+        )
         yield "largest_holder_bytes", device.stacks[0].bytes
     if device.private_pool_bytes:
         yield "private_pool_bytes", device.private_pool_bytes

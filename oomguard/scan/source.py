@@ -1,4 +1,6 @@
-"""Read an input as numbered lines in constant memory: files, standard input, and the chunks of a running child."""
+"""Read an input as numbered lines in constant memory: files, standard input, and the chunks of a
+running child.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,22 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4 << 20
 MAX_SEGMENT_CHARS: Final = 1 << 16
-# UTF-16 without a mark is told by its first bytes: of every second one so many are null, of the others so few.
+# UTF-16 without a mark is told by its first bytes: of every second one so many are null, of the
+# others so few.
 _SAMPLE_BYTES: Final = 4096
 _MANY_NULLS: Final = 0.5
 _FEW_NULLS: Final = 0.05
-_BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_BOMS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, or a segment of an over-long line: ``number`` counts from 1, ``byte`` is the offset of its first byte.
+    """One line, or a segment of an over-long line: ``number`` counts from 1, ``byte`` is the offset
+    of its first byte.
 
     ``continued`` says that it goes on from the segment before.
     """
@@ -47,8 +55,8 @@ class Line:
 class LineSplitter:
     """Cuts chunks of bytes into lines; invalid bytes are replaced.
 
-    A newline ends a line. A progress bar's carriage return ends a segment, not a numbered line; a line longer than
-    ``MAX_SEGMENT_CHARS`` comes in segments, so that no input makes memory grow.
+    A newline ends a line. A progress bar's carriage return ends a segment, not a numbered line; a
+    line longer than ``MAX_SEGMENT_CHARS`` comes in segments, so that no input makes memory grow.
 
     Args:
         encoding: a name for ``codecs``; of those, utf-8, utf-8-sig and utf-16 are counted right.
@@ -58,16 +66,27 @@ class LineSplitter:
     """
 
     def __init__(
-        self, encoding: str = "utf-8", first_byte: int = 0, *, first_line: int = 1, inside: bool = False
+        self,
+        encoding: str = "utf-8",
+        first_byte: int = 0,
+        *,
+        first_line: int = 1,
+        inside: bool = False,
     ) -> None:
         # Invalid bytes stay recognizable (surrogateescape) until their length has been counted.
         self._wide = encoding.startswith("utf-16")
-        self._decoder = codecs.getincrementaldecoder(encoding)("replace" if self._wide else "surrogateescape")
+        self._decoder = codecs.getincrementaldecoder(encoding)(
+            "replace" if self._wide else "surrogateescape"
+        )
         self._pending = ""
-        self._number, self._byte, self._continued = first_line, first_byte, inside
+        self._number = first_line
+        self._byte = first_byte
+        self._continued = inside
 
     def feed(self, chunk: bytes, *, final: bool = False) -> Iterator[Line]:
-        """Yield the lines that the chunk completes; with ``final`` also the last one without its end."""
+        """Yield the lines that the chunk completes; with ``final`` also the last one without its
+        end.
+        """
         self._pending += self._decoder.decode(chunk, final)
         *lines, self._pending = self._pending.split("\n")
         for line in lines:
@@ -84,7 +103,9 @@ class LineSplitter:
             self._pending = ""
 
     def _pieces(self, line: str) -> Iterator[Line]:
-        """Yield one numbered line: a segment for each part between carriage returns, over-long parts in several."""
+        """Yield one numbered line: a segment for each part between carriage returns, over-long
+        parts in several.
+        """
         bars = line.split("\r")
         for i, bar in enumerate(bars):
             if bar or len(bars) == 1:
@@ -96,12 +117,14 @@ class LineSplitter:
                 self._continued = False
 
     def _segment(self, text: str) -> Line:
-        at, size = self._byte, len(text)
+        at = self._byte
+        size = len(text)
         if self._wide:
             size = len(text.encode("utf-16-le", "surrogatepass"))
         elif not text.isascii():
             raw = text.encode("utf-8", "surrogateescape")
-            size, text = len(raw), raw.decode("utf-8", "replace")
+            size = len(raw)
+            text = raw.decode("utf-8", "replace")
         self._byte += size
         if "\0" in text:  # UTF-16 that was appended to another encoding (PowerShell's >>)
             text = text.replace("\0", "")
@@ -109,7 +132,8 @@ class LineSplitter:
 
 
 def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Open a log for reading; a compressed one is unpacked, and ``damage_of`` tells if it ended early.
+    """Open a log for reading; a compressed one is unpacked, and ``damage_of`` tells if it ended
+    early.
 
     Args:
         path: the file.
@@ -124,12 +148,15 @@ def open_log(path: str, on_read: Callable[[int], None] | None = None) -> IO[byte
         raw = io.FileIO(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{shown(path)}: {reason}", hint="give the path of a log, or - for standard input") from None
+        raise InputError(
+            f"{shown(path)}: {reason}", hint="give the path of a log, or - for standard input"
+        ) from None
     return unpacked(raw, path, on_read)
 
 
 def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[bytes]:
-    """Open standard input; a compressed one is unpacked. Raises InputError if it is closed, a folder or a device.
+    """Open standard input; a compressed one is unpacked. Raises InputError if it is closed, a
+    folder or a device.
 
     ``on_read`` as in ``open_log``.
     """
@@ -137,23 +164,34 @@ def open_standard_input(on_read: Callable[[int], None] | None = None) -> IO[byte
 
 
 def raw_standard_input() -> io.FileIO:
-    """Open standard input as it comes, unbuffered. Raises InputError if it is closed, a folder or a device."""
+    """Open standard input as it comes, unbuffered. Raises InputError if it is closed, a folder or a
+    device.
+    """
     try:
         about = os.fstat(0)
     except OSError as error:
-        raise InputError(f"-: standard input: {error.strerror}", hint="name a log instead") from None
+        raise InputError(
+            f"-: standard input: {error.strerror}", hint="name a log instead"
+        ) from None
     _check_kind(about.st_mode, about.st_rdev, "-")
     return io.FileIO(0, "rb", closefd=False)
 
 
 def damage_of(stream: IO[bytes]) -> str | None:
     """Return why a compressed stream ended early, None if it did not."""
-    return stream.damage if isinstance(stream, Unpacked) else None
+    if isinstance(stream, Unpacked):
+        return stream.damage
+    return None
 
 
 def looked_into(stream: IO[bytes], size: int) -> tuple[bytes, IO[bytes]]:
-    """Return the first ``size`` bytes of a stream, fewer at its end, and the stream with these bytes given back."""
-    start = stream.tell() if stream.seekable() else None
+    """Return the first ``size`` bytes of a stream, fewer at its end, and the stream with these
+    bytes given back.
+    """
+    if stream.seekable():
+        start = stream.tell()
+    else:
+        start = None
     head = b""
     while len(head) < size and (more := _next(stream, size - len(head))):
         head += more
@@ -170,18 +208,30 @@ def shown(path: str) -> str:
 
 
 def _check_kind(mode: int, device: int, path: str) -> None:
-    """Refuse folders, disks, and devices that never end (/dev/zero); permit files, pipes and terminals."""
+    """Refuse folders, disks, and devices that never end (/dev/zero); permit files, pipes and
+    terminals.
+    """
     if stat.S_ISDIR(mode):
-        raise InputError(f"{shown(path)}: is a folder", hint=f"name the files in it: oomguard diagnose {shown(path)}/*")
+        raise InputError(
+            f"{shown(path)}: is a folder",
+            hint=f"name the files in it: oomguard diagnose {shown(path)}/*",
+        )
     terminal = path == "-" and os.isatty(0)
-    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not terminal and device != Path(os.devnull).stat().st_rdev):
+    if stat.S_ISBLK(mode) or (
+        stat.S_ISCHR(mode) and not terminal and device != Path(os.devnull).stat().st_rdev
+    ):
         raise InputError(f"{shown(path)}: is a device, not a log", hint="give the path of a log")
 
 
 def unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
-    """Return the stream, unpacked if its first bytes tell a compressed format; they are given back."""
+    """Return the stream, unpacked if its first bytes tell a compressed format; they are
+    given back.
+    """
     try:
-        start = raw.tell() if raw.seekable() else None
+        if raw.seekable():
+            start = raw.tell()
+        else:
+            start = None
         head = b""
         while len(head) < HEAD_BYTES and (more := _next(raw, HEAD_BYTES - len(head))):
             head += more
@@ -190,27 +240,39 @@ def unpacked(raw: IO[bytes], path: str, on_read: Callable[[int], None] | None) -
             raw.seek(start)
         if start is None or on_read is not None:
             raw = cast("IO[bytes]", _Handed(raw, head if start is None else b"", on_read))
-        return raw if form is None else cast("IO[bytes]", Unpacked(raw, form, shown(path)))
+        if form is None:
+            return raw
+        return cast("IO[bytes]", Unpacked(raw, form, shown(path)))
     except BaseException:
         raw.close()
         raise
 
 
 class _Handed(io.RawIOBase):
-    """A stream with the first bytes given back; reads fill whole blocks, also from a pipe, and are told to ``on_read``."""
+    """A stream with the first bytes given back; reads fill whole blocks, also from a pipe, and are
+    told to ``on_read``.
+    """
 
     def __init__(self, raw: IO[bytes], head: bytes, on_read: Callable[[int], None] | None) -> None:
         super().__init__()
-        self._raw, self._head, self._on_read = raw, head, on_read
+        self._raw = raw
+        self._head = head
+        self._on_read = on_read
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        wanted = size if size >= 0 else sys.maxsize
-        parts, self._head = [self._head[:wanted]], self._head[wanted:]
+        if size >= 0:
+            wanted = size
+        else:
+            wanted = sys.maxsize
+        parts = [self._head[:wanted]]
+        self._head = self._head[wanted:]
         size_bytes = len(parts[0])
-        while size_bytes < wanted and (more := _next(self._raw, min(wanted - size_bytes, _BLOCK_BYTES))):
+        while size_bytes < wanted and (
+            more := _next(self._raw, min(wanted - size_bytes, _BLOCK_BYTES))
+        ):
             parts.append(more)
             size_bytes += len(more)
         if self._on_read is not None:
@@ -230,7 +292,9 @@ class _Handed(io.RawIOBase):
 
 
 def _next(raw: IO[bytes], size: int) -> bytes:
-    """Read some bytes, none at the end; wait for a standard input that another program made non-blocking."""
+    """Read some bytes, none at the end; wait for a standard input that another program made
+    non-blocking.
+    """
     while (block := raw.read(size)) is None:
         select.select([raw], [], [])
     return block
@@ -239,7 +303,8 @@ def _next(raw: IO[bytes], size: int) -> bytes:
 def encoding_of(head: bytes) -> tuple[str, int]:
     """Return the encoding that the first bytes tell, and the length of their mark in bytes.
 
-    UTF-16 without a mark, of a text that is mostly Latin, is told by its null bytes: every second one.
+    UTF-16 without a mark, of a text that is mostly Latin, is told by its null bytes: every second
+    one.
     """
     marked = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), None)
     if marked is not None or b"\0" not in head[:4]:
@@ -252,7 +317,9 @@ def encoding_of(head: bytes) -> tuple[str, int]:
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[Line]:
-    """Yield the lines of a byte stream: UTF-16 (PowerShell's redirection) as ``encoding_of`` tells it, anything else as UTF-8."""
+    """Yield the lines of a byte stream: UTF-16 (PowerShell's redirection) as ``encoding_of`` tells
+    it, anything else as UTF-8.
+    """
     head = stream.read(CHUNK_BYTES)
     encoding, first_byte = encoding_of(head)
     splitter = LineSplitter(encoding, first_byte)

@@ -1,7 +1,10 @@
-"""Join the pieces into which a container runtime cuts a long line: ``P`` tags each piece that another one follows, ``F`` the last.
+"""Join the pieces into which a container runtime cuts a long line: ``P`` tags each piece that
+another one follows, ``F`` the last.
 
-The form is that of Kubernetes' container runtimes (CRI): ``STAMP stderr P text``; fluent-bit keeps the tag in its JSON. Docker's JSON has
-none: a piece of 16 KiB without a line break goes on. Other runtimes cut at 16 KiB unless they are told another size; pieces of standard
+The form is that of Kubernetes' container runtimes (CRI): ``STAMP stderr P text``; fluent-bit keeps
+the tag in its JSON. Docker's JSON has
+none: a piece of 16 KiB without a line break goes on. Other runtimes cut at 16 KiB unless they are
+told another size; pieces of standard
 output and error may take turns, and a rotation may part them (``rotation``).
 """
 
@@ -33,7 +36,9 @@ _DOCKER_BYTES: Final = (16 << 10) - 4
 
 @dataclass(slots=True)
 class _Begun:
-    """A line of which pieces have come: the first with its stamp, the words of all of them; ``record``: of JSON, the first one."""
+    """A line of which pieces have come: the first with its stamp, the words of all of them;
+    ``record``: of JSON, the first one.
+    """
 
     first: Line
     texts: list[str]
@@ -52,13 +57,16 @@ class Pieces:
     """Takes lines and gives whole ones; all that is not tagged passes as it is.
 
     Args:
-        begun_before: streams whose line began in a log before this one, which tells it: what comes of it here is dropped.
+        begun_before: streams whose line began in a log before this one, which tells it: what comes
+            of it here is dropped.
     """
 
     def __init__(self, begun_before: Iterable[str] = ()) -> None:
         self._begun: dict[str, _Begun] = {}
         self._before = set(begun_before)
-        self._last: tuple[str, bool] | None = None  # of the line before: its stream, and whether more follows its piece
+        self._last: tuple[str, bool] | None = (
+            None  # of the line before: its stream, and whether more follows its piece
+        )
 
     @property
     def open(self) -> frozenset[str]:
@@ -67,10 +75,15 @@ class Pieces:
 
     def feed(self, line: Line) -> Iterator[Line]:
         """Yield the lines that are whole now: at the place of their first piece."""
-        if line.continued and self._last is not None and self._last[1]:  # one piece is longer than a segment
+        if (
+            line.continued and self._last is not None and self._last[1]
+        ):  # one piece is longer than a segment
             yield from self._add(self._last[0], line, line.text)
             return
-        found = None if line.continued else piece(line.text, may_end=bool(self._begun))
+        if line.continued:
+            found = None
+        else:
+            found = piece(line.text, may_end=bool(self._begun))
         if found is None:
             if not line.continued:
                 self._last = None
@@ -94,7 +107,9 @@ class Pieces:
         if begun is None:
             if stream not in self._before:
                 record = _record(line.text)
-                self._begun[stream] = _Begun(line, [line.text if record is None else text], len(line.text), record)
+                self._begun[stream] = _Begun(
+                    line, [line.text if record is None else text], len(line.text), record
+                )
             return
         begun.texts.append(text)
         begun.chars += len(text)
@@ -104,8 +119,12 @@ class Pieces:
 
     def end(self) -> Iterator[Line]:
         """Yield what has come of lines whose last piece has not."""
-        begun, self._begun, self._last = self._begun, {}, None
-        yield from sorted((one.line for one in begun.values() if one.texts), key=lambda line: line.byte)
+        begun = self._begun
+        self._begun = {}
+        self._last = None
+        yield from sorted(
+            (one.line for one in begun.values() if one.texts), key=lambda line: line.byte
+        )
 
 
 def piece(text: str, *, may_end: bool = False) -> tuple[str, str, str] | None:
@@ -115,7 +134,9 @@ def piece(text: str, *, may_end: bool = False) -> tuple[str, str, str] | None:
     """
     if text.startswith("{"):
         is_asked = may_end or len(text) > _DOCKER_BYTES or any(f'"{tag}"' in text for tag in _TAGS)
-        return _json_piece(text) if is_asked else None
+        if is_asked:
+            return _json_piece(text)
+        return None
     found = _PIECE.match(text)
     return found and (found["stream"], found["tag"], text[found.end() :])
 
@@ -124,7 +145,8 @@ def _json_piece(text: str) -> tuple[str, str, str] | None:
     record = _record(text)
     if record is None:
         return None
-    log, stream = record["log"], str(record.get("stream", ""))
+    log = record["log"]
+    stream = str(record.get("stream", ""))
     tag = next((record[name] for name in _TAGS if record.get(name) in ("P", "F")), None)
     goes_on = not log.endswith("\n") and len(log.encode("utf-8", "replace")) >= _DOCKER_BYTES
     return stream, tag or ("P" if goes_on else "F"), log
@@ -133,10 +155,15 @@ def _json_piece(text: str) -> tuple[str, str, str] | None:
 def _record(text: str) -> dict[str, Any] | None:
     """Return the object of a collector that a line is; None for any other line."""
     try:
-        record = json.loads(text) if text.startswith("{") else None
+        if text.startswith("{"):
+            record = json.loads(text)
+        else:
+            record = None
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("log"), str) else None
+    if isinstance(record, dict) and isinstance(record.get("log"), str):
+        return record
+    return None
 
 
 def joined(
@@ -147,7 +174,8 @@ def joined(
     Args:
         lines: with gaps where lines were left out.
         begun_before: as ``Pieces`` has it.
-        behind: the lines of the log that goes on behind these; read only where a line is not whole at the end.
+        behind: the lines of the log that goes on behind these; read only where a line is not whole
+            at the end.
     """
     pieces = Pieces(begun_before)
     for line in lines:
@@ -167,26 +195,37 @@ def joined(
     yield from pieces.end()
 
 
-# The logs of one container before and behind one that was rotated: a line that was cut between two of them is told where it began.
+# The logs of one container before and behind one that was rotated: a line that was cut between two
+# of them is told where it began.
 #
-# The kubelet renames ``0.log`` to ``0.log.20251125-051410`` when it is full, packs it with the next rotation (``.gz``), and the runtime
-# goes on in a new ``0.log`` (kubernetes pkg/kubelet/logs/container_log_manager.go, 1.34). Logs behind a URL are read alone.
+# The kubelet renames ``0.log`` to ``0.log.20251125-051410`` when it is full, packs it with the next
+# rotation (``.gz``), and the runtime goes on in a new ``0.log`` (kubernetes
+# pkg/kubelet/logs/container_log_manager.go, 1.34). Logs behind a URL are read alone.
 
 _NAME: Final = re.compile(r"(?P<instance>\d+\.log)(?:\.(?P<at>\d{8}-\d{6})(?:\.gz)?)?")
-# What a stream has printed last stands within so many lines of the end, and goes on within so many of the next log.
+# What a stream has printed last stands within so many lines of the end, and goes on within so many
+# of the next log.
 _LINES: Final = 4096
 
 
 def begun_before(path: str) -> frozenset[str]:
     """Return the streams whose line, at the beginning of this log, began in the one before it."""
-    before = log_before(path) if _begins_with_piece(path) else None
-    found = [] if before is None else [told for line in before[1] if (told := piece(line.text)) is not None]
+    if _begins_with_piece(path):
+        before = log_before(path)
+    else:
+        before = None
+    if before is None:
+        found = []
+    else:
+        found = [told for line in before[1] if (told := piece(line.text)) is not None]
     tags = {stream: tag for stream, tag, _text in found}
     return frozenset(stream for stream, tag in tags.items() if tag == "P")
 
 
 def log_before(path: str) -> tuple[Path, list[Line]] | None:
-    """Return path and last lines of the log before this one; None where there is no such log, or it cannot be read."""
+    """Return path and last lines of the log before this one; None where there is no such log, or it
+    cannot be read.
+    """
     before = _neighbour(path, -1)
     if before is None:
         return None
@@ -205,35 +244,50 @@ def lines_behind(path: str) -> Iterator[Line]:
 
 
 def _neighbour(path: str, step: int) -> Path | None:
-    """Return the log of the same container that was written just before (-1) or after (1) this one."""
+    """Return the log of the same container that was written just before (-1) or after
+    (1) this one.
+    """
     named_so = _named(path)
     if named_so is None:
         return None
     path, own = named_so
     found: dict[str, Path] = {}
     with contextlib.suppress(OSError, ValueError):
-        for other in sorted(Path(path).parent.iterdir()):  # a log being packed is there twice: the packed one counts
+        for other in sorted(
+            Path(path).parent.iterdir()
+        ):  # a log being packed is there twice: the packed one counts
             named = _NAME.fullmatch(other.name)
             if named is not None and named["instance"] == own["instance"]:
                 found[named["at"] or "now"] = other
     order = sorted(found)  # digits come before letters: what is written now is the last
-    at = order.index(own["at"] or "now") + step if (own["at"] or "now") in order else -1
-    return found[order[at]] if 0 <= at < len(order) else None
+    if (own["at"] or "now") in order:
+        at = order.index(own["at"] or "now") + step
+    else:
+        at = -1
+    if 0 <= at < len(order):
+        return found[order[at]]
+    return None
 
 
 def _named(path: str) -> tuple[str, re.Match[str]] | None:
-    """Return where a log lies, and what its name says of its rotation; None of a name that no kubelet gives."""
+    """Return where a log lies, and what its name says of its rotation; None of a name that no
+    kubelet gives.
+    """
     if "://" in path or ".log" not in path:
         return None
     with contextlib.suppress(OSError, ValueError):
         if os.path.islink(path):  # noqa: PTH114 - takes any name; as in /var/log/containers
             path = os.path.realpath(path)
     own = _NAME.fullmatch(Path(path).name)
-    return None if own is None else (path, own)
+    if own is None:
+        return None
+    return (path, own)
 
 
 def _begins_with_piece(path: str) -> bool:
-    """Return whether a log is a container runtime's, told by name and first line: no folder of thousands is listed."""
+    """Return whether a log is a container runtime's, told by name and first line: no folder of
+    thousands is listed.
+    """
     if _named(path) is None:
         return False
     with contextlib.suppress(OSError, InputError), open_log(path) as stream:

@@ -1,7 +1,9 @@
-"""Out-of-memory failures in a wording that no signature has, and texts that report a failure without its log.
+"""Out-of-memory failures in a wording that no signature has, and texts that report a failure
+without its log.
 
-The rule is small on purpose. It takes the last line of a traceback whose exception is an out-of-memory type or says "out of memory",
-and a line of level ERROR, CRITICAL or FATAL that says "out of memory". It counts only if nothing else was found.
+The rule is small on purpose. It takes the last line of a traceback whose exception is an
+out-of-memory type or says "out of memory", and a line of level ERROR, CRITICAL or FATAL that says
+"out of memory". It counts only if nothing else was found.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ REPORT_NOTE: Final = "This reads like a report; diagnose the log itself"
 # How sure the rule is: nothing is changed or run again because of it.
 CERTAINTY_RATIO: Final = 0.8
 _LINE_CHARS: Final = 500
-_PHRASE: Final = r"(?i:\b(?:ran |run |runs |running )?out[ _-]of[ _-](?:[a-z]{2,12}[ _-]){0,2}memory\b)"
+_PHRASE: Final = (
+    r"(?i:\b(?:ran |run |runs |running )?out[ _-]of[ _-](?:[a-z]{2,12}[ _-]){0,2}memory\b)"
+)
 _OUT_OF_MEMORY: Final = re.compile(_PHRASE)
 # The line behind the frames: what comes before it is indented.
 _EXCEPTION: Final = re.compile(
@@ -39,7 +43,9 @@ _UNLESS_BEFORE: Final = re.compile(
     r"(?i)\b(?:if|when|whenever|unless|may|might|could|would|should|can|avoid\w*|prevent\w*|not|never|without|no longer|possibl[ey])\b"
     r"[^.;\n]*\Z"
 )
-_GOES_ON: Final = re.compile(r"(?i)\bretr(?:y|ying|ied)\b|\bfall(?:ing|s)? back\b|\bskipping\b|\breducing\b")
+_GOES_ON: Final = re.compile(
+    r"(?i)\bretr(?:y|ying|ied)\b|\bfall(?:ing|s)? back\b|\bskipping\b|\breducing\b"
+)
 # The first that the line names is the kind.
 _KINDS: Final = (
     ("nccl_oom", r"(?i)\bnccl|\brccl"),
@@ -51,10 +57,15 @@ _KINDS: Final = (
     ("npu_oom", r"(?i)\bnpu\b|\bascend"),
     ("mps_oom", r"(?i)\bmps\b|\bmetal\b"),
     ("cuda_oom", r"(?i)cuda|\bgpus?\b|\bvram\b|\bdevice\b"),
-    ("host_oom", r"(?i)\bhost\b|\bsystem\b|\bcpu\b|(?<![A-Za-z])ram\b|\bcontainer\b|\bcgroup\b|(?<!OutOf)MemoryError"),
+    (
+        "host_oom",
+        r"(?i)\bhost\b|\bsystem\b|\bcpu\b|(?<![A-Za-z])ram\b|\bcontainer\b|\bcgroup\b|(?<!OutOf)MemoryError",
+    ),
 )
 # A line of a log, a traceback or a command's output.
-_OF_A_LOG: Final = re.compile(r"\s*(?:[\w.]|::)*(?:Error|Exception|OutOfMemory\w*)\b ?[:(]|\s*[{<|]|\s*\d+%")
+_OF_A_LOG: Final = re.compile(
+    r"\s*(?:[\w.]|::)*(?:Error|Exception|OutOfMemory\w*)\b ?[:(]|\s*[{<|]|\s*\d+%"
+)
 _AMID_A_LOG: Final = re.compile(
     r"\d\d:\d\d:\d\d|\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\blevel=\w|Traceback \(most|\bFile \"[^\"\n]+\", line \d"
     r"|\bpid[ =]\d"
@@ -67,7 +78,9 @@ _SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ()
 
 
 class Unrecognized:
-    """The first failure of an input in a wording that no signature has, and whether the input is a report without a log."""
+    """The first failure of an input in a wording that no signature has, and whether the input is a
+    report without a log.
+    """
 
     def __init__(self) -> None:
         self._first: tuple[Hit, Window, Context] | None = None
@@ -89,12 +102,18 @@ class Unrecognized:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to say of an input without a failure that describes one in sentences and shows no line of a log."""
+        """What to say of an input without a failure that describes one in sentences and shows no
+        line of a log.
+        """
         is_report = self._is_mentioned and self._is_of_a_person and not self._is_log
-        return (REPORT_NOTE,) if is_report else ()
+        if is_report:
+            return (REPORT_NOTE,)
+        return ()
 
     def consider(self, window: Window, context: Context, is_quoted: Callable[[Hit], bool]) -> None:
-        """Take a window in which no signature knew a failure; ``is_quoted`` says whether a message is only quoted."""
+        """Take a window in which no signature knew a failure; ``is_quoted`` says whether a message
+        is only quoted.
+        """
         if self._first is None and (hit := _message(window)) is not None and not is_quoted(hit):
             self._first = hit, window, context
 
@@ -103,12 +122,18 @@ class Unrecognized:
         if self._first is None:
             return None
         found = _scanned(*self._first)
-        is_recovered = any("recovered" in near.facts and near.line >= found.last_line for near in found.near)
-        return None if is_recovered else found
+        is_recovered = any(
+            "recovered" in near.facts and near.line >= found.last_line for near in found.near
+        )
+        if is_recovered:
+            return None
+        return found
 
 
 def _message(window: Window) -> Hit | None:
-    """Return the message on the line that the window was opened for, None if it reports no failure."""
+    """Return the message on the line that the window was opened for, None if it reports
+    no failure.
+    """
     begin, end = window.anchor_span
     text = window.text[:end]
     if _FRAME.search(text):
@@ -132,7 +157,8 @@ def _hit(window: Window, position: int, line: str) -> Hit:
 
 
 def _scanned(hit: Hit, window: Window, context: Context) -> ScannedIncident:
-    line, process = window.lines[hit.first], window.process
+    line = window.lines[hit.first]
+    process = window.process
     kind = next((kind for kind, pattern in _KINDS if re.search(pattern, hit.message)), "other")
     incident = Incident(
         kind=kind,

@@ -1,7 +1,9 @@
-"""The supervisor's side of the analyst: a second process that reads, explains and decides, and that may fail at any time.
+"""The supervisor's side of the analyst: a second process that reads, explains and decides, and that
+may fail at any time.
 
-Messages are lines of JSON on a socket, each an object with ``say``. The supervisor waits for none of them longer than ``LIMIT_S``
-after the last one, and an analyst that breaks the protocol is ended.
+Messages are lines of JSON on a socket, each an object with ``say``. The supervisor waits for none
+of them longer than ``LIMIT_S`` after the last one, and an analyst that breaks the protocol is
+ended.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ try:
     import importlib.util
     folder = sys.argv[1]
     init = os.path.join(folder, "__init__.py")
-    spec = importlib.util.spec_from_file_location("oomguard", init, submodule_search_locations=[folder])
+    spec = importlib.util.spec_from_file_location(
+        "oomguard", init, submodule_search_locations=[folder]
+    )
     package = importlib.util.module_from_spec(spec)
     sys.modules["oomguard"] = package
     spec.loader.exec_module(package)
@@ -60,7 +64,8 @@ class AnalystProcess:
     """
 
     def __init__(self, facts: dict[str, Any], output: int) -> None:
-        self._facts, self._output = facts, output
+        self._facts = facts
+        self._output = output
         self._socket: socket.socket | None = None
         self.pid: int | None = None
         self._received = b""
@@ -73,7 +78,9 @@ class AnalystProcess:
 
     def fileno(self) -> int:
         """Return the descriptor that is ready when it says something."""
-        return -1 if self._socket is None else self._socket.fileno()
+        if self._socket is None:
+            return -1
+        return self._socket.fileno()
 
     def start(self) -> None:
         """Start it; where that cannot be done, ``failed`` says why."""
@@ -84,7 +91,14 @@ class AnalystProcess:
             ours.setblocking(False)
             theirs.set_inheritable(True)
             os.set_inheritable(self._output, True)
-            flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
+            flags = [
+                flag
+                for flag, on in (
+                    ("-E", sys.flags.ignore_environment),
+                    ("-s", sys.flags.no_user_site),
+                )
+                if on
+            ]
             words = [sys.executable, "-P", *flags, "-c", _BOOT, _FOLDER, str(theirs.fileno())]
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -129,7 +143,9 @@ class AnalystProcess:
             self.fail("it has ended")
 
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return what it has said, waiting so long for the first; one that has ended or talks nonsense has failed."""
+        """Return what it has said, waiting so long for the first; one that has ended or talks
+        nonsense has failed.
+        """
         if self._socket is None:
             return []
         poll = select.poll()
@@ -192,10 +208,14 @@ class AnalystProcess:
 
 
 def _safe_environment() -> dict[str, str]:
-    """Return our variables without entries that mean the working directory, from which no code is taken."""
+    """Return our variables without entries that mean the working directory, from which no code is
+    taken.
+    """
     variables = dict(os.environ)
     for name in _CODE_FOLDERS:
-        kept = [entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)]
+        kept = [
+            entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)
+        ]
         if kept:
             variables[name] = os.pathsep.join(kept)
     return {**variables, "PYTHONSAFEPATH": "1"}

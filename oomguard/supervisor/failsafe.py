@@ -1,8 +1,10 @@
-"""What holds when the supervisor itself fails: the command goes on, its output arrives, and its exit status is kept.
+"""What holds when the supervisor itself fails: the command goes on, its output arrives, and its
+exit status is kept.
 
-``run_safely`` runs the supervisor. If that raises anything, or its main loop stands still, what is left to do is done here in a few
-plain system calls: become the command where it was not started yet, else copy what it prints, hand stop signals on and take its
-status. Nothing here calls what may have failed.
+``run_safely`` runs the supervisor. If that raises anything, or its main loop stands still, what is
+left to do is done here in a few plain system calls: become the command where it was not started
+yet, else copy what it prints, hand stop signals on and take its status. Nothing here calls what may
+have failed.
 """
 
 from __future__ import annotations
@@ -71,8 +73,11 @@ def beat() -> None:
     PROGRESS.beats += 1
 
 
-def run_safely(words: Sequence[str], command: Sequence[str], ready: Callable[[], None] = lambda: None) -> NoReturn:
-    """Run the supervisor and exit with what it returns; where it fails, with the command's own status.
+def run_safely(
+    words: Sequence[str], command: Sequence[str], ready: Callable[[], None] = lambda: None
+) -> NoReturn:
+    """Run the supervisor and exit with what it returns; where it fails, with the command's own
+    status.
 
     Args:
         words: the command line between ``run`` and the command's words.
@@ -98,13 +103,16 @@ def _start_watchdog(command: Sequence[str], masked: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with contextlib.suppress(RuntimeError):  # no thread may be started
-            threading.Thread(target=_watch, name="oomguard-watchdog", args=(command, masked), daemon=True).start()
+            threading.Thread(
+                target=_watch, name="oomguard-watchdog", args=(command, masked), daemon=True
+            ).start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
 
 def _occupy() -> frozenset[int]:
-    """Put the null device in the place of each standard stream that is closed; return which ones were.
+    """Put the null device in the place of each standard stream that is closed; return which ones
+    were.
 
     The next file opened would take their place.
     """
@@ -114,23 +122,33 @@ def _occupy() -> frozenset[int]:
             os.fstat(number)
         except OSError:
             closed.add(number)
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # the lowest free number is this one
     return frozenset(closed)
 
 
 def _watch(command: Sequence[str], masked: set[int]) -> None:
-    """Take over where the main loop stands still; a stop of the whole process stops this clock too."""
-    seen, still = -1, 0
+    """Take over where the main loop stands still; a stop of the whole process stops
+    this clock too.
+    """
+    seen = -1
+    still = 0
     while True:
         time.sleep(TICK_S)
         beats = PROGRESS.beats
-        still = still + 1 if beats == seen else 0
+        if beats == seen:
+            still = still + 1
+        else:
+            still = 0
         seen = beats
         if still >= STALLED_TICKS:
             _go_on(command, masked, frozenset(), "its main loop stands still")
 
 
-def _go_on(command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str) -> NoReturn:
+def _go_on(
+    command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
+) -> NoReturn:
     """Do what is left of a run; never returns."""
     status = PROGRESS.final
     try:
@@ -145,7 +163,9 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
     reader = _Reader(progress.channel)
     if progress.is_starting and progress.status is None:
         if progress.reaper_pid is not None:
-            with contextlib.suppress(OSError):  # stopped, it cannot say that the command has started
+            with contextlib.suppress(
+                OSError
+            ):  # stopped, it cannot say that the command has started
                 os.kill(progress.reaper_pid, signal.SIGCONT)
         reader.read(_START_S, until_started=True)
     if progress.status is None and progress.wait_status is not None:
@@ -170,7 +190,10 @@ class _Reader:
     """Reads what the reaper says: a length, then the message."""
 
     def __init__(self, channel: socket.socket | None) -> None:
-        self._fd = -1 if channel is None else channel.fileno()
+        if channel is None:
+            self._fd = -1
+        else:
+            self._fd = channel.fileno()
         self._data = b""
         self.status: int | None = None
         self.is_gone = self._fd < 0
@@ -179,7 +202,9 @@ class _Reader:
         return self._fd
 
     def read(self, timeout_s: float, *, until_started: bool = False) -> None:
-        """Read for so long at most, or until the reaper is gone, or has said that the command has started or ended."""
+        """Read for so long at most, or until the reaper is gone, or has said that the command has
+        started or ended.
+        """
         until_s = time.monotonic() + timeout_s
         while not self.is_gone and self.status is None:
             poll = select.poll()
@@ -201,7 +226,8 @@ class _Reader:
             end = 4 + int.from_bytes(self._data[:4], "little")
             if len(self._data) < end:
                 return
-            message, self._data = marshal.loads(self._data[4:end]), self._data[end:]  # noqa: S302 - our own process
+            # our own process
+            message, self._data = marshal.loads(self._data[4:end]), self._data[end:]  # noqa: S302
             if message[0] == "started":
                 PROGRESS.command_pid = message[1]
             elif message[0] == "exited":
@@ -211,12 +237,15 @@ class _Reader:
 def _as_shell(wait_status: int) -> int:
     """Return a wait status as a shell has it."""
     code = os.waitstatus_to_exitcode(wait_status)
-    return 128 - code if code < 0 else code
+    if code < 0:
+        return 128 - code
+    return code
 
 
 def _copy(reader: _Reader) -> int:
     """Copy the command's output until it has ended and nothing more comes; return its status."""
-    outputs, inputs = dict(PROGRESS.outputs), dict(PROGRESS.inputs)
+    outputs = dict(PROGRESS.outputs)
+    inputs = dict(PROGRESS.inputs)
     for number in _STOPS:
         with contextlib.suppress(OSError, ValueError):
             signal.pthread_sigmask(signal.SIG_BLOCK, {number})
@@ -242,7 +271,9 @@ def _copy(reader: _Reader) -> int:
             ended_s = ended_s or time.monotonic()
             if time.monotonic() - ended_s > _DRAIN_S:
                 break
-    return 128 + signal.SIGKILL if reader.status is None else reader.status
+    if reader.status is None:
+        return 128 + signal.SIGKILL
+    return reader.status
 
 
 def _pass_on(source: int, sink: int) -> bool:
@@ -268,7 +299,9 @@ def _pass_on(source: int, sink: int) -> bool:
 
 
 def _status_of_zombie(reader: _Reader) -> int | None:
-    """Return the status of a command whose reaper is gone or does not take it; None while it runs."""
+    """Return the status of a command whose reaper is gone or does not take it; None
+    while it runs.
+    """
     pid = PROGRESS.command_pid
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -277,7 +310,9 @@ def _status_of_zombie(reader: _Reader) -> int | None:
         if not reader.is_gone:
             return None
         code = _code_of_reaper()
-        return 128 + signal.SIGKILL if code is None else code
+        if code is None:
+            return 128 + signal.SIGKILL
+        return code
     if fields[0] != b"Z" or len(fields) < 50:
         return None
     time.sleep(0.2)
@@ -293,7 +328,9 @@ def _code_of_reaper() -> int | None:
         _, status = os.waitpid(PROGRESS.reaper_pid or 0, os.WNOHANG)
     except OSError:
         return None
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    if os.WIFEXITED(status):
+        return os.WEXITSTATUS(status)
+    return None
 
 
 def _hand_on_stops() -> None:

@@ -1,4 +1,6 @@
-"""The attempts of one ``oomguard run``: start the command, have its failure explained, start what the analyst answers."""
+"""The attempts of one ``oomguard run``: start the command, have its failure explained, start what
+the analyst answers.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,22 @@ from oomguard.supervisor.streams import StandardInput, Tee
 
 # The command has the machine to itself at first; what ends well before this time costs no analyst.
 ANALYST_AFTER_S: Final = 0.5
-# A run fails with this status where its command says 0 though its engine died, or its output did not arrive, as tee has it.
+# A run fails with this status where its command says 0 though its engine died, or its output did
+# not arrive, as tee has it.
 FAILED_STATUS: Final = 1
 _BY_CAUSE: Final = frozenset({90, 91, 92})
 _NOTHING_RAN: Final = frozenset({0, 1, 2, 125, 130, 141})
 # Words of which one, in lower case, is in every output of an engine that the analyst knows.
-SPEAKS: Final = ("vllm", "llm engine", "llmengine", "engine core", "enginecore", "sglang", "llama", "tensorrt")
+SPEAKS: Final = (
+    "vllm",
+    "llm engine",
+    "llmengine",
+    "engine core",
+    "enginecore",
+    "sglang",
+    "llama",
+    "tensorrt",
+)
 # The analyst has nothing more to do by then than to end.
 _LAST_S: Final = 2.0
 _POD: Final = "KUBERNETES_SERVICE_HOST"
@@ -42,7 +54,9 @@ _MEMORY_EVENTS: Final = ("memory.events", "memory.oom_control")
 
 
 class Next(NamedTuple):
-    """What comes next: an attempt with its command, or the end with a status that the analyst gives the run."""
+    """What comes next: an attempt with its command, or the end with a status that the analyst gives
+    the run.
+    """
 
     command: Command | None
     status: int | None = None
@@ -58,7 +72,9 @@ class Loop:
     """
 
     def __init__(self, words: Sequence[str], argv: Sequence[str], closed: frozenset[int]) -> None:
-        self._words, self._argv, self._closed = tuple(words), tuple(argv), closed
+        self._words = tuple(words)
+        self._argv = tuple(argv)
+        self._closed = closed
         self._options = read_options(words, argv, os.environ)
         self._messages = Messages(quiet=self._options.quiet, is_json=self._options.is_json)
         self._number = 0
@@ -70,7 +86,9 @@ class Loop:
         self._told_stop = False
 
     def run(self) -> int:
-        """Run the command, and again as the analyst answers; return the exit status of the whole run."""
+        """Run the command, and again as the analyst answers; return the exit status of the whole
+        run.
+        """
         become_subreaper()
         signals = self._signals = Signals(self._closed)
         signals.__enter__()  # left only where all went well: leaving it ends the command
@@ -81,7 +99,9 @@ class Loop:
         status = self._attempts()
         PROGRESS.final = status
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
-        if self._analyst.failed is not None:  # else what it has left is to outlive it: what delivers a shared journal
+        if (
+            self._analyst.failed is not None
+        ):  # else what it has left is to outlive it: what delivers a shared journal
             self._end_helpers()
         if self._session is not None:
             tree.remove_tree(self._session)
@@ -90,13 +110,15 @@ class Loop:
         return status
 
     def _attempts(self) -> int:
-        status, following = 125, self._first()
+        status = 125
+        following = self._first()
         while following.command is not None:
             try:
                 ended = self._attempt(following.command)
             except NotStartedError as error:
                 return self._not_started(error)
-            status, self._is_cut = ended.status, self._is_cut or ended.is_cut
+            status = ended.status
+            self._is_cut = self._is_cut or ended.is_cut
             following = self._after(ended)
             if self._signals.watcher.is_lost:
                 break
@@ -109,7 +131,9 @@ class Loop:
         return status
 
     def _first(self) -> Next:
-        """Return the first attempt: the command as it is, or what the analyst makes of its options."""
+        """Return the first attempt: the command as it is, or what the analyst makes of
+        its options.
+        """
         if not self._options.analyst_first:
             return Next(Command(self._argv, self._told_to_plugin()))
         self._start_analyst()
@@ -117,7 +141,9 @@ class Loop:
         if answer is None:
             if self._signals.stopped_by is not None:
                 return Next(None, 128 + self._signals.stopped_by)
-            self._messages.say("warning", "the command runs without oomguard's help", reason=self._analyst.failed)
+            self._messages.say(
+                "warning", "the command runs without oomguard's help", reason=self._analyst.failed
+            )
             return Next(Command(self._argv, {}))
         return answer
 
@@ -166,7 +192,9 @@ class Loop:
 
     def attach(self, tee: Tee) -> None:
         """Hear what the analyst says between the copying."""
-        self._tee, self._watched, self._told_stop = tee, None, False
+        self._tee = tee
+        self._watched = None
+        self._told_stop = False
 
     def tick(self) -> None:
         """Start the analyst when it is due, while the command runs, and tell it of a stop."""
@@ -191,24 +219,35 @@ class Loop:
 
     def _unwatch(self) -> None:
         if self._watched is not None and self._tee is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError):  # the copying has ended
+            with contextlib.suppress(
+                KeyError, ValueError, OSError, RuntimeError
+            ):  # the copying has ended
                 self._tee.unwatch(self._watched)
             self._watched = -1  # it is not watched again
 
     def _is_analyst_due(self) -> bool:
         analyst = self._analyst
         is_late = time.monotonic() - self._started_s > ANALYST_AFTER_S
-        return is_late and not analyst.runs and analyst.failed is None and self._signals.stopped_by is None
+        return (
+            is_late
+            and not analyst.runs
+            and analyst.failed is None
+            and self._signals.stopped_by is None
+        )
 
     def _failing(self) -> None:
         self._files.look()
 
     def _not_started(self, error: NotStartedError) -> int:
-        """Report a command that cannot be started: the analyst does where others are to hear of it."""
+        """Report a command that cannot be started: the analyst does where others are to
+        hear of it.
+        """
         if not self._analyst.runs and _POD in os.environ:
             self._start_analyst()
         if self._analyst.runs:
-            self._analyst.tell(say="not started", number=self._number, text=str(error), status=error.status)
+            self._analyst.tell(
+                say="not started", number=self._number, text=str(error), status=error.status
+            )
             if self._answer() is not None:
                 return error.status
         write_line(f"oomguard: {error}")
@@ -216,7 +255,8 @@ class Loop:
 
     def _after(self, ended: Exit) -> Next:
         """Return what comes after an attempt."""
-        analyst, signals = self._analyst, self._signals
+        analyst = self._analyst
+        signals = self._signals
         if not analyst.runs and (not self._has_to_explain(ended) or signals.hurries):
             return self._unexplained(ended)
         if not analyst.runs:
@@ -237,27 +277,39 @@ class Loop:
             **self._stops(),
         )
         answer = self._answer()
-        return self._unexplained(ended) if answer is None else answer
+        if answer is None:
+            return self._unexplained(ended)
+        return answer
 
     def _has_to_explain(self, ended: Exit) -> bool:
         """Return whether an attempt that ended before the analyst was started needs one."""
         if self._analyst.failed is not None:
             return False
-        return bool(ended.status and not ended.of_reader) or (not ended.status and self._buffer.may_hold(SPEAKS))
+        return bool(ended.status and not ended.of_reader) or (
+            not ended.status and self._buffer.may_hold(SPEAKS)
+        )
 
     def _unexplained(self, ended: Exit) -> Next:
-        """End with the command's status; say so, and where its output is, where a failure was not explained."""
+        """End with the command's status; say so, and where its output is, where a failure was not
+        explained.
+        """
         if ended.status and self._analyst.failed is not None and self._signals.stopped_by is None:
             place = self._keep_output()
-            where = {} if place is None else {"output": place}
+            if place is None:
+                where = {}
+            else:
+                where = {"output": place}
             self._messages.say("error", "not explained", reason=self._analyst.failed, **where)
         return Next(None)
 
     def _keep_output(self) -> str | None:
-        """Write the recorded output where its user finds it; return where, None where there is none or it cannot be written."""
+        """Write the recorded output where its user finds it; return where, None where there is none
+        or it cannot be written.
+        """
         if not self._buffer.size:
             return None
-        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - a new file
+        # a new file
+        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
             path = f"{folder}/oomguard-output-{os.getpid()}-{self._number}.log"
             with contextlib.suppress(OSError, ValueError):
                 if folder.startswith("/"):
@@ -268,17 +320,23 @@ class Loop:
     def _answer(self) -> Next | None:
         """Wait for the analyst's decision; None where there is none, for whatever reason."""
         analyst = self._analyst
-        began_s, until_s = time.monotonic(), time.monotonic() + analyst_process.LIMIT_S
-        told_stop, presses = False, self._signals.presses
+        began_s = time.monotonic()
+        until_s = time.monotonic() + analyst_process.LIMIT_S
+        told_stop = False
+        presses = self._signals.presses
         while analyst.runs:
             beat()
             if self._signals.stopped_by is not None and not told_stop:
                 told_stop = True
                 analyst.tell(say="stop", **self._stops())
             if told_stop:
-                # A user at the terminal may want to read why it failed, and can press the key again.
+                # A user at the terminal may want to read why it failed, and can press the key
+                # again.
                 is_short = self._signals.hurries or self._signals.presses > presses
-                limit_s = analyst_process.STOPPED_S if is_short else analyst_process.TYPED_S
+                if is_short:
+                    limit_s = analyst_process.STOPPED_S
+                else:
+                    limit_s = analyst_process.TYPED_S
                 until_s = min(until_s, max(began_s, self._signals.last_stop_s) + limit_s)
             for message in analyst.messages(min(0.1, until_s - time.monotonic())):
                 if not told_stop:
@@ -288,7 +346,9 @@ class Loop:
                     return found
             if time.monotonic() >= until_s:
                 is_stopped = self._signals.stopped_by is not None
-                analyst.fail("a signal asked to stop" if is_stopped else "it did not answer in time")
+                analyst.fail(
+                    "a signal asked to stop" if is_stopped else "it did not answer in time"
+                )
         return None
 
     def _read_safely(self, message: dict[str, Any]) -> Next | None:
@@ -304,7 +364,8 @@ class Loop:
         match message["say"]:
             case "start":
                 self._set_options(message.get("options") or {})
-                argv, env = message["argv"], message["env"]
+                argv = message["argv"]
+                env = message["env"]
                 values = [value for value in env.values() if value is not None]
                 if not argv or not all(isinstance(word, str) for word in (*argv, *env, *values)):
                     raise TypeError("a command is words")
@@ -320,17 +381,26 @@ class Loop:
             case "notify":
                 _notify(message["address"], message["text"])
             case "output?":
-                self._analyst.tell(say="output", output_index=self._buffer.index(counts=bool(message.get("counts"))))
+                self._analyst.tell(
+                    say="output",
+                    output_index=self._buffer.index(counts=bool(message.get("counts"))),
+                )
         return None
 
     def _permitted(self, status: Any) -> int | None:
-        """Return a status that the analyst gives the run, as far as it may: None leaves the command's own."""
+        """Return a status that the analyst gives the run, as far as it may: None leaves the
+        command's own.
+        """
         if status is None or isinstance(status, bool) or not isinstance(status, int):
             return None
         if self._number == 0:
-            return status if status in _NOTHING_RAN else 125
+            if status in _NOTHING_RAN:
+                return status
+            return 125
         is_by_cause = status in _BY_CAUSE and self._options.status_by_cause
-        return status if is_by_cause or status == FAILED_STATUS else None
+        if is_by_cause or status == FAILED_STATUS:
+            return status
+        return None
 
     def _set_options(self, given: dict[str, Any]) -> None:
         options = self._options
@@ -361,8 +431,11 @@ class Loop:
         }
 
     def _make_session(self) -> None:
-        """Make the folder of this run where one can be made: it goes at the end, however oomguard ends."""
-        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - a new folder
+        """Make the folder of this run where one can be made: it goes at the end, however oomguard
+        ends.
+        """
+        # a new folder
+        for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
             path = f"{folder}/oomguard-{os.urandom(16).hex()}"
             with contextlib.suppress(OSError, ValueError):
                 if folder.startswith("/"):
@@ -372,7 +445,9 @@ class Loop:
                     return
 
     def _told_to_plugin(self) -> dict[str, str]:
-        """Return the variables by which oomguard's plugin tells of a vLLM engine that the command starts."""
+        """Return the variables by which oomguard's plugin tells of a vLLM engine that the command
+        starts.
+        """
         if self._session is None or _SAID in os.environ or _ACKNOWLEDGE in os.environ:
             return {}
         folder = f"{self._session}/attempt-first"
@@ -387,7 +462,9 @@ class Loop:
         }
 
     def _end_helpers(self) -> None:
-        """End what the analyst has left: all of our children but the reaper and what is below it."""
+        """End what the analyst has left: all of our children but the reaper and what is
+        below it.
+        """
         for pid in tree.children(os.getpid()):
             if pid != self._signals.watcher.pid:
                 tree.send(pid, signal.SIGKILL)
@@ -397,7 +474,9 @@ class Loop:
         signals = self._signals
         if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)  # a shell's loop ends where its command died of Ctrl-C
+            os.kill(
+                os.getpid(), signal.SIGINT
+            )  # a shell's loop ends where its command died of Ctrl-C
 
 
 def _notify(address: str, text: str) -> None:
@@ -408,15 +487,22 @@ def _notify(address: str, text: str) -> None:
 
 
 def _memory_kills() -> int | None:
-    """Return how many processes of our control group the kernel has killed for memory; None where it does not say."""
+    """Return how many processes of our control group the kernel has killed for memory; None where
+    it does not say.
+    """
     try:
-        groups = [line.split(":", 2) for line in tree.read_file("/proc/self/cgroup").decode().splitlines()]
+        groups = [
+            line.split(":", 2) for line in tree.read_file("/proc/self/cgroup").decode().splitlines()
+        ]
     except (OSError, ValueError):
         return None
     for _, controllers, path in (group for group in groups if len(group) == 3):
         if controllers and "memory" not in controllers.split(","):
             continue
-        mount = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
+        if controllers:
+            mount = "/sys/fs/cgroup/memory"
+        else:
+            mount = "/sys/fs/cgroup"
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
             for name in _MEMORY_EVENTS:

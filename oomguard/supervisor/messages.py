@@ -18,7 +18,8 @@ class Messages:
     """
 
     def __init__(self, *, quiet: bool = False, is_json: bool = False) -> None:
-        self.quiet, self.is_json = quiet, is_json
+        self.quiet = quiet
+        self.is_json = is_json
 
     def say(self, level: str, event: str, **fields: object) -> None:
         """Write one event."""
@@ -28,15 +29,22 @@ class Messages:
             import json
 
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            line = json.dumps({**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now})
+            line = json.dumps(
+                {**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now}
+            )
         else:
             extra = " ".join(f"{key}={value}" for key, value in fields.items())
-            line = f"oomguard: {event}: {extra}" if extra else f"oomguard: {event}"
+            if extra:
+                line = f"oomguard: {event}: {extra}"
+            else:
+                line = f"oomguard: {event}"
         write_line(line)
 
 
 def write_line(line: str) -> None:
-    """Write a line to standard error where somebody reads it, without anything that a terminal would act on."""
+    """Write a line to standard error where somebody reads it, without anything that a terminal
+    would act on.
+    """
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     try:
         os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))

@@ -1,4 +1,5 @@
-"""Files that the processes of a command hold open for writing, looked for now and then while it runs.
+"""Files that the processes of a command hold open for writing, looked for now and then while it
+runs.
 
 What is opened and closed between two looks is missed; changed_files.py finds some of that.
 """
@@ -16,12 +17,13 @@ from typing import Final
 from oomguard.supervisor import tree
 from oomguard.supervisor.process_control import stand_back
 
-# The first look is early, for commands that end soon; from then on the looks, and what wakes them, take less than one per
-# cent of a core.
+# The first look is early, for commands that end soon; from then on the looks, and what wakes them,
+# take less than one per cent of a core.
 FIRST_S: Final = 0.05
 LEAST_S: Final = 0.25
 SHARE: Final = 0.008
-# The kernel stamps files by this clock, a few milliseconds behind the other: what changes from now on has no earlier stamp.
+# The kernel stamps files by this clock, a few milliseconds behind the other: what changes from now
+# on has no earlier stamp.
 _CLOCK_REALTIME_COARSE: Final = 5
 
 Identity = tuple[int, int]
@@ -62,7 +64,9 @@ class OpenFiles:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; a look under way ends by itself, and a run that ends well does not wait for it."""
+        """Look no more; a look under way ends by itself, and a run that ends well does not wait for
+        it.
+        """
         self._stopped.set()
 
     def look(self) -> float:
@@ -93,7 +97,8 @@ class OpenFiles:
 
 
 def open_for_writing(pid: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files that a process may write to and that have a name; nothing where we may not look.
+    """Yield the regular files that a process may write to and that have a name; nothing where we
+    may not look.
 
     Each system call lets the other threads go on.
     """
@@ -104,9 +109,12 @@ def open_for_writing(pid: int) -> Iterator[tuple[str, os.stat_result]]:
     try:
         for number in os.listdir(folder):
             with contextlib.suppress(OSError):  # closed meanwhile
-                # The link's own mode says how the file was opened; the flags in fdinfo say no more, for three times the time.
+                # The link's own mode says how the file was opened; the flags in fdinfo say no more,
+                # for three times the time.
                 link = os.stat(number, dir_fd=folder, follow_symlinks=False)
-                if not link.st_mode & stat.S_IWUSR or not (path := os.readlink(number, dir_fd=folder)).startswith("/"):
+                if not link.st_mode & stat.S_IWUSR or not (
+                    path := os.readlink(number, dir_fd=folder)
+                ).startswith("/"):
                     continue
                 status = os.stat(number, dir_fd=folder)
                 if stat.S_ISREG(status.st_mode) and status.st_nlink > 0:

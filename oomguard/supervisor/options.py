@@ -1,7 +1,8 @@
 """The command line of ``oomguard run`` as far as the supervisor reads it.
 
-A run without options, or with plain ones, starts its command at once. Any other command line, variable or file of options is read
-by the analyst before the command starts: it knows settings, rules, devices and ranks.
+A run without options, or with plain ones, starts its command at once. Any other command line,
+variable or file of options is read by the analyst before the command starts: it knows settings,
+rules, devices and ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ DEFAULT_GRACE_S: Final = 30.0
 LONGEST_S: Final = 10**9
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _EFFECTS: Final = ("output-preserving", "reduces-capacity", "changes-outputs")
-# Options that need nothing before the command starts: their values, None for a time and an empty tuple for a whole number.
+# Options that need nothing before the command starts: their values, None for a time and an empty
+# tuple for a whole number.
 _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--allow": _EFFECTS,
     "--color": ("auto", "always", "never"),
@@ -27,24 +29,45 @@ _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--restart": ("no", "on-failure"),
 }
 _SWITCHES: Final = frozenset({"--dry-run", "--idempotent", "--no-pty", "--pty", "--quiet", "-q"})
-# Variables of which one gives an option of a run, or something that the analyst does before the command starts.
+# Variables of which one gives an option of a run, or something that the analyst does before the
+# command starts.
 _OPTION_NAMES: Final = (
-    "allow pin min rules max-relaunches max-per-hour deadline dry-run idempotent report metrics snapshot journal reuse",
-    "grace pty log-format gpus wait lease lease-folder rank world-size rendezvous rank-timeout restart hang-after input",
+    (
+        "allow pin min rules max-relaunches max-per-hour deadline dry-run idempotent report "
+        "metrics snapshot journal reuse"
+    ),
+    (
+        "grace pty log-format gpus wait lease lease-folder rank world-size rendezvous rank-timeout "
+        "restart hang-after input"
+    ),
     "termination-message probes exit-status slurm-comment slurm-requeue quiet verbose color",
 )
 _OPTION_VARIABLES: Final = frozenset(
-    f"OOMGUARD_{name}" for names in _OPTION_NAMES for name in names.upper().replace("-", "_").split(" ")
+    f"OOMGUARD_{name}"
+    for names in _OPTION_NAMES
+    for name in names.upper().replace("-", "_").split(" ")
 )
-_EARLY_VARIABLES: Final = frozenset({"NOTIFY_SOCKET", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"})
+_EARLY_VARIABLES: Final = frozenset(
+    {"NOTIFY_SOCKET", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}
+)
 # Words of a command that may be one rank of several.
 _RANK_WORDS: Final = ("--nnodes", "-n", "--node-rank", "-r", "--data-parallel-s", "-dp")
 _MOST_BYTES: Final = 256 * 1024
-_TABLE_BYTES: Final = (b"tool.oomguard", b"[tool]", b'tool."', b"tool.'", b'tool"', b"tool'", b"tool=")
+_TABLE_BYTES: Final = (
+    b"tool.oomguard",
+    b"[tool]",
+    b'tool."',
+    b"tool.'",
+    b'tool"',
+    b"tool'",
+    b"tool=",
+)
 
 
 class Options:
-    """What the supervisor does of it: ``analyst_first`` is whether the analyst has to read it before the command starts."""
+    """What the supervisor does of it: ``analyst_first`` is whether the analyst has to read it
+    before the command starts.
+    """
 
     def __init__(self) -> None:
         self.analyst_first = False
@@ -56,11 +79,15 @@ class Options:
         self.input_path: str | None = None
 
 
-def read_options(words: Sequence[str], command: Sequence[str], environ: Mapping[str, str]) -> Options:
+def read_options(
+    words: Sequence[str], command: Sequence[str], environ: Mapping[str, str]
+) -> Options:
     """Read the words before ``--``; what is not plain is left to the analyst."""
     found = Options()
     is_plain = _read_words(found, list(words))
-    found.analyst_first = not is_plain or _is_asked_early(command, environ) or _has_own_file(environ) or _has_table()
+    found.analyst_first = (
+        not is_plain or _is_asked_early(command, environ) or _has_own_file(environ) or _has_table()
+    )
     return found
 
 
@@ -74,7 +101,8 @@ def _read_words(found: Options, words: list[str]) -> bool:
             continue
         if name not in _PLAIN or not (is_joined or words):
             return False
-        value = value if is_joined else words.pop(0)
+        if not is_joined:
+            value = words.pop(0)
         if not _note(found, name, value):
             return False
     return True
@@ -91,18 +119,24 @@ def _note(found: Options, name: str, value: str) -> bool:
         return True
     if not choices:
         return value.isascii() and value.isdecimal() and len(value) < 9
-    found.is_json = value == "json" if name == "--log-format" else found.is_json
-    found.status_by_cause = value == "by-cause" if name == "--exit-status" else found.status_by_cause
+    if name == "--log-format":
+        found.is_json = value == "json"
+    if name == "--exit-status":
+        found.status_by_cause = value == "by-cause"
     return value in choices
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a time such as 90 or 30m in seconds; None for any other form, which the analyst may know."""
+    """Return a time such as 90 or 30m in seconds; None for any other form, which the analyst may
+    know.
+    """
     number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS_S else (text, "s")
     if not (number.isascii() and number.isdecimal() and len(number) < 9):
         return None
     seconds = float(number) * _UNITS_S[unit]
-    return seconds if seconds <= LONGEST_S else None
+    if seconds <= LONGEST_S:
+        return seconds
+    return None
 
 
 def _is_asked_early(command: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -117,15 +151,21 @@ def _is_asked_early(command: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _has_own_file(environ: Mapping[str, str]) -> bool:
     """Return whether the user has a file of options, or it is not clear where it would be."""
-    named, home = environ.get("XDG_CONFIG_HOME", ""), environ.get("HOME", "")
+    named = environ.get("XDG_CONFIG_HOME", "")
+    home = environ.get("HOME", "")
     if not home.startswith("/"):
         return True
-    folder = named if named.startswith("/") else f"{home}/.config"
+    if named.startswith("/"):
+        folder = named
+    else:
+        folder = f"{home}/.config"
     return os.path.lexists(f"{folder}/oomguard/config.toml")
 
 
 def _has_table() -> bool:
-    """Return whether a pyproject.toml of the working directory, or above it, may have a table for oomguard."""
+    """Return whether a pyproject.toml of the working directory, or above it, may have a table for
+    oomguard.
+    """
     try:
         folder = os.getcwd()
     except OSError:

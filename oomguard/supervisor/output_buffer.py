@@ -1,7 +1,8 @@
 """A bounded copy of what a command prints, in an unlinked file: the beginning and the end.
 
-The file is cut into slots. The first ones are kept, and of the others the last ones: where no slot is free, the oldest behind the
-first ones is dropped and counted. ``index`` says what lies where, for another process that reads the same file.
+The file is cut into slots. The first ones are kept, and of the others the last ones: where no slot
+is free, the oldest behind the first ones is dropped and counted. ``index`` says what lies where,
+for another process that reads the same file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ SLOT_BYTES: Final = 1 << 20
 HEAD_SLOTS: Final = 16
 SLOTS: Final = 256
 CAP_BYTES: Final = SLOTS * SLOT_BYTES
-# Two streams that take turns make a piece of each line: a slot ends there, so that their table stays small.
+# Two streams that take turns make a piece of each line: a slot ends there, so that their table
+# stays small.
 MOST_PIECES: Final = 1 << 13
 # An engine speaks when it starts and when it dies.
 _SEARCHED_SLOTS: Final = 4
@@ -43,7 +45,9 @@ class Slot:
     __slots__ = ("at", "number", "pieces", "size")
 
     def __init__(self, number: int, at: int, size: int = 0, pieces: Iterable[int] = ()) -> None:
-        self.number, self.at, self.size = number, at, size
+        self.number = number
+        self.at = at
+        self.size = size
         self.pieces = array("Q", pieces)
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
@@ -62,7 +66,9 @@ class Slot:
 
 
 class Missing:
-    """What was dropped between two slots that are kept, by stream: bytes, lines, and whether it ended within a line."""
+    """What was dropped between two slots that are kept, by stream: bytes, lines, and whether it
+    ended within a line.
+    """
 
     __slots__ = ("inside", "newlines", "sizes")
 
@@ -72,7 +78,9 @@ class Missing:
         newlines: dict[int, int] | None = None,
         inside: dict[int, bool] | None = None,
     ) -> None:
-        self.sizes, self.newlines, self.inside = sizes or {}, newlines or {}, inside or {}
+        self.sizes = sizes or {}
+        self.newlines = newlines or {}
+        self.inside = inside or {}
 
     def add(self, other: Missing) -> None:
         """Count what was dropped behind it."""
@@ -101,22 +109,32 @@ class RecordedOutput:
     def from_index(cls, fd: int, index: dict[str, Any]) -> RecordedOutput:
         """Return an output that another process has recorded, from what its ``index`` returned."""
         found = cls(fd)
-        found.came, found.failed = index["came"], index["failed"]
+        found.came = index["came"]
+        found.failed = index["failed"]
         found._times = [(came, at_s) for came, at_s in index["times"]]
         for part in index["parts"]:
             if "at" in part:
                 found._parts.append(Slot(part["number"], part["at"], part["size"], part["pieces"]))
             else:
                 tables = (part["sizes"], part["newlines"], part["inside"])
-                found._parts.append(Missing(*({int(key): value for key, value in one.items()} for one in tables)))
+                found._parts.append(
+                    Missing(*({int(key): value for key, value in one.items()} for one in tables))
+                )
         return found
 
     def index(self, *, counts: bool = False) -> dict[str, Any]:
-        """Return what lies where in the file, as JSON may hold it; only how much came, with ``counts``."""
+        """Return what lies where in the file, as JSON may hold it; only how much came, with
+        ``counts``.
+        """
         if counts:
             return {"came": self.came, "failed": self.failed, "times": [], "parts": []}
         parts: list[dict[str, Any]] = [
-            {"number": part.number, "at": part.at, "size": part.size, "pieces": part.pieces.tolist()}
+            {
+                "number": part.number,
+                "at": part.at,
+                "size": part.size,
+                "pieces": part.pieces.tolist(),
+            }
             if isinstance(part, Slot)
             else {"sizes": part.sizes, "newlines": part.newlines, "inside": part.inside}
             for part in self.kept()
@@ -150,19 +168,27 @@ class RecordedOutput:
         return os.pread(self._fd, length, at).count(b"\n")
 
     def read_into(self, view: memoryview, at: int) -> int:
-        """Read bytes of the file from offset ``at`` until the view is full; return how many came."""
+        """Read bytes of the file from offset ``at`` until the view is full; return how
+        many came.
+        """
         return os.preadv(self._fd, [view], at)
 
     def may_hold(self, words: Iterable[str]) -> bool:
-        """Return whether one of these words, in lower case, is at the beginning or the end of what is kept, in any case."""
+        """Return whether one of these words, in lower case, is at the beginning or the end of what
+        is kept, in any case.
+        """
         wanted = [word.encode() for word in words]
         slots = [part for part in self.kept() if isinstance(part, Slot)]
-        ends = slots if len(slots) <= 2 * _SEARCHED_SLOTS else [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
+        if len(slots) <= 2 * _SEARCHED_SLOTS:
+            ends = slots
+        else:
+            ends = [*slots[:_SEARCHED_SLOTS], *slots[-_SEARCHED_SLOTS:]]
         texts = (data.lower() for slot in ends for data in self.read(slot).values())
         return any(word in text for text in texts for word in wanted)
 
     def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
-        """Return what came since a place, as far as it is kept, all streams together, and the place behind it.
+        """Return what came since a place, as far as it is kept, all streams together, and the place
+        behind it.
 
         (0, 0) is the beginning.
         """
@@ -171,17 +197,22 @@ class RecordedOutput:
         for slot in self.kept():
             if not isinstance(slot, Slot) or slot.number < number:
                 continue
-            begin, size = offset if slot.number == number else 0, slot.size
+            begin = offset if slot.number == number else 0
+            size = slot.size
             parts.append(os.pread(self._fd, size - begin, slot.at + begin))
             place = slot.number, size
         return b"".join(parts), place
 
     def printed_s(self, came: int) -> float:
-        """Return when the byte came that ``came`` others came before, on the monotonic clock, to about a second."""
+        """Return when the byte came that ``came`` others came before, on the monotonic clock, to
+        about a second.
+        """
         from bisect import bisect_right  # the analyst asks
 
         at = bisect_right(self._times, (came, math.inf)) - 1
-        return self._times[max(0, at)][1] if self._times else 0.0
+        if self._times:
+            return self._times[max(0, at)][1]
+        return 0.0
 
     def tail(self, stream: int, limit_bytes: int) -> bytes:
         """Return the last bytes of a stream, as far back as nothing is missing."""
@@ -196,14 +227,17 @@ class RecordedOutput:
 
 
 class OutputBuffer(RecordedOutput):
-    """The copy while it is written: ``room``, ``take``, ``write``; ``forget`` begins the next one in the same file."""
+    """The copy while it is written: ``room``, ``take``, ``write``; ``forget`` begins the next one
+    in the same file.
+    """
 
     def __init__(self) -> None:
         super().__init__(unlinked_file())
         self._begin()
 
     def _begin(self) -> None:
-        self._parts, self._times = [], []
+        self._parts = []
+        self._times = []
         self._free = list(range(CAP_BYTES - SLOT_BYTES, -1, -SLOT_BYTES))
         self._count = self.came = 0
         self.failed = None
@@ -226,7 +260,9 @@ class OutputBuffer(RecordedOutput):
         return SLOT_BYTES - self._open.size
 
     def take(self, stream: int, pipe: int, count: int) -> None:
-        """Move ``count`` bytes, at most ``room``, from a pipe into the copy; they are gone from the pipe in any case."""
+        """Move ``count`` bytes, at most ``room``, from a pipe into the copy; they are gone from the
+        pipe in any case.
+        """
         while count:
             at = self._open.at + self._open.size
             try:
@@ -267,9 +303,12 @@ class OutputBuffer(RecordedOutput):
         try:
             for part in self.kept():
                 if isinstance(part, Missing):
-                    os.write(fd, f"\n[{sum(part.sizes.values())} bytes are missing here]\n".encode())
+                    os.write(
+                        fd, f"\n[{sum(part.sizes.values())} bytes are missing here]\n".encode()
+                    )
                     continue
-                at, end = part.at, part.at + part.size
+                at = part.at
+                end = part.at + part.size
                 while at < end:
                     data = os.pread(self._fd, min(_COPIED_BYTES, end - at), at)
                     if not data:
@@ -280,7 +319,9 @@ class OutputBuffer(RecordedOutput):
             os.close(fd)
 
     def _refused(self, error: OSError) -> None:
-        """Go on in the oldest slot that can be spared where the disk is full, so that the end is kept; else record no more."""
+        """Go on in the oldest slot that can be spared where the disk is full, so that the end is
+        kept; else record no more.
+        """
         self._free.clear()  # no place that was not written yet can be
         full = [s for s in self._parts if isinstance(s, Slot) and s.size == SLOT_BYTES]
         if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
@@ -293,7 +334,8 @@ class OutputBuffer(RecordedOutput):
         self._open = self._next()
 
     def _add(self, stream: int, count: int) -> None:
-        slot, now_s = self._open, time.monotonic()
+        slot = self._open
+        now_s = time.monotonic()
         if not self._times or now_s - self._times[-1][1] >= TIME_STEP_S:
             self._times.append((self.came, now_s))
             if len(self._times) > MOST_TIMES:  # what is long ago needs no second
@@ -319,32 +361,46 @@ class OutputBuffer(RecordedOutput):
     def _drop(self, slot: Slot) -> None:
         """Count a slot as missing, with what is missing next to it."""
         at = self._parts.index(slot)
-        before = self._parts[at - 1] if at else None
-        gap = before if isinstance(before, Missing) else Missing()
+        if at:
+            before = self._parts[at - 1]
+        else:
+            before = None
+        if isinstance(before, Missing):
+            gap = before
+        else:
+            gap = Missing()
         gap.add(self._as_missing(slot))
         if gap is before:
             del self._parts[at]
         else:
             self._parts[at] = gap
-        behind = self._parts[at + 1] if at + 1 < len(self._parts) else None
+        if at + 1 < len(self._parts):
+            behind = self._parts[at + 1]
+        else:
+            behind = None
         if gap is not before and isinstance(behind, Missing):
             gap.add(behind)
             self._parts.remove(behind)
         self._free.append(slot.at)
 
     def _as_missing(self, slot: Slot) -> Missing:
-        if self._times and self.came - self._times[-1][0] > FLOOD_BYTES:  # counting would slow the output down
+        if (
+            self._times and self.came - self._times[-1][0] > FLOOD_BYTES
+        ):  # counting would slow the output down
             ends = {stream: at + length - 1 for stream, at, length in slot.spans()}
             inside = {stream: os.pread(self._fd, 1, at) != b"\n" for stream, at in ends.items()}
             return Missing(slot.sizes(), {}, inside)
         parts = self.read(slot)
         newlines = {stream: data.count(b"\n") for stream, data in parts.items()}
-        return Missing(slot.sizes(), newlines, {stream: data[-1:] != b"\n" for stream, data in parts.items()})
+        return Missing(
+            slot.sizes(), newlines, {stream: data[-1:] != b"\n" for stream, data in parts.items()}
+        )
 
 
 def unlinked_file() -> int:
     """Open a file without a name in a temporary folder; in memory where none can be written."""
-    for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - it has no name there
+    # it has no name there
+    for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         with contextlib.suppress(OSError, ValueError):
             if folder.startswith("/"):
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)

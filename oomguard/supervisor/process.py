@@ -47,7 +47,8 @@ class Exit(NamedTuple):
         status: as a shell reports it (128 + n for a signal).
         seconds: how long it ran.
         is_cut: whether some of its output is lost, as a full disk did not take it.
-        of_reader: whether it ended of a pipe whose reader, ours, had gone (``| head``): no failure of its own.
+        of_reader: whether it ended of a pipe whose reader, ours, had gone (``| head``): no failure
+            of its own.
     """
 
     status: int
@@ -104,7 +105,8 @@ def run_once(
         buffer: keeps a copy of the output, which goes on unchanged.
         signals: are handed on to the command while it runs; after a stop nothing is started.
         source: gives the command its standard input, from its beginning.
-        grace_s: time that the command has after a stop signal; with 0 it is killed and never gets the signal.
+        grace_s: time that the command has after a stop signal; with 0 it is killed and never gets
+            the signal.
         on_started: called when the command has started.
         on_failing: called when the command has failed, before what it left running is ended.
         pty: whether the command has a terminal of its own where our output is one.
@@ -118,8 +120,13 @@ def run_once(
         return Exit(128 + signals.stopped_by, 0.0)
     started = time.monotonic()
     messages = messages or Messages()
-    terminal = _terminal(signals, messages) if pty else None
-    attempt = _Attempt(command, buffer, signals, source, terminal, grace_s, along or Nothing(), messages)
+    if pty:
+        terminal = _terminal(signals, messages)
+    else:
+        terminal = None
+    attempt = _Attempt(
+        command, buffer, signals, source, terminal, grace_s, along or Nothing(), messages
+    )
     try:
         status = attempt.run(on_started, on_failing)
     except NotStartedError:
@@ -147,8 +154,14 @@ class _Attempt:
         along: Along,
         messages: Messages,
     ) -> None:
-        self._command, self._buffer, self._signals, self._source = command, buffer, signals, source
-        self._terminal, self._grace_s, self._along, self._messages = terminal, grace_s, along, messages
+        self._command = command
+        self._buffer = buffer
+        self._signals = signals
+        self._source = source
+        self._terminal = terminal
+        self._grace_s = grace_s
+        self._along = along
+        self._messages = messages
         self.tee = Tee(buffer)
         self._looked_s = 0.0
         self._killed_s: float | None = None
@@ -156,7 +169,8 @@ class _Attempt:
 
     def run(self, on_started: Callable[[], None], on_failing: Callable[[], None]) -> int:
         """Run the command; return its exit status as a shell has it."""
-        signals, terminal = self._signals, self._terminal
+        signals = self._signals
+        terminal = self._terminal
         process = self._start()
         signals.attach(grace_s=self._grace_s, printed=lambda: self._buffer.came, terminal=terminal)
         on_started()
@@ -184,13 +198,20 @@ class _Attempt:
 
         signals = self._signals
         self.tee.pump(
-            has_ended, self._tick, lambda: signals.hurries or (signals.stopped_by is not None and has_ended())
+            has_ended,
+            self._tick,
+            lambda: signals.hurries or (signals.stopped_by is not None and has_ended()),
         )
         if self._terminal is not None:
             self._terminal.give_back()  # before we print anything
         for number, count in self.tee.lost_bytes.items():
-            name = "standard output" if number == 1 else "standard error"
-            self._messages.say("error", "output is lost: what it goes to is full", stream=name, bytes=count)
+            if number == 1:
+                name = "standard output"
+            else:
+                name = "standard error"
+            self._messages.say(
+                "error", "output is lost: what it goes to is full", stream=name, bytes=count
+            )
         while process.wait(0.05) is None:  # it closed its output and goes on
             self._tick()
 
@@ -199,7 +220,8 @@ class _Attempt:
         beat()
         if self._terminal is not None:
             self._terminal.tick()
-        stopped_s, now_s = self._signals.stopped_at_s, time.monotonic()
+        stopped_s = self._signals.stopped_at_s
+        now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._source.look()
@@ -221,34 +243,53 @@ class _Attempt:
         signals.detach()
         if process.poll():
             on_failing()
-        wait_s = KILL_WAIT_S if signals.stopped_by is None else min(KILL_WAIT_S, self._grace_s)
+        if signals.stopped_by is None:
+            wait_s = KILL_WAIT_S
+        else:
+            wait_s = min(KILL_WAIT_S, self._grace_s)
         # What an orphan had already, while we waited for its output, counts.
         spare_s = SPARE_S - (0.0 if self._ended_s is None else time.monotonic() - self._ended_s)
         is_late = self._killed_s is not None
-        told = signals.watcher.end(0.0 if is_late else wait_s, spare_s=spare_s if signals.stopped_by is None else 0.0)
+        told = signals.watcher.end(
+            0.0 if is_late else wait_s, spare_s=spare_s if signals.stopped_by is None else 0.0
+        )
         signals.was_told(told=told)
         return process.wait(KILL_WAIT_S)
 
     def _start(self) -> Child:
         name = self._command.argv[0]
-        place = self._terminal.begin() if self._terminal is not None else None
+        if self._terminal is not None:
+            place = self._terminal.begin()
+        else:
+            place = None
         shares_group = place is None or not place.controls
         wanted = {**inherited(), OUTER: str(os.getpid()), **self._command.env}
         env = {name: value for name, value in wanted.items() if value is not None}
         given = self._standard_input()
         try:
             start = self._signals.watcher.start
-            return start(self._command.argv, env, shares_group=shares_group, stdin=given, terminal=place)
+            return start(
+                self._command.argv, env, shares_group=shares_group, stdin=given, terminal=place
+            )
         except FileNotFoundError:
             is_file = "/" in name and os.path.isfile(name)
-            why = "its interpreter is not there" if is_file else "command not found"
+            if is_file:
+                why = "its interpreter is not there"
+            else:
+                why = "command not found"
             raise NotStartedError(f"{_quoted(name)}: {why}", 127) from None
         except PermissionError:
             is_folder = "/" in name and os.path.isdir(name)
-            why = "is a directory" if is_folder else "cannot be executed"
+            if is_folder:
+                why = "is a directory"
+            else:
+                why = "cannot be executed"
             raise NotStartedError(f"{_quoted(name)}: {why}", 126) from None
         except OSError as error:
-            why = "is no program for this machine" if error.errno == errno.ENOEXEC else error.strerror or str(error)
+            if error.errno == errno.ENOEXEC:
+                why = "is no program for this machine"
+            else:
+                why = error.strerror or str(error)
             raise NotStartedError(f"{_quoted(name)}: {why}", 126) from None
         except ValueError as error:
             raise NotStartedError(f"{name!r}: {error}", 126) from None
@@ -264,12 +305,20 @@ class _Attempt:
 
 
 def status_of(code: int | None) -> int:
-    """Return an exit code (-n for signal n, None for a command that was killed with its reaper) as a shell has it."""
-    return 128 + signal.SIGKILL if code is None else 128 - code if code < 0 else code
+    """Return an exit code (-n for signal n, None for a command that was killed with its reaper) as
+    a shell has it.
+    """
+    if code is None:
+        return 128 + signal.SIGKILL
+    if code < 0:
+        return 128 - code
+    return code
 
 
 def inherited() -> dict[str, str]:
-    """Return the variables as oomguard found them, not as Python made them; without /proc, as Python has them."""
+    """Return the variables as oomguard found them, not as Python made them; without /proc, as
+    Python has them.
+    """
     variables = dict(os.environ)
     try:
         given = read_file("/proc/self/environ")
@@ -281,12 +330,16 @@ def inherited() -> dict[str, str]:
 
 
 def _terminal(signals: Signals, messages: Messages) -> TerminalJob | None:
-    """Return what makes the command a job on our terminal; None where no output is one, or there is no second one."""
+    """Return what makes the command a job on our terminal; None where no output is one, or there is
+    no second one.
+    """
     shown = shown_on_terminal()
     if shown is None:
         return None
     try:
-        return TerminalJob(shown, signals.watcher, signals.typed, signals.be_patient, signals.lasting)
+        return TerminalJob(
+            shown, signals.watcher, signals.typed, signals.be_patient, signals.lasting
+        )
     except OSError as error:
         reason = error.strerror or str(error)
         messages.say("warning", "the command's output is no terminal", reason=reason)
@@ -295,5 +348,11 @@ def _terminal(signals: Signals, messages: Messages) -> TerminalJob | None:
 
 def _quoted(name: str) -> str:
     """Return a word as a shell takes it."""
-    is_plain = bool(name) and all(char.isalnum() or char in "@%+=:,./_-" for char in name) and name.isascii()
-    return name if is_plain else "'" + name.replace("'", "'\"'\"'") + "'"
+    is_plain = (
+        bool(name)
+        and all(char.isalnum() or char in "@%+=:,./_-" for char in name)
+        and name.isascii()
+    )
+    if is_plain:
+        return name
+    return "'" + name.replace("'", "'\"'\"'") + "'"

@@ -1,4 +1,6 @@
-"""What Linux offers a supervisor: adopting orphans, dying with the parent, a name, threads that stand back."""
+"""What Linux offers a supervisor: adopting orphans, dying with the parent, a name, threads that
+stand back.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def become_subreaper() -> bool:
-    """Adopt the orphans below this process, so that none outlives it; return False where that cannot be done (not Linux)."""
+    """Adopt the orphans below this process, so that none outlives it; return False where that
+    cannot be done (not Linux).
+    """
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, which has one thread, ends; at once where it has ended."""
+    """Have the kernel kill this process when ``parent``, which has one thread, ends; at once where
+    it has ended.
+    """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
@@ -37,10 +43,14 @@ def set_name(name: str) -> None:
 
 
 def set_command_line(text: bytes) -> None:
-    """Set the command line that ps shows and ``pkill -f`` looks at; leave it where /proc does not tell where it is kept."""
+    """Set the command line that ps shows and ``pkill -f`` looks at; leave it where /proc does not
+    tell where it is kept.
+    """
     try:
         fields = read_file("/proc/self/stat").rpartition(b")")[2].split()
-        start, end = (int(fields[number - 3]) for number in (48, 49))  # arg_start, arg_end: proc_pid_stat(5)
+        start, end = (
+            int(fields[number - 3]) for number in (48, 49)
+        )  # arg_start, arg_end: proc_pid_stat(5)
     except (OSError, ValueError, IndexError):
         return
     if 0 < start < end:

@@ -1,8 +1,8 @@
 """The watcher: a small process between oomguard and the command that outlives a kill of oomguard.
 
-It is forked before anything heavy is loaded, starts the command with the signals as oomguard found them, adopts and reaps
-every orphan below the command, and ends the whole tree when it is asked to, or when oomguard is gone: however oomguard
-ends, its end of the socket between them closes.
+It is forked before anything heavy is loaded, starts the command with the signals as oomguard found
+them, adopts and reaps every orphan below the command, and ends the whole tree when it is asked to,
+or when oomguard is gone: however oomguard ends, its end of the socket between them closes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from oomguard.supervisor.signal_sets import Before
 from oomguard.supervisor.streams import has_no_reader, is_one_stream, writable
 from oomguard.supervisor.terminal_modes import Modes
 
-# A reaper that has said nothing for so long does not answer, and one that leaves a zombie for so long does not reap.
+# A reaper that has said nothing for so long does not answer, and one that leaves a zombie for so
+# long does not reap.
 _START_S: Final = 10.0
 _REAP_S: Final = 3.0
 _LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
@@ -37,14 +38,17 @@ class ReaperLostError(Exception):
 
 
 class Child:
-    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has ended.
+    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has
+    ended.
 
-    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a terminal; closed where nobody
-    reads ours any more.
+    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a
+    terminal; closed where nobody reads ours any more.
     """
 
     def __init__(self, pid: int, outputs: dict[int, IO[bytes]], watcher: Watcher) -> None:
-        self.pid, self.outputs, self.watcher = pid, outputs, watcher
+        self.pid = pid
+        self.outputs = outputs
+        self.watcher = watcher
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -73,7 +77,9 @@ class Watcher:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         gc.freeze()  # the fork shares its memory for longer
-        with warnings.catch_warnings():  # another thread is no danger: the fork uses nothing that one could have locked
+        with (
+            warnings.catch_warnings()
+        ):  # another thread is no danger: the fork uses nothing that one could have locked
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
@@ -82,7 +88,8 @@ class Watcher:
         gc.unfreeze()
         theirs.close()
         self._channel = ours
-        PROGRESS.channel, PROGRESS.reaper_pid = ours, self.pid
+        PROGRESS.channel = ours
+        PROGRESS.reaper_pid = self.pid
         self._closed = before.closed
         self._sending = threading.Lock()
         self._status: int | None = None
@@ -103,7 +110,8 @@ class Watcher:
         stdin: int | None = None,
         terminal: Given | None = None,
     ) -> Child:
-        """Start the command with its output in pipes, and with our own standard input where ``stdin`` is None.
+        """Start the command with its output in pipes, and with our own standard input where
+        ``stdin`` is None.
 
         Args:
             argv: the command.
@@ -120,7 +128,10 @@ class Watcher:
         variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         if any(b"\0" in text for text in (*words, *variables)):
             raise ValueError("embedded null byte")
-        of_terminal = terminal.streams if terminal is not None else frozenset()
+        if terminal is not None:
+            of_terminal = terminal.streams
+        else:
+            of_terminal = frozenset()
         outputs, targets, writers = self._pipes({1, 2} - of_terminal - self._closed)
         if stdin is not None:
             targets[0] = stdin
@@ -129,7 +140,8 @@ class Watcher:
             self._status = self._stopped_by = self._zombie_since_s = None
             PROGRESS.earlier = PROGRESS.status
             PROGRESS.status = PROGRESS.wait_status = PROGRESS.command_pid = None
-            PROGRESS.inputs, PROGRESS.outputs = {}, {}
+            PROGRESS.inputs = {}
+            PROGRESS.outputs = {}
             for number, pipe in outputs.items():
                 if not pipe.closed:
                     PROGRESS.outputs[pipe.fileno()] = number
@@ -160,7 +172,8 @@ class Watcher:
     def _pipes(given_on: set[int]) -> tuple[dict[int, IO[bytes]], dict[int, int], list[int]]:
         """Make the pipes of standard output and error where these can be written to.
 
-        Return our ends by stream, the descriptors that the command has by stream, and its ends of the pipes.
+        Return our ends by stream, the descriptors that the command has by stream, and its ends of
+        the pipes.
         """
         ours = given_on & writable()
         is_one = ours == {1, 2} and is_one_stream()
@@ -183,9 +196,15 @@ class Watcher:
         """Return the command's wait status, None where it still runs after ``timeout_s``."""
         if self._status is None and not self._lost:
             deadline = time.monotonic() + timeout_s
-            while self._status is None and not self._lost and self._readable(deadline - time.monotonic()):
+            while (
+                self._status is None
+                and not self._lost
+                and self._readable(deadline - time.monotonic())
+            ):
                 self._answer()
-        return _LOST if self._lost and self._status is None else self._status
+        if self._lost and self._status is None:
+            return _LOST
+        return self._status
 
     @property
     def exited(self) -> bool:
@@ -198,25 +217,36 @@ class Watcher:
         return self._lost
 
     def forward(self, number: int, code: int | None, sender: int | None) -> None:
-        """Send a signal on to the command, unless it had the same one with its process group; None: unless nothing."""
+        """Send a signal on to the command, unless it had the same one with its process group; None:
+        unless nothing.
+        """
         self._say("signal", number, code, sender, time.monotonic())
 
     def fileno(self) -> int:
-        """Return the descriptor that is ready to be read when ``exit_status`` or ``stopped_by`` may have something new."""
+        """Return the descriptor that is ready to be read when ``exit_status`` or ``stopped_by`` may
+        have something new.
+        """
         return self._channel.fileno()
 
     def stopped_by(self) -> int | None:
-        """Return, once, by which signal a command on a terminal of its own was stopped, where ``exit_status`` has met that."""
-        number, self._stopped_by = self._stopped_by, None
+        """Return, once, by which signal a command on a terminal of its own was stopped, where
+        ``exit_status`` has met that.
+        """
+        number = self._stopped_by
+        self._stopped_by = None
         return number
 
     def go_on(self, *, in_front: bool) -> None:
-        """Continue such a command where it is stopped, in the foreground of its terminal or behind it."""
+        """Continue such a command where it is stopped, in the foreground of its terminal or behind
+        it.
+        """
         self._times_gone_on += 1
         self._say("go on", in_front)
 
     def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
-        """Tell what we are about to set on our terminal and what was before, to be restored where we are killed."""
+        """Tell what we are about to set on our terminal and what was before, to be restored where
+        we are killed.
+        """
         self._say("lend", saved, set_to, descriptors=(terminal,))
 
     def lend_nothing(self) -> None:
@@ -232,19 +262,24 @@ class Watcher:
         self._say("kill")
 
     def end(self, wait_s: float, *, spare_s: float = 0.0) -> bool:
-        """End what the run left, after ``spare_s``; return whether the command itself was told to stop while it lived."""
+        """End what the run left, after ``spare_s``; return whether the command itself was told to
+        stop while it lived.
+        """
         self._say("end", wait_s, spare_s)
         until_s = time.monotonic() + wait_s + spare_s + tree.KILL_WAIT_S + _START_S
         while (answer := self._answer_in(until_s - time.monotonic())) is not None:
             if answer[0] == "ended":
                 return bool(answer[1])
         self.replace()
-        # It was killed. Its orphans are ours now, and asked for by number: other children are not ours to wait for.
+        # It was killed. Its orphans are ours now, and asked for by number: other children are not
+        # ours to wait for.
         tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, but=self.spared_pid)
         return True
 
     def look_after(self) -> None:
-        """Look whether the command has ended and the reaper does not take its status: then we take it."""
+        """Look whether the command has ended and the reaper does not take its status: then we take
+        it.
+        """
         if self._status is not None or self._lost or self.command_pid is None:
             return
         if tree.is_stopped(self.pid):  # somebody has stopped it, and nobody else would continue it
@@ -257,7 +292,9 @@ class Watcher:
             self.replace()
 
     def replace(self) -> None:
-        """Kill a reaper that does not answer, with all that it started; we are next in line to reap."""
+        """Kill a reaper that does not answer, with all that it started; we are next in line to
+        reap.
+        """
         for pid in (*tree.descendants(self.pid), self.pid):
             tree.send(pid, signal.SIGKILL)
         self._lost = True
@@ -279,7 +316,10 @@ class Watcher:
             os.waitpid(self.pid, 0)
 
     def _say(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
-        with self._sending, contextlib.suppress(OSError):  # killed: what waits for an answer finds out
+        with (
+            self._sending,
+            contextlib.suppress(OSError),
+        ):  # killed: what waits for an answer finds out
             send(self._channel, message, descriptors)
 
     def _answer_in(self, timeout_s: float) -> tuple[Any, ...] | None:
@@ -295,12 +335,15 @@ class Watcher:
 
     def _started_without_answer(self) -> int | None:
         """Return the command where the reaper started it and does not say so."""
-        return next((pid for pid in tree.children(self.pid) if not tree.is_like(pid, os.getpid())), None)
+        return next(
+            (pid for pid in tree.children(self.pid) if not tree.is_like(pid, os.getpid())), None
+        )
 
     def _answer(self) -> tuple[Any, ...] | None:
         answer, _ = receive(self._channel)
         if answer is None:
-            self._lost = True  # it was killed, and the command with it, or it has the command's status as its own
+            # it was killed, and the command with it, or it has the command's status as its own
+            self._lost = True
             with contextlib.suppress(ChildProcessError):
                 _, status = os.waitpid(self.pid, 0)
                 self._was_killed = os.WIFSIGNALED(status)
@@ -308,7 +351,9 @@ class Watcher:
                     self._status = status
         elif answer[0] == "exited":
             self._status = PROGRESS.wait_status = answer[1]
-        elif answer[0] == "stopped" and answer[2] == self._times_gone_on:  # else it has been told to go on since
+        elif (
+            answer[0] == "stopped" and answer[2] == self._times_gone_on
+        ):  # else it has been told to go on since
             self._stopped_by = answer[1]
         return answer
 

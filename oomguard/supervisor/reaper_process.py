@@ -1,4 +1,6 @@
-"""What the reaper does in its own process: start the command, pass signals on, reap, and end the tree."""
+"""What the reaper does in its own process: start the command, pass signals on, reap, and end the
+tree.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from oomguard.supervisor import tree
-from oomguard.supervisor.process_control import become_subreaper, die_with_parent, set_command_line, set_name
+from oomguard.supervisor.process_control import (
+    become_subreaper,
+    die_with_parent,
+    set_command_line,
+    set_name,
+)
 from oomguard.supervisor.signal_sets import (
     BY_KEY,
     JOB_STOPS,
@@ -57,7 +64,8 @@ def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
             header += channel.recv(_HEADER.size - len(header))
         if not header:
             return None, []
-        left, parts = _HEADER.unpack(header)[0], []
+        left = _HEADER.unpack(header)[0]
+        parts = []
         while left:
             part = channel.recv(left)
             if not part:
@@ -73,7 +81,8 @@ _SHELL: Final = b"/bin/sh"
 _LOOKED_AT_BYTES: Final = 256
 _ELF: Final = b"\x7fELF"  # of another machine, or cut short
 _STOPPED_MS: Final = 20
-# With these systemd names the process for which its sockets, its watchdog and its journal are: the command.
+# With these systemd names the process for which its sockets, its watchdog and its journal are: the
+# command.
 _OF_A_SERVICE: Final = frozenset({b"LISTEN_PID", b"WATCHDOG_PID", b"SYSTEMD_EXEC_PID"})
 
 
@@ -96,15 +105,23 @@ def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
 
 
 def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, bytes]:
-    """Return the environment with what systemd gave to the process ``named`` given to the calling one."""
-    ours, theirs = str(os.getpid()).encode(), str(named).encode()
-    return {name: ours if name in _OF_A_SERVICE and value == theirs else value for name, value in env.items()}
+    """Return the environment with what systemd gave to the process ``named`` given to the calling
+    one.
+    """
+    ours = str(os.getpid()).encode()
+    theirs = str(named).encode()
+    return {
+        name: ours if name in _OF_A_SERVICE and value == theirs else value
+        for name, value in env.items()
+    }
 
 
 def read_failure(told: int, pid: int) -> bytes:
-    """Wait until a child has become the command, and return nothing, or the number of the error that it told instead.
+    """Wait until a child has become the command, and return nothing, or the number of the error
+    that it told instead.
 
-    A child that is stopped on the way (Ctrl-Z) counts as the command: it goes on when it is continued.
+    A child that is stopped on the way (Ctrl-Z) counts as the command: it goes on when it is
+    continued.
     """
     poll = select.poll()
     poll.register(told, select.POLLIN)
@@ -119,7 +136,9 @@ def read_failure(told: int, pid: int) -> bytes:
 
 def _candidates(name: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
     if not name or b"/" in name:
-        return [name] if name else []
+        if name:
+            return [name]
+        return []
     folders = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
     return [folder + b"/" + name if folder else name for folder in folders]
 
@@ -155,7 +174,9 @@ class HeldParent:
         self.holds = False
 
     def look(self, command: int) -> None:
-        """Stop the command where oomguard is stopped, and continue what was stopped so: its whole group where it leads one."""
+        """Stop the command where oomguard is stopped, and continue what was stopped so: its whole
+        group where it leads one.
+        """
         is_held = tree.is_stopped(self._parent)
         if is_held == self.holds or (is_held and tree.is_stopped(command)):
             return
@@ -163,7 +184,9 @@ class HeldParent:
         tree.send(tree.job_of(command), signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def is_over(self) -> None:
-        """Note that the command goes on: somebody has continued oomguard, which has handed it on."""
+        """Note that the command goes on: somebody has continued oomguard, which has
+        handed it on.
+        """
         self.holds = False
 
 
@@ -179,19 +202,26 @@ class Twin:
 
     def is_second(self, number: int, sender: int | None, came_s: float) -> bool:
         """Return whether a sender's stop came just before; ``came_s`` in seconds of one clock."""
-        before, self._last = self._last, (number, sender, came_s)
+        before = self._last
+        self._last = (number, sender, came_s)
         return (
-            sender is not None and number in STOPS and before[:2] == (number, sender) and came_s - before[2] < _TWIN_S
+            sender is not None
+            and number in STOPS
+            and before[:2] == (number, sender)
+            and came_s - before[2] < _TWIN_S
         )
 
 
-# The kernel and kill() reach the members of a group one after the other, within microseconds; a busy machine may part them.
+# The kernel and kill() reach the members of a group one after the other, within microseconds; a
+# busy machine may part them.
 _LATE_S: Final = 0.05
-# A signal that we never asked about, since it merged with another at oomguard, is not taken for a later one.
+# A signal that we never asked about, since it merged with another at oomguard, is not taken for a
+# later one.
 _FORGOTTEN_S: Final = 2.0
 _RECORD: Final = struct.Struct("iii")
-# Not ours: who looks for oomguard by name means one process, and what all that match get would look like the group's. Who looks
-# for the command's words (``pkill -f``) means the command too, which then has it already.
+# Not ours: who looks for oomguard by name means one process, and what all that match get would look
+# like the group's. Who looks for the command's words (``pkill -f``) means the command too, which
+# then has it already.
 _NAME: Final = "group-witness"
 
 
@@ -221,18 +251,25 @@ class Witness:
             os.close(writer)
 
     def had(self, number: int, code: int, sender: int | None, came_s: float) -> bool:
-        """Return whether the group has the signal of which oomguard was told by whom, how and when (monotonic) it came.
+        """Return whether the group has the signal of which oomguard was told by whom, how and when
+        (monotonic) it came.
 
-        Who signals oomguard and then its group (timeout) sends two that are one to a command alone: the second comes while it waits.
+        Who signals oomguard and then its group (timeout) sends two that are one to a command alone:
+        the second comes while it waits.
         """
-        by_key = code == SI_KERNEL and number in BY_KEY  # of two quick ones it may have only the first
-        # Those of a burst wait together: for one that came so long before the last look it is too late now.
+        by_key = (
+            code == SI_KERNEL and number in BY_KEY
+        )  # of two quick ones it may have only the first
+        # Those of a burst wait together: for one that came so long before the last look it is too
+        # late now.
         deadline = time.monotonic() + (0.0 if came_s + _LATE_S <= self._looked_s else _LATE_S)
         while True:
             for told in self._told:
                 if told[1] == number and (by_key or told[2:] == (code, sender)):
                     self._told.remove(told)
-                    self._had = {one: at_s for one, at_s in self._had.items() if came_s - at_s < _FORGOTTEN_S}
+                    self._had = {
+                        one: at_s for one, at_s in self._had.items() if came_s - at_s < _FORGOTTEN_S
+                    }
                     self._had[number, code, sender] = came_s
                     return True
             if by_key:
@@ -245,10 +282,13 @@ class Witness:
     def close(self) -> None:
         """End the process and take its status, once nothing of the command is left in the group.
 
-        A process whose parent is of its session and of another group ties its own group to the session. Where the last tie of a
-        group ends, the kernel hangs the group up if one of it is stopped (exit_notify in kernel/exit.c); who leaves first does not.
+        A process whose parent is of its session and of another group ties its own group to the
+        session. Where the last tie of a group ends, the kernel hangs the group up if one of it is
+        stopped (exit_notify in kernel/exit.c); who leaves first does not.
         """
-        with contextlib.suppress(OSError):  # it is gone, or the watcher leads a session by now: no tie
+        with contextlib.suppress(
+            OSError
+        ):  # it is gone, or the watcher leads a session by now: no tie
             os.setpgid(self.pid, os.getpgrp())
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -257,7 +297,9 @@ class Witness:
         os.close(self._reader)
 
     def _read(self, timeout_s: float) -> bool:
-        """Read what it tells, once it does; return False where it tells nothing in time, or is gone."""
+        """Read what it tells, once it does; return False where it tells nothing in time, or is
+        gone.
+        """
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
@@ -310,7 +352,9 @@ class Given(NamedTuple):
 
 
 class Lent:
-    """Our user's terminal while oomguard has set it: the descriptor, its modes before, and those that oomguard set."""
+    """Our user's terminal while oomguard has set it: the descriptor, its modes before, and those
+    that oomguard set.
+    """
 
     def __init__(self) -> None:
         self._own: tuple[int, Modes, Modes] | None = None
@@ -319,7 +363,10 @@ class Lent:
         """Note what oomguard is about to set, without descriptors that it has set it back."""
         if self._own is not None:
             os.close(self._own[0])
-        self._own = (descriptors[0], saved, set_to) if descriptors and saved and set_to else None
+        if descriptors and saved and set_to:
+            self._own = (descriptors[0], saved, set_to)
+        else:
+            self._own = None
 
     def restore(self) -> None:
         """Set the terminal as it was where it still is as oomguard left it."""
@@ -347,7 +394,9 @@ class WatcherTerminal:
         self._theirs: int | None = given.theirs
 
     @classmethod
-    def of(cls, descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None) -> WatcherTerminal | None:
+    def of(
+        cls, descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None
+    ) -> WatcherTerminal | None:
         """Return the terminal that came with a message; None without ``Given.words``."""
         if words is None:
             return None
@@ -367,7 +416,9 @@ class WatcherTerminal:
             fcntl.ioctl(self._given.theirs, termios.TIOCSCTTY, 0)
 
     def become(self) -> dict[int, int]:
-        """In the command's process: be a job of that session; return which descriptor each standard stream is."""
+        """In the command's process: be a job of that session; return which descriptor each standard
+        stream is.
+        """
         if self.controls:
             os.setpgid(0, 0)
             if self._given.in_front:
@@ -381,7 +432,9 @@ class WatcherTerminal:
                 os.tcsetpgrp(self._theirs, group)
 
     def close(self) -> None:
-        """Let go of the command's end once it has ended, so that ours sees the end of what was printed."""
+        """Let go of the command's end once it has ended, so that ours sees the end of what was
+        printed.
+        """
         if self._theirs is not None:
             os.close(self._theirs)
             self._theirs = None
@@ -396,12 +449,15 @@ _PLAIN_MS: Final = 100
 class WatcherProcess:
     """Serves oomguard until its end of the channel closes, then ends everything below.
 
-    Where the command has a terminal of its own it leads the session of it. Else the command is in oomguard's process group, and
-    so is a witness: a signal that it has too was sent to the group, so that the command has it already.
+    Where the command has a terminal of its own it leads the session of it. Else the command is in
+    oomguard's process group, and so is a witness: a signal that it has too was sent to the group,
+    so that the command has it already.
     """
 
     def __init__(self, channel: socket.socket, parent: int, before: Before) -> None:
-        self._channel, self._parent, self._before = channel, parent, before
+        self._channel = channel
+        self._parent = parent
+        self._before = before
         self._child: int | None = None
         self._terminal: WatcherTerminal | None = None
         self._lent = Lent()
@@ -429,14 +485,17 @@ class WatcherProcess:
             os._exit(128 + signal.SIGKILL if is_running else self._last_status or 0)
 
     def _serve(self) -> None:
-        """Serve until oomguard is gone; where that fails, take the command's status and leave it as our own."""
+        """Serve until oomguard is gone; where that fails, take the command's status and leave it as
+        our own.
+        """
         faults = 0
         with contextlib.suppress(BaseException):
             self._prepare()
         while not self._gone:
             try:
                 self._wait()
-            except BaseException:  # noqa: BLE001 - one message or one signal is lost, and the command goes on
+            except BaseException:  # noqa: BLE001
+                # one message or one signal is lost, and the command goes on
                 faults += 1
                 if faults > _MOST_FAULTS:
                     break
@@ -444,13 +503,18 @@ class WatcherProcess:
             self._last_status = self._serve_plainly()
 
     def _serve_plainly(self) -> int | None:
-        """Wait for the command's end and hand stop signals on; return its status, None where oomguard goes first."""
-        child, data = self._child, b""
+        """Wait for the command's end and hand stop signals on; return its status, None where
+        oomguard goes first.
+        """
+        child = self._child
+        data = b""
         while child is not None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child:
                 code = os.waitstatus_to_exitcode(status)
-                return 128 - code if code < 0 else code
+                if code < 0:
+                    return 128 - code
+                return code
             poll = select.poll()
             poll.register(self._channel, select.POLLIN)
             if not poll.poll(_PLAIN_MS):
@@ -460,10 +524,17 @@ class WatcherProcess:
                 self._gone = True
                 return None
             data += received
-            while len(data) >= _HEADER.size and len(data) >= _HEADER.size + _HEADER.unpack_from(data)[0]:
+            while (
+                len(data) >= _HEADER.size
+                and len(data) >= _HEADER.size + _HEADER.unpack_from(data)[0]
+            ):
                 end = _HEADER.size + _HEADER.unpack_from(data)[0]
-                message, data = marshal.loads(data[_HEADER.size : end]), data[end:]  # noqa: S302 - our own process
-                number = {"signal": message[1] if len(message) > 1 else 0, "kill": signal.SIGKILL}.get(message[0])
+                # our own process
+                message, data = marshal.loads(data[_HEADER.size : end]), data[end:]  # noqa: S302
+                number = {
+                    "signal": message[1] if len(message) > 1 else 0,
+                    "kill": signal.SIGKILL,
+                }.get(message[0])
                 if number is not None:
                     with contextlib.suppress(OSError):
                         os.kill(child, number)
@@ -473,7 +544,8 @@ class WatcherProcess:
         gc.disable()
         set_name(REAPER_NAME)
         become_subreaper()
-        # The reader of oomguard's output waits for nobody else, and what the command does not inherit is not held open.
+        # The reader of oomguard's output waits for nobody else, and what the command does not
+        # inherit is not held open.
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         with contextlib.suppress(OSError):  # without /proc they stay
@@ -493,7 +565,9 @@ class WatcherProcess:
         poll.register(self._channel, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         ready = {number for number, _ in poll.poll(None if self._child is None else LOOK_MS)}
-        if self._channel.fileno() in ready:  # first: what ended the command may have been told before it
+        if (
+            self._channel.fileno() in ready
+        ):  # first: what ended the command may have been told before it
             self._obey()
         elif self._woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -533,7 +607,9 @@ class WatcherProcess:
                 self._lent.restore()
 
     def _is_hurried(self) -> bool:
-        """Read what came while the tree is ended: a kill, or the end of oomguard, which hurries nothing."""
+        """Read what came while the tree is ended: a kill, or the end of oomguard, which hurries
+        nothing.
+        """
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         while not self._gone and poll.poll(0):
@@ -541,13 +617,20 @@ class WatcherProcess:
         return self._hurried
 
     def _start(
-        self, words: list[bytes], variables: list[bytes], streams: dict[int, int], *, shares_group: bool
+        self,
+        words: list[bytes],
+        variables: list[bytes],
+        streams: dict[int, int],
+        *,
+        shares_group: bool,
     ) -> None:
         self._told = self._hurried = False
         self._last_status = None
         self._shares_group = shares_group
         if shares_group and self._witness is None:
-            with contextlib.suppress(OSError):  # no process can be started: the command's fork says so
+            with contextlib.suppress(
+                OSError
+            ):  # no process can be started: the command's fork says so
                 self._witness = Witness(os.getpgid(self._parent), words)
         failed, told = os.pipe()  # after the witness, which would hold it open
         own = os.getpid()
@@ -560,7 +643,8 @@ class WatcherProcess:
             pid = os.fork()
         except OSError as error:
             os.close(told)
-            pid, answer = 0, str(error.errno or errno.EAGAIN).encode()
+            pid = 0
+            answer = str(error.errno or errno.EAGAIN).encode()
         else:
             if pid == 0:
                 self._become(words, variables, streams, told, own, shares_group=shares_group)
@@ -601,7 +685,9 @@ class WatcherProcess:
             for number in self._before.closed:
                 os.close(number)
             signal.set_wakeup_fd(-1)
-            ignored = self._before.ignored_by(is_job=self._terminal is not None and self._terminal.controls)
+            ignored = self._before.ignored_by(
+                is_job=self._terminal is not None and self._terminal.controls
+            )
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
@@ -614,12 +700,16 @@ class WatcherProcess:
         finally:
             os._exit(127)
 
-    def _become_plainly(self, words: list[bytes], variables: list[bytes], streams: dict[int, int]) -> None:
+    def _become_plainly(
+        self, words: list[bytes], variables: list[bytes], streams: dict[int, int]
+    ) -> None:
         """Become the command by plain system calls."""
         for target, number in streams.items():
             os.dup2(number, target)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_IGN if number in self._before.ignored else signal.SIG_DFL)
+            signal.signal(
+                number, signal.SIG_IGN if number in self._before.ignored else signal.SIG_DFL
+            )
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.masked)
         os.execvpe(words[0], words, dict(variable.split(b"=", 1) for variable in variables))  # noqa: S606
 
@@ -629,8 +719,14 @@ class WatcherProcess:
             self._told = self._told or (self._shares_group and number in STOPS)
             return
         group = os.getpgid(self._child)
-        witness = self._witness if self._witness is not None and group == self._witness.group else None
-        has_it = witness.had(number, code, sender, came_s) if witness and code is not None else False
+        if self._witness is not None and group == self._witness.group:
+            witness = self._witness
+        else:
+            witness = None
+        if witness and code is not None:
+            has_it = witness.had(number, code, sender, came_s)
+        else:
+            has_it = False
         if not has_it and not self._twin.is_second(number, sender, came_s):
             is_hangup = number == signal.SIGHUP and code == SI_KERNEL
             as_terminal = (number in OF_TERMINAL or is_hangup) and group == self._child
@@ -644,21 +740,31 @@ class WatcherProcess:
     def _is_job(self) -> bool:
         return self._shares_group and has_terminal()
 
-    def _end_tree(self, wait_s: float, *, spare_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End everything below, the witness last: what ends before it is not the last tie of the group."""
+    def _end_tree(
+        self, wait_s: float, *, spare_s: float = 0.0, hurried: Callable[[], bool] = lambda: False
+    ) -> None:
+        """End everything below, the witness last: what ends before it is not the last tie of the
+        group.
+        """
         if not tree.pids():  # nobody can tell it from the others
             self._end_witness()
         spared = self._witness_pid
-        tree.end(os.getpid(), self._left, wait_s=wait_s, spare_s=spare_s, hurried=hurried, but=spared)
+        tree.end(
+            os.getpid(), self._left, wait_s=wait_s, spare_s=spare_s, hurried=hurried, but=spared
+        )
         self._end_witness()
 
     def _left(self) -> bool:
         """Reap; return whether a child but the witness is left."""
-        return self._reap() and (self._witness is None or tree.descendants(os.getpid()) != [self._witness.pid])
+        return self._reap() and (
+            self._witness is None or tree.descendants(os.getpid()) != [self._witness.pid]
+        )
 
     @property
     def _witness_pid(self) -> int | None:
-        return None if self._witness is None else self._witness.pid
+        if self._witness is None:
+            return None
+        return self._witness.pid
 
     def _end_witness(self) -> None:
         if self._witness is not None:
@@ -680,15 +786,21 @@ class WatcherProcess:
                 self._witness = None  # somebody killed it: what the group has arrives once more
 
     def _follow(self, status: int) -> None:
-        """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its job stopped."""
+        """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its
+        job stopped.
+        """
         if os.WIFSTOPPED(status):
             number = os.WSTOPSIG(status)
             if os.getppid() != self._parent or self._held.holds:
                 return
             if self._terminal is not None and self._terminal.controls:
-                self._paused_parent = True  # it stops by itself, once it has set its terminal as it was
+                self._paused_parent = (
+                    True  # it stops by itself, once it has set its terminal as it was
+                )
                 self._say("stopped", number, self._times_gone_on)
-            elif number in JOB_STOPS or (number == signal.SIGSTOP and self._is_job()):  # a shell watches the group
+            elif number in JOB_STOPS or (
+                number == signal.SIGSTOP and self._is_job()
+            ):  # a shell watches the group
                 self._paused_parent = tree.send(self._parent, signal.SIGSTOP)
         elif os.WIFCONTINUED(status):
             if self._paused_parent and os.getppid() == self._parent:
@@ -707,7 +819,9 @@ class WatcherProcess:
             self._say("exited", status)
 
     def _go_on(self, *, in_front: bool) -> None:
-        """Bring the command to the foreground of its terminal, or behind it, and continue it where it is stopped."""
+        """Bring the command to the foreground of its terminal, or behind it, and continue it where
+        it is stopped.
+        """
         if self._child is not None and self._terminal is not None:
             self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
             self._reap()

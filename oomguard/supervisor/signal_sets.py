@@ -1,4 +1,6 @@
-"""Which signals mean what: handed on, asking to stop, sent by a terminal to a whole process group; and those found at the start."""
+"""Which signals mean what: handed on, asking to stop, sent by a terminal to a whole process group;
+and those found at the start.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,17 @@ from typing import Final, NamedTuple
 
 # A user's stop: nothing is remedied after it.
 STOPS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-# What stops a job, in a shell's sense, and not only one process (SIGSTOP: a debugger's, nobody catches it).
+# What stops a job, in a shell's sense, and not only one process (SIGSTOP: a debugger's, nobody
+# catches it).
 JOB_STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 # What a terminal or a shell sends to the whole group of a job.
 OF_TERMINAL: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGCONT}
-# What the kernel sends to no process alone: at a key, at another size of the window, to a background job that reads.
+# What the kernel sends to no process alone: at a key, at another size of the window, to a
+# background job that reads.
 BY_KEY: Final = JOB_STOPS | {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 SI_KERNEL: Final = 0x80  # asm-generic/siginfo.h: no process sent it
-# Nobody catches the first two; the third is about our own children; the others a process brings on itself by a fault.
+# Nobody catches the first two; the third is about our own children; the others a process brings on
+# itself by a fault.
 _NOT_HANDED_ON: Final = frozenset(
     {
         signal.SIGKILL,
@@ -44,7 +49,9 @@ def ignored() -> frozenset[int]:
 
 
 def waits_once(number: int) -> bool:
-    """Return whether two of a signal that wait at the same time are one to a process: all are but real-time signals."""
+    """Return whether two of a signal that wait at the same time are one to a process: all are but
+    real-time signals.
+    """
     return number < signal.SIGRTMIN
 
 
@@ -58,7 +65,9 @@ class Before(NamedTuple):
     def ignored_by(self, *, is_job: bool) -> frozenset[int]:
         """Return the signals that the command ignores.
 
-        A job of a terminal of its own stops where it reads from behind, and is brought to the front. A shell's ``$(…)`` and a pane of
-        tmux ignore that signal, and the read would fail.
+        A job of a terminal of its own stops where it reads from behind, and is brought to the
+        front. A shell's ``$(…)`` and a pane of tmux ignore that signal, and the read would fail.
         """
-        return self.ignored - {signal.SIGTTIN} if is_job else self.ignored
+        if is_job:
+            return self.ignored - {signal.SIGTTIN}
+        return self.ignored

@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from oomguard.supervisor import tree
 from oomguard.supervisor.reaper import Watcher
-from oomguard.supervisor.signal_sets import BY_KEY, IGNORED_BY_PYTHON, SI_KERNEL, STOPS, Before, handed_on, ignored
+from oomguard.supervisor.signal_sets import (
+    BY_KEY,
+    IGNORED_BY_PYTHON,
+    SI_KERNEL,
+    STOPS,
+    Before,
+    handed_on,
+    ignored,
+)
 from oomguard.supervisor.terminal import TerminalJob
 from oomguard.supervisor.terminal_modes import Lasting
 
@@ -22,7 +30,8 @@ class Keys:
     """How often such a key was pressed in a row without an answer.
 
     Args:
-        printed: returns how many bytes the command has printed; more than the echo of a key is an answer.
+        printed: returns how many bytes the command has printed; more than the echo of a key is an
+            answer.
     """
 
     def __init__(self, printed: Callable[[], int] = lambda: 0) -> None:
@@ -48,26 +57,31 @@ IMPATIENT_COUNT: Final = 3
 
 
 class Signals:
-    """While entered, every signal that another process sends is read by a thread of its own and handed on.
+    """While entered, every signal that another process sends is read by a thread of its own and
+    handed on.
 
-    They are blocked rather than handled: only so is told who sent them, and that needs no main loop that comes round in
-    time. Those that are ignored at our start are read as well: blocked ones wait, and the command may have a handler of its
-    own. Without a terminal of its own the command shares oomguard's process group, so that what is sent to the group reaches
-    it and what it has started by itself; a witness, a member too, knows whether the group had a signal or oomguard alone.
+    They are blocked rather than handled: only so is told who sent them, and that needs no main loop
+    that comes round in time. Those that are ignored at our start are read as well: blocked ones
+    wait, and the command may have a handler of its own. Without a terminal of its own the command
+    shares oomguard's process group, so that what is sent to the group reaches it and what it has
+    started by itself; a witness, a member too, knows whether the group had a signal or oomguard
+    alone.
 
     Args:
         closed: standard streams that oomguard was started without.
 
     Attributes:
         stopped_by: the first signal that asked to stop.
-        stopped_at_s: when another process sent one first, on the monotonic clock. A key is its user's to repeat.
+        stopped_at_s: when another process sent one first, on the monotonic clock. A key is its
+            user's to repeat.
         count: stops that another process sent.
         presses: stops at a key of the terminal.
         last_stop_s: when the last stop came, on the monotonic clock.
         stopped_between_runs: whether it came while no command was there to end of it.
         was_typed: whether a stop came from a key of the terminal.
         lasting: what the command sets on its terminal stays; set when all is told.
-        on_stop: is called with the first of these stops, by the thread that reads it, so it must not wait.
+        on_stop: is called with the first of these stops, by the thread that reads it, so it must
+            not wait.
         watcher: starts the command, and ends it where oomguard is killed; there while entered.
     """
 
@@ -98,19 +112,29 @@ class Signals:
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
     def __enter__(self) -> Signals:
-        self._numbers, self._ignored = handed_on(), ignored()
-        self._masked = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)}
+        self._numbers = handed_on()
+        self._ignored = ignored()
+        self._masked = {
+            int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        }
         self.watcher = Watcher(Before(frozenset(self._masked), self._ignored, self._closed))
         self._thread.start()
         self._stops_us(does=True)
         left_alone = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
-        for number in self._numbers - left_alone:  # for a thread that somebody started before, unmasked
-            if signal.getsignal(number) is not None:  # a handler in C (PYTHONFAULTHANDLER) could not be put back
+        for number in (
+            self._numbers - left_alone
+        ):  # for a thread that somebody started before, unmasked
+            if (
+                signal.getsignal(number) is not None
+            ):  # a handler in C (PYTHONFAULTHANDLER) could not be put back
                 self._before[number] = signal.signal(number, self._stray)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.lasting.apply()
         self._leaving = True
@@ -123,12 +147,19 @@ class Signals:
 
     def _stops_us(self, *, does: bool) -> None:
         """Let Ctrl-Z stop us as any program, while no command is there that it would stop first."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK if does else signal.SIG_BLOCK, {signal.SIGTSTP} - self._masked)
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK if does else signal.SIG_BLOCK, {signal.SIGTSTP} - self._masked
+        )
 
     def attach(
-        self, *, grace_s: float, printed: Callable[[], int] = lambda: 0, terminal: TerminalJob | None = None
+        self,
+        *,
+        grace_s: float,
+        printed: Callable[[], int] = lambda: 0,
+        terminal: TerminalJob | None = None,
     ) -> None:
-        """Hand signals on from here on, as the command has started; what came before goes to it now.
+        """Hand signals on from here on, as the command has started; what came before goes to it
+        now.
 
         Args:
             grace_s: 0 where a stop kills and is not handed on.
@@ -137,7 +168,9 @@ class Signals:
         """
         self._stops_us(does=False)
         with self._lock:
-            self._runs, self._grace_s, self._terminal = True, grace_s, terminal
+            self._runs = True
+            self._grace_s = grace_s
+            self._terminal = terminal
             self._keys = Keys(printed)
             if self.stopped_by is not None:
                 self._send(int(self.stopped_by), None, None, is_stop=True)
@@ -148,11 +181,14 @@ class Signals:
     def detach(self) -> None:
         """Keep signals from here on: the command has ended."""
         with self._lock:
-            self._runs, self._terminal = False, None
+            self._runs = False
+            self._terminal = None
         self._stops_us(does=True)
 
     def typed(self, numbers: Sequence[int], echo_bytes: int) -> None:
-        """Note stops that the command had at keys of its own terminal, at once; the others of our job have them too."""
+        """Note stops that the command had at keys of its own terminal, at once; the others of our
+        job have them too.
+        """
         with self._lock:
             for number in numbers:
                 tree.send_to_others(os.getpgrp(), number)
@@ -161,7 +197,9 @@ class Signals:
                 self.watcher.kill()
 
     def be_patient(self) -> None:
-        """Count the keys anew: their user goes on with the command. Nothing is remedied all the same."""
+        """Count the keys anew: their user goes on with the command. Nothing is remedied all the
+        same.
+        """
         with self._lock:
             self._keys.forget()
 
@@ -198,7 +236,9 @@ class Signals:
         if number == signal.SIGCONT and sender == self.watcher.pid:
             return  # the command goes on already; this one was for us
         if number == signal.SIGTSTP and not self._runs:
-            if number not in self._ignored | self._masked:  # this thread took what would have stopped the other
+            if (
+                number not in self._ignored | self._masked
+            ):  # this thread took what would have stopped the other
                 os.kill(os.getpid(), signal.SIGSTOP)
             return
         with self._lock:

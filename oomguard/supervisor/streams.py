@@ -1,4 +1,6 @@
-"""Standard streams: what they are at the start, standard input of each attempt, and the copying of the command's output."""
+"""Standard streams: what they are at the start, standard input of each attempt, and the copying of
+the command's output.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
 
 
 def kernel_tee() -> Callable[[int, int, int], int] | None:
-    """Return tee(2), which doubles what waits in a pipe into another one; None where the C library lacks it."""
+    """Return tee(2), which doubles what waits in a pipe into another one; None where the C library
+    lacks it.
+    """
     try:
         function = ctypes.CDLL(None, use_errno=True).tee
     except (OSError, AttributeError):
@@ -55,7 +59,9 @@ def waiting_bytes(fd: int) -> int:
 
 
 def has_no_reader(fd: int) -> bool:
-    """Return whether what is written to a pipe or a socket has nobody any more who could read it; a terminal always has."""
+    """Return whether what is written to a pipe or a socket has nobody any more who could read it; a
+    terminal always has.
+    """
     if os.isatty(fd):
         return False
     poll = select.poll()
@@ -72,7 +78,9 @@ def is_one_stream() -> bool:
 
 
 def writable() -> frozenset[int]:
-    """Return those of standard output and error that can be written to; one that is open for reading only is the command's own."""
+    """Return those of standard output and error that can be written to; one that is open for
+    reading only is the command's own.
+    """
     found = set()
     for number in (1, 2):
         with contextlib.suppress(OSError):
@@ -84,7 +92,8 @@ def writable() -> frozenset[int]:
 class StandardInput:
     """What each attempt reads: our own standard input, or a file that is opened anew for each.
 
-    A regular file is read again from where it was. What the command has read of a pipe is gone: ``lost`` says so.
+    A regular file is read again from where it was. What the command has read of a pipe is gone:
+    ``lost`` says so.
 
     Args:
         fd: our own standard input.
@@ -92,7 +101,8 @@ class StandardInput:
     """
 
     def __init__(self, fd: int = 0, *, path: str | None = None) -> None:
-        self._fd, self._path = fd, path
+        self._fd = fd
+        self._path = path
         self._start: int | None = None
         self._is_pipe = False
         self._most_waiting = 0
@@ -111,7 +121,8 @@ class StandardInput:
                 self._most_waiting, self._had_ended = self._waiting()
 
     def for_child(self) -> int | None:
-        """Return the descriptor that is the command's standard input, to be closed once it runs; None: our own.
+        """Return the descriptor that is the command's standard input, to be closed once it runs;
+        None: our own.
 
         Raises:
             OSError: the file cannot be opened.
@@ -123,7 +134,9 @@ class StandardInput:
         return None
 
     def look(self) -> None:
-        """Look how much waits in a pipe; called now and then while the command runs, and when it has ended."""
+        """Look how much waits in a pipe; called now and then while the command runs, and when it
+        has ended.
+        """
         if not self._is_pipe:
             return
         waiting, has_ended = self._waiting()
@@ -150,8 +163,8 @@ CHUNK_BYTES: Final = 1 << 20
 # A descriptor that may block (a terminal, a socket) takes so much when it is ready.
 _READY_BYTES: Final = 4096
 POLL_S: Final = 0.1
-# An orphan that holds the pipe's other end keeps end-of-file away for ever, printing or silent: once the child has ended and
-# what it printed is passed on, reading stops after so long.
+# An orphan that holds the pipe's other end keeps end-of-file away for ever, printing or silent:
+# once the child has ended and what it printed is passed on, reading stops after so long.
 DRAIN_S: Final = 2.0
 # Once the command is to end, a reader that has taken nothing for so long is waited for no more.
 PATIENCE_S: Final = 2.0
@@ -166,7 +179,9 @@ class _Stream:
     """
 
     def __init__(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None) -> None:
-        self.source, self.sink_fd, self.line_ends = source, sink_fd, line_ends
+        self.source = source
+        self.sink_fd = sink_fd
+        self.line_ends = line_ends
         self.between_pipes = self.discards = self.may_block = False
         self.pending = memoryview(b"")
         self.nobody_reads = False
@@ -175,7 +190,8 @@ class _Stream:
 
 
 class Tee:
-    """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than the child and its own bytes.
+    """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than
+    the child and its own bytes.
 
     Attributes:
         lost_reader: whether one of our readers went before the end.
@@ -191,16 +207,20 @@ class Tee:
         self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None = None) -> None:
-        """Read ``source`` and write what comes, as it comes, to ``sink_fd``; a terminal's line ends are recorded as printed."""
+        """Read ``source`` and write what comes, as it comes, to ``sink_fd``; a terminal's line ends
+        are recorded as printed.
+        """
         fd = source.fileno()
         os.set_blocking(fd, False)
-        from_pipe, to_pipe = _is(fd, stat.S_ISFIFO), _is(sink_fd, stat.S_ISFIFO)
+        from_pipe = _is(fd, stat.S_ISFIFO)
+        to_pipe = _is(sink_fd, stat.S_ISFIFO)
         if from_pipe:
             resize(fd, CHUNK_BYTES)  # the child waits for us less often
         between_pipes = from_pipe and to_pipe and self._tee is not None
         discards = from_pipe and _discards(sink_fd)
         stream = _Stream(source, sink_fd, line_ends)
-        stream.between_pipes, stream.discards = between_pipes, discards
+        stream.between_pipes = between_pipes
+        stream.discards = discards
         stream.may_block = not _is(sink_fd, stat.S_ISREG)
         self._streams.append(stream)
         self._selector.register(fd, selectors.EVENT_READ, stream)
@@ -218,13 +238,16 @@ class Tee:
         """Bytes that a full disk did not take, by the descriptor they were for."""
         return {stream.sink_fd: stream.lost_bytes for stream in self._streams if stream.lost_bytes}
 
-    def pump(self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]) -> None:
+    def pump(
+        self, ended: Callable[[], bool], tick: Callable[[], None], stopping: Callable[[], bool]
+    ) -> None:
         """Copy until every pipe is at its end.
 
         Args:
             ended: whether the child has exited.
             tick: runs between reads, and while whoever reads the output is slow.
-            stopping: once true, output that nobody reads is dropped after a moment, so that a paused reader cannot hold up the end.
+            stopping: once true, output that nobody reads is dropped after a moment, so that a
+                paused reader cannot hold up the end.
         """
         self._stopping = stopping
         ended_s: float | None = None
@@ -252,7 +275,11 @@ class Tee:
         self._selector.close()
 
     def _open(self) -> list[_Stream]:
-        return [key.data for key in list(self._selector.get_map().values()) if isinstance(key.data, _Stream)]
+        return [
+            key.data
+            for key in list(self._selector.get_map().values())
+            if isinstance(key.data, _Stream)
+        ]
 
     def has_pending(self) -> bool:
         """Return whether something was read that a slow reader has not taken yet."""
@@ -283,13 +310,17 @@ class Tee:
             raise
 
     def _end_unread(self) -> None:
-        """Close the pipes whose reader has gone also while nothing is printed: ``tail -f`` looks for that."""
+        """Close the pipes whose reader has gone also while nothing is printed: ``tail -f`` looks
+        for that.
+        """
         for stream in self._open():
             if stream.may_block and has_no_reader(stream.sink_fd):
                 self._lose_reader(stream)
 
     def _lose_reader(self, stream: _Stream) -> None:
-        """Close the child's pipe, as it finds it closed without us where nobody reads any more (``| head``)."""
+        """Close the child's pipe, as it finds it closed without us where nobody reads any more (``|
+        head``).
+        """
         self.lost_reader = True
         self._finish(stream)
 
@@ -332,7 +363,10 @@ class Tee:
         data = self._buffer[:count]
         printed, data = ends.split(data) if ends is not None else (data, data)
         self._recording.write(stream.sink_fd, printed)
-        left = self._write(stream, data) if not stream.nobody_reads else None
+        if not stream.nobody_reads:
+            left = self._write(stream, data)
+        else:
+            left = None
         if left:
             stream.pending = memoryview(bytes(left))
             self._wait_for_sink(stream)
@@ -349,7 +383,9 @@ class Tee:
             if stream.may_block and not _is_ready(stream.sink_fd):
                 return data
             try:
-                data = data[os.write(stream.sink_fd, data[:_READY_BYTES] if stream.may_block else data) :]
+                data = data[
+                    os.write(stream.sink_fd, data[:_READY_BYTES] if stream.may_block else data) :
+                ]
             except BlockingIOError:
                 return data
             except BrokenPipeError:
@@ -377,15 +413,21 @@ class Tee:
     def _drop_what_waits(self) -> None:
         """Go on without a reader that has stopped reading, now that the command is to end."""
         for stream in self._open():
-            waits = self._selector.get_map().get(stream.sink_fd) is not None and not _is_ready(stream.sink_fd)
+            waits = self._selector.get_map().get(stream.sink_fd) is not None and not _is_ready(
+                stream.sink_fd
+            )
             if not waits or time.monotonic() - stream.waits_since_s < PATIENCE_S:
                 continue
             self._wait_for_source(stream)
-            stream.pending, stream.nobody_reads = memoryview(b""), True
+            stream.pending = memoryview(b"")
+            stream.nobody_reads = True
 
     def _finish(self, stream: _Stream) -> None:
         for fd in (stream.source.fileno(), stream.sink_fd):
-            if self._selector.get_map().get(fd) is not None and self._selector.get_key(fd).data is stream:
+            if (
+                self._selector.get_map().get(fd) is not None
+                and self._selector.get_key(fd).data is stream
+            ):
                 self._selector.unregister(fd)
         stream.source.close()
 

@@ -1,4 +1,6 @@
-"""The command as a job on the user's terminal: a pseudo-terminal for it, the user's own raw while it is in the foreground."""
+"""The command as a job on the user's terminal: a pseudo-terminal for it, the user's own raw while
+it is in the foreground.
+"""
 
 from __future__ import annotations
 
@@ -94,14 +96,16 @@ class PseudoTerminal:
     def type_unseen(self, data: bytes) -> int:
         """Type what its user has seen, so that it is not shown again; return how much.
 
-        For a command that has not begun or is stopped: it would meet other modes than its own. The terminal takes what is
-        typed in its own time. So a stop and a start of the output follow, which it tells.
+        For a command that has not begun or is stopped: it would meet other modes than its own. The
+        terminal takes what is typed in its own time. So a stop and a start of the output follow,
+        which it tells.
         """
         modes = self.modes
         if modes is None or not 0 < len(data) <= _UNSEEN_BYTES:
             return 0
         others = (bytes([n]) for n in range(1, 256) if n not in data and bytes([n]) not in modes[6])
-        stop, start = next(others, b""), next(others, b"")
+        stop = next(others, b"")
+        start = next(others, b"")
         if not start:
             return 0
         set_modes(self.ours, unseen(modes, (stop, start)))
@@ -120,39 +124,55 @@ class PseudoTerminal:
         fcntl.ioctl(self.ours, termios.TIOCPKT, struct.pack("i", tells))
 
     def _wait_for_flow(self) -> None:
-        poll, until_s = select.poll(), time.monotonic() + _UNSEEN_S
+        poll = select.poll()
+        until_s = time.monotonic() + _UNSEEN_S
         poll.register(self.ours, select.POLLPRI)
-        while not poll.poll(0) and time.monotonic() < until_s:  # the kernel wakes nobody who waits for this alone
+        while (
+            not poll.poll(0) and time.monotonic() < until_s
+        ):  # the kernel wakes nobody who waits for this alone
             time.sleep(0.0005)
 
     def unread(self, end: bytes) -> bytes:
-        """Return what was typed and not read, ``end`` for each Ctrl-D, once the command has ended."""
+        """Return what was typed and not read, ``end`` for each Ctrl-D, once the command
+        has ended.
+        """
         modes = self.modes
         try:
-            theirs = fcntl.ioctl(self.ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+            theirs = fcntl.ioctl(
+                self.ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+            )
         except OSError:
             return b""
         try:
-            return left_unread(theirs, modes, end) if modes is not None else b""
+            if modes is not None:
+                return left_unread(theirs, modes, end)
+            return b""
         finally:
             os.close(theirs)
 
     def copy_size(self) -> bool:
-        """Give it the size of the user's window where that is another one now; return whether the command is told of it."""
+        """Give it the size of the user's window where that is another one now; return whether the
+        command is told of it.
+        """
         with self._closing, contextlib.suppress(OSError):
             wanted = _size(self._like)
             if wanted != self._size:  # else the command may have set its own
-                self._size, before = wanted, _size(self.ours)
+                self._size = wanted
+                before = _size(self.ours)
                 fcntl.ioctl(self.ours, termios.TIOCSWINSZ, wanted)
                 return wanted != before
         return False
 
     def was_set(self) -> Set | None:
         """Return what the command has set, and left so."""
-        modes, other = self.modes, None
+        modes = self.modes
+        other = None
         with self._closing, contextlib.suppress(OSError):  # no size of the user's is on its way
             size = _size(self.ours)
-            other = size if size != self._size else None
+            if size != self._size:
+                other = size
+            else:
+                other = None
         if modes is None or self._given is None or (modes == self._given and other is None):
             return None
         return Set(self._given, modes, other)
@@ -184,8 +204,10 @@ class Shown(NamedTuple):
 
     Attributes:
         streams: of 0, 1 and 2; one of the last two at least.
-        controls: whether it is the terminal that controls us: its keys are signals to us, and jobs take turns on it.
-        in_front: whether the command has it from the start: it reads it, and no other member of a pipeline does.
+        controls: whether it is the terminal that controls us: its keys are signals to us, and jobs
+            take turns on it.
+        in_front: whether the command has it from the start: it reads it, and no other member of a
+            pipeline does.
     """
 
     streams: frozenset[int]
@@ -203,12 +225,18 @@ def shown_on_terminal() -> Shown | None:
     ours = frozenset(number for number in (0, 1, 2) if _controls_us(number))
     if ours & {1, 2}:
         others = {1, 2} - ours
-        return Shown(ours, controls=True, in_front=0 in ours and not any(_has_reader(number) for number in others))
+        return Shown(
+            ours,
+            controls=True,
+            in_front=0 in ours and not any(_has_reader(number) for number in others),
+        )
     first = next((number for number in (1, 2) if os.isatty(number)), None)
     if first is None:
         return None
     device = os.fstat(first).st_rdev
-    same = frozenset(number for number in (1, 2) if os.isatty(number) and os.fstat(number).st_rdev == device)
+    same = frozenset(
+        number for number in (1, 2) if os.isatty(number) and os.fstat(number).st_rdev == device
+    )
     return Shown(same, controls=False, in_front=False)
 
 
@@ -221,7 +249,9 @@ def _controls_us(fd: int) -> bool:
 
 
 def _has_reader(fd: int) -> bool:
-    """Return whether a descriptor leads to another process, which may read the terminal itself (``| less``)."""
+    """Return whether a descriptor leads to another process, which may read the terminal itself (``|
+    less``).
+    """
     try:
         mode = os.fstat(fd).st_mode
     except OSError:
@@ -230,7 +260,8 @@ def _has_reader(fd: int) -> bool:
 
 
 class OwnTerminal:
-    """The terminal that controls us, opened anew: nothing that we set on our descriptor holds for the shell's.
+    """The terminal that controls us, opened anew: nothing that we set on our descriptor holds for
+    the shell's.
 
     Args:
         watcher: restores it where we are killed.
@@ -242,7 +273,8 @@ class OwnTerminal:
 
     def __init__(self, watcher: Watcher, *, alone: bool) -> None:
         self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._watcher, self._alone = watcher, alone
+        self._watcher = watcher
+        self._alone = alone
         self._saved: Modes | None = None
         self._raw: Modes | None = None
 
@@ -254,7 +286,9 @@ class OwnTerminal:
             return False
 
     def take(self, end: bytes) -> bytes:
-        """Make it raw, also where somebody has set it since we did; return what was typed before, ``end`` for each Ctrl-D."""
+        """Make it raw, also where somebody has set it since we did; return what was typed before,
+        ``end`` for each Ctrl-D.
+        """
         modes = read_modes(self.fd)
         if modes is None or (self._raw is not None and is_same(modes, self._raw)):
             return b""
@@ -263,14 +297,17 @@ class OwnTerminal:
         return typed + keys_ahead(self.fd)
 
     def print_as(self, *, adds_returns: bool) -> None:
-        """Go on adding carriage returns for the others of our job as long as the command's terminal does it for the command."""
+        """Go on adding carriage returns for the others of our job as long as the command's terminal
+        does it for the command.
+        """
         if self._saved is not None and not self._alone:
             wanted = raw(self._saved, adds_returns=adds_returns)
             if self._raw is not None and not is_same(wanted, self._raw):
                 self._set(self._saved, wanted)
 
     def _set(self, saved: Modes, wanted: Modes) -> None:
-        self._saved, self._raw = saved, wanted
+        self._saved = saved
+        self._raw = wanted
         self._watcher.lend(self.fd, saved, wanted)
         set_modes(self.fd, wanted)
 
@@ -280,20 +317,28 @@ class OwnTerminal:
         return end_of_file(self._saved)
 
     def type_back(self, seen: bytes, keys: bytes) -> None:
-        """Leave to who reads here next what the command has not read, and what is typed at this moment, as long as it is raw.
+        """Leave to who reads here next what the command has not read, and what is typed at this
+        moment, as long as it is raw.
 
         Args:
             seen: is not shown again.
             keys: nobody has met them yet.
         """
         modes = read_modes(self.fd)
-        if self._saved is None or self._raw is None or modes is None or not is_same(modes, self._raw):
+        if (
+            self._saved is None
+            or self._raw is None
+            or modes is None
+            or not is_same(modes, self._raw)
+        ):
             return
         if not may_type_back():
             return
         keys += keys_ahead(self.fd)
         self._set(self._saved, unseen(self._saved))
-        keys += keys_ahead(self.fd)  # what came between the two; nothing is before what is typed back
+        keys += keys_ahead(
+            self.fd
+        )  # what came between the two; nothing is before what is typed back
         type_back(self.fd, seen)
         if keys:
             self._set(self._saved, self._saved)
@@ -316,18 +361,21 @@ class OwnTerminal:
 
 
 def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
-    """Stop as a job of a shell does, by the signal itself; return when we go on, at once where no shell waits for us.
+    """Stop as a job of a shell does, by the signal itself; return when we go on, at once where no
+    shell waits for us.
 
     Args:
         number: the signal that stopped the command.
-        told: where the rest of our process group has not had it, at a key that only the command got: the job signals that
-            the thread which reads signals gets. Our own share among them has stopped nobody.
+        told: where the rest of our process group has not had it, at a key that only the command
+            got: the job signals that the thread which reads signals gets. Our own share among them
+            has stopped nobody.
     """
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)
     masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     try:
-        # All at once: a shell that has seen the leader stop may continue the job before a second signal stops us, for good.
+        # All at once: a shell that has seen the leader stop may continue the job before a second
+        # signal stops us, for good.
         if told is None or is_ignored or _stop_group(number, told) == number:
             signal.pthread_kill(
                 threading.get_ident(), number
@@ -338,7 +386,9 @@ def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
 
 
 def _stop_group(number: int, told: SimpleQueue[int]) -> int | None:
-    """Stop our process group, and us with it; return the first job signal that was read then, None where none came."""
+    """Stop our process group, and us with it; return the first job signal that was read then, None
+    where none came.
+    """
     with contextlib.suppress(Empty):
         while True:
             told.get_nowait()
@@ -364,7 +414,8 @@ class TerminalJob:
     Args:
         shown: which of our streams are the terminal.
         watcher: starts and continues the command.
-        on_stop_keys: is told the signals by which the user asks the command, at keys, to stop, and how much of them is shown.
+        on_stop_keys: is told the signals by which the user asks the command, at keys, to stop, and
+            how much of them is shown.
         on_typed: is called when something else was typed.
         lasting: keeps what the command sets on its terminal, where it ends of itself.
 
@@ -380,8 +431,10 @@ class TerminalJob:
         on_typed: Callable[[], None],
         lasting: Lasting,
     ) -> None:
-        self._shown, self._watcher = shown, watcher
-        self._on_stop_keys, self._on_typed = on_stop_keys, on_typed
+        self._shown = shown
+        self._watcher = watcher
+        self._on_stop_keys = on_stop_keys
+        self._on_typed = on_typed
         self._lasting = lasting
         self._pseudo = PseudoTerminal(shown.output)
         self._own: OwnTerminal | None = None
@@ -406,12 +459,15 @@ class TerminalJob:
         """Take the terminal where the command is to have it; return what it is started on."""
         own = self._own
         self._lasting.note(None)
-        modes, pseudo = read_modes(self._shown.output), self._pseudo.modes
+        modes = read_modes(self._shown.output)
+        pseudo = self._pseudo.modes
         if modes is not None and pseudo is not None:
             in_front = own is None or own.is_foreground()
             self._pseudo.begin_as(modes if in_front else for_background(pseudo, modes))
         self._holds = own is not None and own.is_foreground() and self._wants
-        if own is not None and self._holds and may_type_back():  # it is the shell's where the command cannot be started
+        if (
+            own is not None and self._holds and may_type_back()
+        ):  # it is the shell's where the command cannot be started
             self._take(own, stands_still=True)
         return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
 
@@ -420,7 +476,11 @@ class TerminalJob:
         self._pseudo.close_theirs()
         self._pseudo.copy_size()  # a change since the beginning went to nobody
         source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
-        tee.add(source, self._shown.output, LineEnds(self._pseudo.ours, self._shown.output, self._print_as))
+        tee.add(
+            source,
+            self._shown.output,
+            LineEnds(self._pseudo.ours, self._shown.output, self._print_as),
+        )
         self._tee = tee
         PROGRESS.outputs[self._pseudo.ours] = self._shown.output
         if self._own is not None:
@@ -437,7 +497,8 @@ class TerminalJob:
         if own is None or self._tee is None or self._watcher.exit_status(0) is not None:
             return
         if (stopped := self._watcher.stopped_by()) is not None:
-            self._stopped, self._stopped_s = stopped, time.monotonic()
+            self._stopped = stopped
+            self._stopped_s = time.monotonic()
         in_front = own.is_foreground()
         if self._stopped is not None:
             is_shown = not (self._pseudo.has_output() or self._tee.has_pending())
@@ -456,14 +517,17 @@ class TerminalJob:
             self._go_on_typing()
 
     def received(self, number: int, code: int | None, sender: int | None) -> bool:
-        """Return whether a signal that we got is done with: the terminal's own, and those of our own stops."""
+        """Return whether a signal that we got is done with: the terminal's own, and those of our
+        own stops.
+        """
         if number == signal.SIGWINCH:
             is_other_size = self._pseudo.copy_size()
             return self._holds and (is_other_size or code == SI_KERNEL)
         if number == signal.SIGCONT:
             self._was_continued = True
             self._told.put(number)
-            was_ours, self._stops_itself = self._stops_itself, False
+            was_ours = self._stops_itself
+            self._stops_itself = False
             return was_ours
         if number in JOB_STOPS and sender == os.getpid():
             self._told.put(number)
@@ -471,7 +535,9 @@ class TerminalJob:
         return False
 
     def give_back(self) -> None:
-        """Pass on nothing more; the user's terminal is as before, and has what the command did not read."""
+        """Pass on nothing more; the user's terminal is as before, and has what the command did not
+        read.
+        """
         if self._own is not None and self._holds and self._own.is_foreground():
             status = self._watcher.exit_status(_TOLD_S)
             if status is not None and os.WIFEXITED(status):
@@ -494,10 +560,14 @@ class TerminalJob:
         if number in _WANTS_IT and in_front and not self._holds:
             self._hold(own)  # it has asked for a terminal that nobody else of our job uses
             return
-        told = self._told if self._holds or number in _WANTS_IT else None
+        if self._holds or number in _WANTS_IT:
+            told = self._told
+        else:
+            told = None
         self._let_go()
         self._stops_itself = True
-        # Some programs stop themselves by STOP. That one would stop us also where no shell waits to continue us.
+        # Some programs stop themselves by STOP. That one would stop us also where no shell waits to
+        # continue us.
         stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, told=told)
         if own.is_foreground() and (self._wants or number in _WANTS_IT):
             self._hold(own)
@@ -536,7 +606,10 @@ class TerminalJob:
     def _take(self, own: OwnTerminal, *, stands_still: bool = False) -> None:
         """Make the user's terminal raw; what was typed there before is the command's."""
         typed = own.take(end_of_file(self._pseudo.modes))
-        count = self._pseudo.type_unseen(typed) if stands_still and not self._typed else 0
+        if stands_still and not self._typed:
+            count = self._pseudo.type_unseen(typed)
+        else:
+            count = 0
         self._typed += typed[count:]
 
     def _go_on_typing(self) -> None:
@@ -565,7 +638,9 @@ class TerminalJob:
             self._unwatch(self._own.fd)
 
     def _write(self) -> None:
-        """Type what waits; what the command's terminal does not take waits, and nothing more is read."""
+        """Type what waits; what the command's terminal does not take waits, and nothing more is
+        read.
+        """
         modes = self._pseudo.modes
         for number in stop_keys(self._typed, modes):
             self._watcher.told_to_stop(number)  # before it may end of it
@@ -575,7 +650,8 @@ class TerminalJob:
             count = 0
         except OSError:
             count = len(self._typed)
-        written, self._typed = self._typed[:count], self._typed[count:]
+        written = self._typed[:count]
+        self._typed = self._typed[count:]
         keys = stop_keys(written, modes)
         if written and not keys:
             self._on_typed()

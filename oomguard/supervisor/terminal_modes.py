@@ -1,4 +1,6 @@
-"""A terminal's modes: raw or as its user had them, what was typed ahead, what a command leaves set, its line ends."""
+"""A terminal's modes: raw or as its user had them, what was typed ahead, what a command leaves set,
+its line ends.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,22 @@ def set_modes(fd: int, modes: Modes) -> None:
 
 
 def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
-    """Return modes in which every byte passes unchanged and is no key; what is printed is left to it with ``adds_returns``."""
+    """Return modes in which every byte passes unchanged and is no key; what is printed is left to
+    it with ``adds_returns``.
+    """
     i, o, c, local, in_speed, out_speed, characters = modes
     c = (c & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
     changed = list(characters)
     changed[termios.VMIN], changed[termios.VTIME] = 1, 0
-    return [i & ~_IN, o if adds_returns else o & ~termios.OPOST, c, local & ~_LOCAL, in_speed, out_speed, changed]
+    return [
+        i & ~_IN,
+        o if adds_returns else o & ~termios.OPOST,
+        c,
+        local & ~_LOCAL,
+        in_speed,
+        out_speed,
+        changed,
+    ]
 
 
 def without_lines(modes: Modes) -> Modes:
@@ -62,8 +74,11 @@ def without_lines(modes: Modes) -> Modes:
 
 
 def unseen(modes: Modes, flow: tuple[bytes, bytes] | None = None) -> Modes:
-    """Return modes in which what is typed is not shown, edits no line and is no key; two bytes stop and start the output with ``flow``."""
-    i, characters = modes[0] & ~(termios.IXON | termios.IXANY), list(modes[6])
+    """Return modes in which what is typed is not shown, edits no line and is no key; two bytes stop
+    and start the output with ``flow``.
+    """
+    i = modes[0] & ~(termios.IXON | termios.IXANY)
+    characters = list(modes[6])
     for at in _EDITING:
         characters[at] = _NO_KEY
     if flow is not None:
@@ -89,7 +104,9 @@ def is_by_line(modes: Modes | None) -> bool:
 
 
 def for_background(modes: Modes, own: Modes) -> Modes:
-    """Return modes for a job behind a shell, which edits a line meanwhile: of its own only whether such a job may print."""
+    """Return modes for a job behind a shell, which edits a line meanwhile: of its own only whether
+    such a job may print.
+    """
     return [*modes[:3], (modes[3] & ~termios.TOSTOP) | (own[3] & termios.TOSTOP), *modes[4:]]
 
 
@@ -108,8 +125,12 @@ def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
     if not is_by_line(modes) or modes is None or not modes[3] & termios.ISIG:
         return []
     keys = {modes[6][at]: number for at, number in _KEYS.items() if modes[6][at] != _NO_KEY}
-    literal_next = modes[6][termios.VLNEXT] if modes[3] & termios.IEXTEN else _NO_KEY
-    found, is_literal = list[int](), False
+    if modes[3] & termios.IEXTEN:
+        literal_next = modes[6][termios.VLNEXT]
+    else:
+        literal_next = _NO_KEY
+    found = list[int]()
+    is_literal = False
     for byte in (data[i : i + 1] for i in range(len(data))):
         if is_literal:
             is_literal = False
@@ -125,18 +146,26 @@ _MAY_TYPE: Final = "/proc/sys/dev/tty/legacy_tiocsti"
 
 
 def end_of_file(modes: Modes | None) -> bytes:
-    """Return what is typed for the end of file on a terminal with these modes; a program that reads key by key gets a NUL alone, too."""
-    return modes[6][termios.VEOF] if modes is not None and is_by_line(modes) else _NO_KEY
+    """Return what is typed for the end of file on a terminal with these modes; a program that reads
+    key by key gets a NUL alone, too.
+    """
+    if modes is not None and is_by_line(modes):
+        return bytes(modes[6][termios.VEOF])
+    return _NO_KEY
 
 
 def typed_ahead(fd: int, modes: Modes, end: bytes) -> bytes:
-    """Read the lines that wait in a terminal with these modes, ``end`` behind those that Ctrl-D has ended."""
+    """Read the lines that wait in a terminal with these modes, ``end`` behind those that Ctrl-D has
+    ended.
+    """
     # A return is a key that came while the terminal was raw: no line holds one.
     ends = {b"\n", b"\r", modes[6][termios.VEOL], modes[6][termios.VEOL2]} - {_NO_KEY}
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     found = b""
-    while is_by_line(modes) and poll.poll(0) == [(fd, select.POLLIN)]:  # hung up, it has an end without end
+    while is_by_line(modes) and poll.poll(0) == [
+        (fd, select.POLLIN)
+    ]:  # hung up, it has an end without end
         try:
             line = os.read(fd, _LINE_BYTES)
         except OSError:  # in the background since
@@ -146,7 +175,9 @@ def typed_ahead(fd: int, modes: Modes, end: bytes) -> bytes:
 
 
 def keys_ahead(fd: int) -> bytes:
-    """Read what waits in a terminal that hands on each key; of one that did not until now, the line that was not ended."""
+    """Read what waits in a terminal that hands on each key; of one that did not until now, the line
+    that was not ended.
+    """
     found = b""
     try:
         while data := os.read(fd, _LINE_BYTES):
@@ -197,7 +228,8 @@ class Set(NamedTuple):
     def on(self, modes: Modes) -> Modes:
         """Return modes with what was set."""
         flags = [
-            m ^ ((m ^ left) & (given ^ left)) for m, given, left in zip(modes[:4], self.given, self.left, strict=False)
+            m ^ ((m ^ left) & (given ^ left))
+            for m, given, left in zip(modes[:4], self.given, self.left, strict=False)
         ]
         speeds = [
             left if left != given else m
@@ -250,15 +282,23 @@ class LineEnds:
 
     Args:
         pseudo: our end of the pseudo-terminal.
-        shown_on: the terminal that gets the output: it is not raw while another job is in its foreground.
-        follow: is told, before any output goes there, whether the pseudo-terminal adds carriage returns now.
+        shown_on: the terminal that gets the output: it is not raw while another job is in its
+            foreground.
+        follow: is told, before any output goes there, whether the pseudo-terminal adds carriage
+            returns now.
     """
 
-    def __init__(self, pseudo: int, shown_on: int, follow: Callable[[bool], None] = lambda _: None) -> None:
-        self._pseudo, self._shown_on, self._follow = pseudo, shown_on, follow
+    def __init__(
+        self, pseudo: int, shown_on: int, follow: Callable[[bool], None] = lambda _: None
+    ) -> None:
+        self._pseudo = pseudo
+        self._shown_on = shown_on
+        self._follow = follow
 
     def read_on(self, fd: int, buffer: memoryview, count: int) -> int:
-        """Read what else is there, and the newline that may follow a carriage return; return how much is in the buffer."""
+        """Read what else is there, and the newline that may follow a carriage return; return how
+        much is in the buffer.
+        """
         while 0 < count < _AT_ONCE_BYTES:
             try:
                 more = os.readv(fd, [buffer[count:_AT_ONCE_BYTES]])

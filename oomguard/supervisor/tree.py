@@ -1,4 +1,6 @@
-"""The processes below one that we started, read from /proc, and how to end them: ask first, then kill."""
+"""The processes below one that we started, read from /proc, and how to end them: ask first, then
+kill.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _GONE: Final = b"ZX"  # has ended; its entry stays until its parent asks for its
 
 @functools.cache
 def _is_ours(pid: int) -> bool:
-    """Return whether /proc tells of our own PID namespace (``unshare --pid`` without ``--mount-proc`` leaves the outer one's)."""
+    """Return whether /proc tells of our own PID namespace (``unshare --pid`` without
+    ``--mount-proc`` leaves the outer one's).
+    """
     try:
         return os.readlink(f"{_PROC}/self") == str(pid)
     except OSError:
@@ -25,7 +29,9 @@ def _is_ours(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """Return all processes that may be seen; empty where /proc says nothing, or speaks of other processes."""
+    """Return all processes that may be seen; empty where /proc says nothing, or speaks of other
+    processes.
+    """
     if not _is_ours(os.getpid()):
         return []
     try:
@@ -35,13 +41,16 @@ def pids() -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below ``root`` that have not ended, in the order of the tree; empty where /proc says nothing."""
+    """Return the processes below ``root`` that have not ended, in the order of the tree; empty
+    where /proc says nothing.
+    """
     children: dict[int, list[tuple[int, bool]]] = {}
     for pid in pids():
         state, parent = _state(pid)
         if state:
             children.setdefault(parent, []).append((pid, state in _GONE))
-    found, todo = [], [root]
+    found = []
+    todo = [root]
     while todo:
         for pid, gone in children.get(todo.pop(), ()):
             todo.append(pid)
@@ -51,7 +60,8 @@ def descendants(root: int) -> list[int]:
 
 
 def send_to_others(group: int, number: int) -> None:
-    """Send a signal to every member of a process group but the caller, who may just get the same one from somebody else.
+    """Send a signal to every member of a process group but the caller, who may just get the same
+    one from somebody else.
 
     The kernel keeps one of two that wait: the caller's own share would swallow the other.
     """
@@ -63,7 +73,9 @@ def send_to_others(group: int, number: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process, so that it acts on nothing but CONT and KILL."""
+    """Return whether a signal has stopped a process, so that it acts on nothing but
+    CONT and KILL.
+    """
     return _state(pid)[0] == b"T"
 
 
@@ -74,11 +86,18 @@ def is_zombie(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return the processes whose parent is ``pid`` and that have not ended."""
-    return [child for child in pids() for state, above in [_state(child)] if above == pid and state not in _GONE]
+    return [
+        child
+        for child in pids()
+        for state, above in [_state(child)]
+        if above == pid and state not in _GONE
+    ]
 
 
 def is_like(pid: int, other: int) -> bool:
-    """Return whether a process runs the same command line as another, as a fork does that has become nothing else."""
+    """Return whether a process runs the same command line as another, as a fork does that has
+    become nothing else.
+    """
     try:
         own = _entry(pid, "cmdline")
         return own == _entry(other, "cmdline") or own.startswith(b"group-witness")
@@ -124,7 +143,9 @@ def name_of(pid: int) -> str:
 
 
 def heeds(pid: int, number: int) -> bool:
-    """Return whether a process acts on a signal, by its own handler or by ending; False where it ignores it or is gone."""
+    """Return whether a process acts on a signal, by its own handler or by ending; False where it
+    ignores it or is gone.
+    """
     try:
         text = _entry(pid, "status")
         return not int(text.partition(b"\nSigIgn:")[2].split(None, 1)[0], 16) >> number - 1 & 1
@@ -135,11 +156,15 @@ def heeds(pid: int, number: int) -> bool:
 def parent(pid: int) -> int | None:
     """Return a process's parent; None where it is gone or its entry cannot be read."""
     state, number = _state(pid)
-    return number if state else None
+    if state:
+        return number
+    return None
 
 
 def read_bytes(pid: int) -> int:
-    """Return the bytes that a process has read, of files or from a cache; 0 where that is not told."""
+    """Return the bytes that a process has read, of files or from a cache; 0 where that
+    is not told.
+    """
     try:
         return int(_entry(pid, "io").partition(b"rchar: ")[2].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
@@ -147,7 +172,9 @@ def read_bytes(pid: int) -> int:
 
 
 def _entry(pid: int, name: str) -> bytes:
-    """Return what /proc tells of a process; raises OSError where it is gone, or /proc speaks of other processes."""
+    """Return what /proc tells of a process; raises OSError where it is gone, or /proc speaks of
+    other processes.
+    """
     if not _is_ours(os.getpid()):
         raise ProcessLookupError(pid)
     return read_file(f"{_PROC}/{pid}/{name}")
@@ -169,7 +196,9 @@ def _state(pid: int) -> tuple[bytes, int]:
     """Return a process's state and its parent; an empty state where it is gone."""
     try:
         text = _entry(pid, "stat")
-        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[:2]  # the name before it may hold anything
+        state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[
+            :2
+        ]  # the name before it may hold anything
         return state, int(parent)
     except (OSError, ValueError):
         return b"", 0
@@ -183,8 +212,12 @@ def _group(pid: int) -> int | None:
 
 
 def job_of(pid: int) -> int:
-    """Return whom a shell signals that stops or continues a process as a job: its whole group where it leads one, else itself."""
-    return -pid if _group(pid) == pid else pid
+    """Return whom a shell signals that stops or continues a process as a job: its whole group where
+    it leads one, else itself.
+    """
+    if _group(pid) == pid:
+        return -pid
+    return pid
 
 
 def send(pid: int, number: int) -> bool:
@@ -212,7 +245,8 @@ def end(
     hurried: Callable[[], bool] = lambda: False,
     but: int | None = None,
 ) -> None:
-    """End everything below ``root``: after ``spare_s`` TERM to each process once, after ``wait_s`` more KILL until none is left.
+    """End everything below ``root``: after ``spare_s`` TERM to each process once, after ``wait_s``
+    more KILL until none is left.
 
     Args:
         root: stays itself.

@@ -1,1 +1,3 @@
-"""Live figures: what runs and guarded calls went through, counted for Prometheus and told as OpenTelemetry spans."""
+"""Live figures: what runs and guarded calls went through, counted for Prometheus and told as
+OpenTelemetry spans.
+"""

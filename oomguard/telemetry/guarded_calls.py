@@ -1,6 +1,8 @@
-"""What the guard tells of calls that ran out of memory: counted where metrics are enabled, a span where the program has a tracer.
+"""What the guard tells of calls that ran out of memory: counted where metrics are enabled, a span
+where the program has a tracer.
 
-A call that succeeds is not told of, and costs nothing. OpenTelemetry is never imported here: a program that traces has done so.
+A call that succeeds is not told of, and costs nothing. OpenTelemetry is never imported here: a
+program that traces has done so.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def attempted(attempt: Attempt) -> None:
 
 
 def died(before: Attempt, now: Attempt) -> None:
-    """Take the death of an engine whose start had ended well; how long it had worked is not lost."""
+    """Take the death of an engine whose start had ended well; how long it had worked is
+    not lost.
+    """
     for tally in tallies:
         if before.number == 1:  # one that succeeds at once is not counted
             tally.began(now.patches, is_relaunch=False)
@@ -95,7 +99,10 @@ def tell(tried: Sequence[Tried]) -> None:
         if attempt.incident is not None:
             span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number), ended_ns)
     if not last.succeeded:
-        why = last.incident.headline if last.incident is not None else last.error
+        if last.incident is not None:
+            why = last.incident.headline
+        else:
+            why = last.error
         span.set_status(trace.StatusCode.ERROR, drawn(why))
     span.end(tried[-1].ended_ns)
 
@@ -107,13 +114,15 @@ _lock = threading.Lock()
 
 
 def enable_metrics(registry: CollectorRegistry | None = None) -> None:
-    """Count the guarded calls of this process, from here on, for prometheus-client (the extra ``metrics``).
+    """Count the guarded calls of this process, from here on, for prometheus-client (the extra
+    ``metrics``).
 
-    Counted are calls that run out of memory: their attempts, incidents and changes. A call that succeeds costs nothing. Called
-    again for the same registry it changes nothing.
+    Counted are calls that run out of memory: their attempts, incidents and changes. A call that
+    succeeds costs nothing. Called again for the same registry it changes nothing.
 
     Args:
-        registry: where the metrics are registered; None: prometheus-client's own, which the program exposes.
+        registry: where the metrics are registered; None: prometheus-client's own, which the program
+            exposes.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -123,7 +132,10 @@ def enable_metrics(registry: CollectorRegistry | None = None) -> None:
     require_library()
     from prometheus_client import REGISTRY, CollectorRegistry
 
-    chosen = REGISTRY if registry is None else registry
+    if registry is None:
+        chosen = REGISTRY
+    else:
+        chosen = registry
     if not isinstance(chosen, CollectorRegistry):
         raise SettingError(
             f"registry is a prometheus_client.CollectorRegistry, not {chosen!r}",

@@ -1,4 +1,6 @@
-"""A small HTTP server for probes and scrapes: one thread, few connections, and none that keeps it waiting."""
+"""A small HTTP server for probes and scrapes: one thread, few connections, and none that keeps it
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from oomguard.core.log import get_logger
 from oomguard.telemetry.metrics import Exporter, registry_of
 from oomguard.telemetry.run_metrics import EVERYWHERE, Address, listening_at
 
-# Metrics over HTTP: the port is taken before the command starts, the library is loaded once it runs.
+# Metrics over HTTP: the port is taken before the command starts, the library is loaded once it
+# runs.
 
 # An address to listen at that is none to open.
 _OPENED: Final = {"0.0.0.0": "127.0.0.1", EVERYWHERE: "::1"}  # noqa: S104
@@ -42,10 +45,15 @@ class Endpoint:
         self._exporter = exporter
 
     def update(self) -> None:
-        """Answer from here on; what came before waits in the socket's queue. A scrape reads for itself what is new."""
+        """Answer from here on; what came before waits in the socket's queue. A scrape reads for
+        itself what is new.
+        """
         if self._socket is not None:
-            listening, self._socket = self._socket, None
-            threading.Thread(target=self._serve, args=(listening,), name="oomguard-metrics", daemon=True).start()
+            listening = self._socket
+            self._socket = None
+            threading.Thread(
+                target=self._serve, args=(listening,), name="oomguard-metrics", daemon=True
+            ).start()
 
     @property
     def url(self) -> str:
@@ -56,10 +64,12 @@ class Endpoint:
     def _serve(self, listening: socket.socket) -> None:
         try:
             _server(listening, self._exporter).serve_forever()
-        except Exception as error:  # noqa: BLE001 - an installation of the library that is broken raises anything
+        except Exception as error:  # noqa: BLE001
+            # an installation of the library that is broken raises anything
             listening.close()
             get_logger().warning(
-                "no metrics are served: the run goes on without", reason=f"{type(error).__name__}: {error}"
+                "no metrics are served: the run goes on without",
+                reason=f"{type(error).__name__}: {error}",
             )
 
 
@@ -71,9 +81,11 @@ def _server(listening: socket.socket, exporter: Exporter) -> HttpPort:
 
         def do_HEAD(self) -> None:  # noqa: N802 - the name that http.server calls
             """Answer as to GET, without the body."""
-            answering, self.wfile = self.wfile, io.BytesIO()
+            answering = self.wfile
+            self.wfile = io.BytesIO()
             self.do_GET()
-            answer, self.wfile = self.wfile.getvalue(), answering
+            answer = self.wfile.getvalue()
+            self.wfile = answering
             head, end, _ = answer.partition(b"\r\n\r\n")
             self.wfile.write(head + end)
 
@@ -90,7 +102,8 @@ class _Connection:
     """One client: what it has sent, then what it is sent."""
 
     def __init__(self, client: socket.socket, address: object) -> None:
-        self.client, self.address = client, address
+        self.client = client
+        self.address = address
         self.until_s = time.monotonic() + LIMIT_S
         self.request = b""
         self.answer = memoryview(b"")
@@ -99,8 +112,8 @@ class _Connection:
 class HttpPort:
     """Answers each request by a handler of the standard library's kind, and closes its connection.
 
-    A client that has not sent its request, or not taken its answer, within ``LIMIT_S`` is closed, and the oldest one where
-    ``MOST_CONNECTIONS`` are open and another one comes.
+    A client that has not sent its request, or not taken its answer, within ``LIMIT_S`` is closed,
+    and the oldest one where ``MOST_CONNECTIONS`` are open and another one comes.
 
     Args:
         listening: the socket; it is closed at the end.
@@ -108,7 +121,8 @@ class HttpPort:
     """
 
     def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._listening, self._handler = listening, handler
+        self._listening = listening
+        self._handler = handler
         self._selector = selectors.DefaultSelector()
         self._open: dict[int, _Connection] = {}
         self._spare = os.open(os.devnull, os.O_RDONLY)
@@ -132,7 +146,9 @@ class HttpPort:
             client, address = self._listening.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # no descriptor is left: take the client with the one that is kept for it, and close it
+        except (
+            OSError
+        ):  # no descriptor is left: take the client with the one that is kept for it, and close it
             os.close(self._spare)
             with contextlib.suppress(OSError):
                 self._listening.accept()[0].close()
@@ -165,7 +181,9 @@ class HttpPort:
         if not data or len(connection.request) > _MOST_BYTES:
             self._close(connection)
         elif _END in connection.request or b"\n\n" in connection.request:
-            connection.answer = memoryview(_answered(self._handler, connection.request, connection.address))
+            connection.answer = memoryview(
+                _answered(self._handler, connection.request, connection.address)
+            )
             if not connection.answer:
                 self._close(connection)
 
@@ -182,7 +200,8 @@ def _answered(handler: type[BaseHTTPRequestHandler], request: bytes, address: ob
 
     class InMemory(handler):  # type: ignore[misc, valid-type]
         def setup(self) -> None:
-            self.rfile, self.wfile = io.BytesIO(request), answer
+            self.rfile = io.BytesIO(request)
+            self.wfile = answer
 
         def finish(self) -> None:
             return

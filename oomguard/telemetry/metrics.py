@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     Family = CounterMetricFamily | GaugeMetricFamily
 
 
-# The tally of attempts: plain numbers, which the journal's must equal; whoever exports them reads them here.
+# The tally of attempts: plain numbers, which the journal's must equal; whoever exports them reads
+# them here.
 
 Figure = float | Mapping[tuple[str, ...], float] | None
 # The cause of an incident that no rule explains, as the contract has it.
@@ -32,7 +33,8 @@ UNKNOWN: Final = "unknown"
 
 
 class Tally:
-    """What the attempts of one run came to, or of all guarded calls of one process. A scrape reads it from another thread.
+    """What the attempts of one run came to, or of all guarded calls of one process. A scrape reads
+    it from another thread.
 
     Attributes:
         build: oomguard's version, as a label.
@@ -65,7 +67,9 @@ class Tally:
             self.began_at = time.time()
 
     def ended(self, attempt: Attempt, *, is_stopped: bool = False) -> None:
-        """Count how an attempt ended that began; one that its user stopped did not fail, unless it has an incident."""
+        """Count how an attempt ended that began; one that its user stopped did not fail, unless it
+        has an incident.
+        """
         with self._lock:
             self.began_at = None
             if attempt.incident is not None or not (attempt.succeeded or is_stopped):
@@ -74,17 +78,25 @@ class Tally:
             if attempt.incident is not None:
                 causes = attempt.incident.causes
                 self.incidents[attempt.incident.kind, causes[0].id if causes else UNKNOWN] += 1
-            self.prediction_errors.update({(fact,): error for fact, error in prediction_errors(attempt).items()})
+            self.prediction_errors.update(
+                {(fact,): error for fact, error in prediction_errors(attempt).items()}
+            )
 
     def figure(self, name: str) -> Figure:
-        """Return one figure as it is now: a number, or numbers by their labels; None where there is none."""
+        """Return one figure as it is now: a number, or numbers by their labels; None where there is
+        none.
+        """
         with self._lock:
-            value = getattr(self, name)
-            return dict(value) if isinstance(value, Mapping) else value
+            value: Figure = getattr(self, name)
+            if isinstance(value, Mapping):
+                return dict(value)
+            return value
 
 
 def prediction_errors(attempt: Attempt) -> dict[str, float]:
-    """Return by fact how far an attempt's measured value is from the predicted one, as a share of it."""
+    """Return by fact how far an attempt's measured value is from the predicted one, as a share of
+    it.
+    """
     predicted = {fact: value for patch in attempt.patches for fact, value in patch.predicts.items()}
     return {
         fact: attempt.measured[fact] / value - 1
@@ -122,10 +134,13 @@ class Metric:
 def metrics() -> tuple[Metric, ...]:
     """Return all metrics, in the order of their file."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["metric"]
-    return tuple(Metric(**{**row, "labels": tuple(row["labels"]), "at": tuple(row["at"])}) for row in rows)
+    return tuple(
+        Metric(**{**row, "labels": tuple(row["labels"]), "at": tuple(row["at"])}) for row in rows
+    )
 
 
-# A tally as prometheus-client collects it: the families are made when they are asked for, nothing is kept twice.
+# A tally as prometheus-client collects it: the families are made when they are asked for, nothing
+# is kept twice.
 
 
 def require_library() -> None:
@@ -134,15 +149,16 @@ def require_library() -> None:
 
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError(
-            "metrics are exported by prometheus-client, which is not installed", hint=install_hint("metrics")
+            "metrics are exported by prometheus-client, which is not installed",
+            hint=install_hint("metrics"),
         )
 
 
 class Exporter:
     """A collector for a registry of prometheus-client.
 
-    It yields families instead of holding counters: those of the library would also be written into the folder of
-    PROMETHEUS_MULTIPROC_DIR, which the command inherits and reads back as its own.
+    It yields families instead of holding counters: those of the library would also be written into
+    the folder of PROMETHEUS_MULTIPROC_DIR, which the command inherits and reads back as its own.
 
     Args:
         tally: what is counted.
@@ -151,9 +167,13 @@ class Exporter:
     """
 
     def __init__(
-        self, tally: Tally, at: Collection[Place], sample: Callable[[], Mapping[str, Figure]] | None = None
+        self,
+        tally: Tally,
+        at: Collection[Place],
+        sample: Callable[[], Mapping[str, Figure]] | None = None,
     ) -> None:
-        self._tally, self._sample = tally, sample
+        self._tally = tally
+        self._sample = sample
         self._metrics = [metric for metric in metrics() if set(metric.at) & set(at)]
 
     def describe(self) -> Iterator[Family]:
@@ -164,7 +184,10 @@ class Exporter:
         """Yield the families as they are now, without those that have no value."""
         now = {} if self._sample is None else self._sample()
         for metric in self._metrics:
-            value = now[metric.figure] if metric.figure in now else self._tally.figure(metric.figure)
+            if metric.figure in now:
+                value = now[metric.figure]
+            else:
+                value = self._tally.figure(metric.figure)
             if value is None:
                 continue
             family = _family(metric)
@@ -174,7 +197,9 @@ class Exporter:
 
 
 def registry_of(exporter: Exporter) -> CollectorRegistry:
-    """Return a registry that holds nothing else: a run's own figures are not those of Python or the process."""
+    """Return a registry that holds nothing else: a run's own figures are not those of Python or the
+    process.
+    """
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()

@@ -25,9 +25,12 @@ from oomguard.telemetry.metrics import Exporter, Figure, Tally, registry_of
 def sampled(pid: int | None) -> dict[str, Figure]:
     """Return the figures of now; None for what nobody tells, which is then not exported.
 
-    NVML is opened and closed each time: a handle that is kept would stand in the way of a device's reset.
+    NVML is opened and closed each time: a handle that is kept would stand in the way of a device's
+    reset.
     """
-    devices: dict[tuple[str, ...], nvml.Device] = {(str(d.index), d.name or ""): d for d in nvml.devices() or ()}
+    devices: dict[tuple[str, ...], nvml.Device] = {
+        (str(d.index), d.name or ""): d for d in nvml.devices() or ()
+    }
     total = {labels: d.total_bytes for labels, d in devices.items() if d.total_bytes is not None}
     used = {
         labels: d.total_bytes - d.free_bytes
@@ -51,7 +54,9 @@ def resident_bytes(pid: int) -> int | None:
         for process in (top, *top.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended since
                 found.append(process.memory_info().rss)
-    return sum(found) if found else None
+    if found:
+        return sum(found)
+    return None
 
 
 # Where a run's metrics go: ``PORT``, ``HOST:PORT`` or a file whose name ends in .prom.
@@ -61,7 +66,9 @@ ANY: Final = "*"
 EVERYWHERE: Final = "::"
 SUFFIX: Final = ".prom"  # node_exporter's textfile collector reads no other
 _LARGEST_PORT: Final = 65535
-_ADDRESS: Final = re.compile(r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})")
+_ADDRESS: Final = re.compile(
+    r"(?:(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/]+)):)?(?P<port>[0-9]{1,5})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,9 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 def parse_target(text: str) -> Address | Path:
@@ -84,9 +93,14 @@ def parse_target(text: str) -> Address | Path:
     if text.endswith(SUFFIX):
         path = Path(os.path.realpath(text))  # of a link, its target is written anew: the link stays
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise UsageError(f"--metrics {text}: the folder cannot be written", hint="name a folder that exists")
+            raise UsageError(
+                f"--metrics {text}: the folder cannot be written", hint="name a folder that exists"
+            )
         if path.is_dir():
-            raise UsageError(f"--metrics {text}: it is a folder", hint=f"name a file in it: {text}/oomguard{SUFFIX}")
+            raise UsageError(
+                f"--metrics {text}: it is a folder",
+                hint=f"name a file in it: {text}/oomguard{SUFFIX}",
+            )
         if path.is_symlink() or (
             path.exists() and not path.is_file()
         ):  # a loop of links; a device, which a file would replace
@@ -95,14 +109,20 @@ def parse_target(text: str) -> Address | Path:
     address = parse_address(text, LOCAL)
     if address is None:
         raise UsageError(
-            f"--metrics {text}: neither a port, nor an address, nor a file whose name ends in {SUFFIX}",
-            hint=f"--metrics 9400, --metrics 0.0.0.0:9400, --metrics /var/lib/node_exporter/oomguard{SUFFIX}",
+            f"--metrics {text}: neither a port, nor an address, nor a file whose name ends in "
+            f"{SUFFIX}",
+            hint=(
+                "--metrics 9400, --metrics 0.0.0.0:9400, --metrics "
+                f"/var/lib/node_exporter/oomguard{SUFFIX}"
+            ),
         )
     return address
 
 
 def parse_address(text: str, default_host: str) -> Address | None:
-    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is every address of this machine."""
+    """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is
+    every address of this machine.
+    """
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > _LARGEST_PORT:
         return None
@@ -118,8 +138,11 @@ def listening_at(address: Address) -> socket.socket:
     Raises:
         OSError: it cannot listen there.
     """
-    family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own default.
+    family, _, _, _, place = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    )[0]
+    # "::" is all addresses of both families, as servers commonly have it, whatever the system's own
+    # default.
     both = address.host == EVERYWHERE and socket.has_dualstack_ipv6()
     return socket.create_server(place[:2], family=family, dualstack_ipv6=both)
 
@@ -128,7 +151,8 @@ def listening_at(address: Address) -> socket.socket:
 
 
 class TextFile:
-    """Writes the metrics of one run; who reads meanwhile sees the old file or the new one, never half of it.
+    """Writes the metrics of one run; who reads meanwhile sees the old file or the new one, never
+    half of it.
 
     Args:
         path: ends in .prom.
@@ -136,11 +160,14 @@ class TextFile:
     """
 
     def __init__(self, path: Path, exporter: Exporter) -> None:
-        self._path, self._exporter = path, exporter
+        self._path = path
+        self._exporter = exporter
         self._failed = False
 
     def files(self) -> list[Path]:
-        """Return the file, and what is there of a new one beside it, by the names that prometheus-client gives it."""
+        """Return the file, and what is there of a new one beside it, by the names that
+        prometheus-client gives it.
+        """
         partial = f"{glob.escape(self._path.name)}.{os.getpid()}.*"
         return [self._path, *self._path.parent.glob(partial)]
 
@@ -151,10 +178,13 @@ class TextFile:
 
             write_to_textfile(str(self._path), registry_of(self._exporter))
             self._failed = False
-        except Exception as error:  # noqa: BLE001 - a full disk, or an installation of the library that is broken
+        except Exception as error:  # noqa: BLE001
+            # a full disk, or an installation of the library that is broken
             if not self._failed:
                 reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                get_logger().warning("the metrics cannot be written", path=str(self._path), reason=reason)
+                get_logger().warning(
+                    "the metrics cannot be written", path=str(self._path), reason=reason
+                )
             self._failed = True
 
 
@@ -178,7 +208,8 @@ class RunMetrics:
     """
 
     def __init__(self, tally: Tally, stopped: Callable[[], bool]) -> None:
-        self._tally, self._stopped = tally, stopped
+        self._tally = tally
+        self._stopped = stopped
         self._patches: tuple[Patch, ...] = ()
         self.outlet: Outlet | None = None
         self.pid: int | None = None

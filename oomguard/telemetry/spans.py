@@ -41,7 +41,9 @@ def table() -> Mapping[str, Any]:
 
 
 def of_incident(incident: Incident, number: int) -> Attributes:
-    """Return the attributes of an incident's event: its numbers, and no text of the user's but the headline, masked."""
+    """Return the attributes of an incident's event: its numbers, and no text of the user's but the
+    headline, masked.
+    """
     from oomguard.report.presentable import drawn
 
     found: Attributes = {
@@ -75,9 +77,11 @@ def of_settings(attempt: Attempt) -> Attributes:
     return {f"oomguard.setting.{name}": value for name, value in attempt.settings.items()}
 
 
-# What goes along with a run and tells it as spans: one for the run, one below for each attempt, an event for each incident.
+# What goes along with a run and tells it as spans: one for the run, one below for each attempt, an
+# event for each incident.
 
-# Where one process hands its trace on to the next (https://opentelemetry.io/docs/specs/otel/context/env-carriers/).
+# Where one process hands its trace on to the next
+# (https://opentelemetry.io/docs/specs/otel/context/env-carriers/).
 _CARRIED: Final = ("traceparent", "tracestate")
 
 
@@ -90,13 +94,16 @@ class RunSpans:
         stopped: whether the user has stopped the run, which then did not fail.
     """
 
-    def __init__(self, provider: TracerProvider, argv: Sequence[str], stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, provider: TracerProvider, argv: Sequence[str], stopped: Callable[[], bool]
+    ) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         from oomguard.report.redact import mask_command
 
         self._tracer = provider.get_tracer(table()["scope"], __version__)
-        self._propagator, self._stopped = TraceContextTextMapPropagator(), stopped
+        self._propagator = TraceContextTextMapPropagator()
+        self._stopped = stopped
         given = {name: os.environ[name.upper()] for name in _CARRIED if name.upper() in os.environ}
         above = self._propagator.extract(given)
         words = {"process.command_args": list(mask_command(tuple(argv)))}
@@ -110,9 +117,12 @@ class RunSpans:
 
         del patches
         self._attempts = number
-        numbered, self._began_ns = {"oomguard.attempt.number": number}, time.time_ns()
+        numbered = {"oomguard.attempt.number": number}
+        self._began_ns = time.time_ns()
         below = set_span_in_context(self._run)
-        self._attempt = self._tracer.start_span(ATTEMPT, below, attributes=numbered, start_time=self._began_ns)
+        self._attempt = self._tracer.start_span(
+            ATTEMPT, below, attributes=numbered, start_time=self._began_ns
+        )
         carried: dict[str, str] = {}
         self._propagator.inject(carried, set_span_in_context(self._attempt))
         for name in _CARRIED:
@@ -127,28 +137,39 @@ class RunSpans:
 
     def ended(self, attempt: Attempt) -> None:
         """End an attempt's span, with its incident as an event."""
-        span, self._attempt = self._attempt, None
+        span = self._attempt
+        self._attempt = None
         if span is None:
             return
         ended_ns = self._began_ns + round(attempt.seconds * 1e9)  # it has been explained since
         span.set_attributes(of_attempt(attempt))
         if attempt.incident is not None:
             span.add_event(INCIDENT, of_incident(attempt.incident, attempt.number), ended_ns)
-        why = attempt.incident.headline if attempt.incident is not None else attempt.error
+        if attempt.incident is not None:
+            why = attempt.incident.headline
+        else:
+            why = attempt.error
         self._set_status(
-            span, why, failed=not attempt.succeeded and (attempt.incident is not None or not self._stopped())
+            span,
+            why,
+            failed=not attempt.succeeded and (attempt.incident is not None or not self._stopped()),
         )
         span.end(ended_ns)
 
     def end(self, status: int | None) -> None:
-        """End the run's span; ``status`` is the run's own, None where its command could not be started."""
+        """End the run's span; ``status`` is the run's own, None where its command could not be
+        started.
+        """
         if self._attempt is not None:
             self._set_status(self._attempt, "not started", failed=True)
             self._attempt.end()
         self._run.set_attribute("oomguard.attempts", self._attempts)
         if status is not None:
             self._run.set_attribute("process.exit.code", status)
-        why = "not started" if status is None else f"exit status {status}"
+        if status is None:
+            why = "not started"
+        else:
+            why = f"exit status {status}"
         self._set_status(self._run, why, failed=status != 0 and not self._stopped())
         self._run.end()
 
@@ -161,9 +182,11 @@ class RunSpans:
             span.set_status(StatusCode.ERROR, drawn(why))
 
 
-# A tracer for ``oomguard run``, where the environment asks for one: the command line configures nothing by code.
+# A tracer for ``oomguard run``, where the environment asks for one: the command line configures
+# nothing by code.
 #
-# OpenTelemetry's own variables decide. Without them nothing of it is imported, and with OTEL_SDK_DISABLED=true neither.
+# OpenTelemetry's own variables decide. Without them nothing of it is imported, and with
+# OTEL_SDK_DISABLED=true neither.
 
 _EXPORTER: Final = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -175,11 +198,15 @@ DELIVER_S: Final = 3.0
 
 
 def is_asked(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment asks for spans: an exporter that is not ``none``, or where one is to send them."""
+    """Return whether the environment asks for spans: an exporter that is not ``none``, or where one
+    is to send them.
+    """
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     named = env.get(_EXPORTER, "").strip().lower()
-    return named != "none" if named else any(env.get(name, "").strip() for name in _ENDPOINTS)
+    if named:
+        return named != "none"
+    return any(env.get(name, "").strip() for name in _ENDPOINTS)
 
 
 class Tracing:
@@ -190,18 +217,28 @@ class Tracing:
     """
 
     def __init__(self, provider: TracerProvider, troubles: _Troubles) -> None:
-        self.provider, self._troubles = provider, troubles
+        self.provider = provider
+        self._troubles = troubles
 
     @classmethod
     def begin(cls) -> Tracing | None:
-        """Return it; None, with a line that says why, where it is not installed or its variables cannot be followed."""
+        """Return it; None, with a line that says why, where it is not installed or its variables
+        cannot be followed.
+        """
         try:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            # Who only names a collector speaks to all programs on the machine; who names an exporter expects spans.
-            tell = get_logger().warning if os.environ.get(_EXPORTER, "").strip() else get_logger().debug
-            tell("no spans are sent: OpenTelemetry's SDK is not installed", install=_install(_OF_SDK, *_names()))
+            # Who only names a collector speaks to all programs on the machine; who names an
+            # exporter expects spans.
+            if os.environ.get(_EXPORTER, "").strip():
+                tell = get_logger().warning
+            else:
+                tell = get_logger().debug
+            tell(
+                "no spans are sent: OpenTelemetry's SDK is not installed",
+                install=_install(_OF_SDK, *_names()),
+            )
             return None
         troubles = _Troubles()
         troubles.listen()
@@ -210,24 +247,32 @@ class Tracing:
             provider = TracerProvider(shutdown_on_exit=False)
             for exporter in exporters:
                 provider.add_span_processor(BatchSpanProcessor(exporter))
-        except Exception as error:  # noqa: BLE001 - of whichever exporter is installed: the run goes on without
+        except Exception as error:  # noqa: BLE001
+            # of whichever exporter is installed: the run goes on without
             get_logger().warning("no spans are sent", reason=f"{type(error).__name__}: {error}")
             return None
         return cls(provider, troubles)
 
     def deliver(self) -> None:
         """Send what is left, and say where it did not arrive in time."""
-        sending = threading.Thread(target=self.provider.shutdown, name="oomguard-spans", daemon=True)
+        sending = threading.Thread(
+            target=self.provider.shutdown, name="oomguard-spans", daemon=True
+        )
         began_s = time.monotonic()
         sending.start()
         sending.join(DELIVER_S)
         if sending.is_alive() or self._troubles.are_lost:
-            why, waited_s = self._troubles.last or "no answer", round(time.monotonic() - began_s, 1)
-            get_logger().warning("spans are lost: the collector did not take them", waited_s=waited_s, reason=why)
+            why = self._troubles.last or "no answer"
+            waited_s = round(time.monotonic() - began_s, 1)
+            get_logger().warning(
+                "spans are lost: the collector did not take them", waited_s=waited_s, reason=why
+            )
 
 
 class _Troubles(logging.Handler):
-    """Keeps what the SDK logs: standard error is the command's, and one line at the end says what was lost."""
+    """Keeps what the SDK logs: standard error is the command's, and one line at the end says what
+    was lost.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -241,11 +286,15 @@ class _Troubles(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage().partition("\n")[0]
-        self.are_lost = self.are_lost or record.levelno >= logging.ERROR  # a warning is of what is tried again
+        self.are_lost = (
+            self.are_lost or record.levelno >= logging.ERROR
+        )  # a warning is of what is tried again
 
 
 def _names() -> list[str]:
-    return [name.strip() for name in os.environ.get(_EXPORTER, "").split(",") if name.strip()] or ["otlp"]
+    return [name.strip() for name in os.environ.get(_EXPORTER, "").split(",") if name.strip()] or [
+        "otlp"
+    ]
 
 
 def _exporter(name: str) -> SpanExporter:
@@ -256,11 +305,16 @@ def _exporter(name: str) -> SpanExporter:
         return ConsoleSpanExporter(out=sys.stderr)
     from importlib.metadata import entry_points
 
-    wanted = _of_otlp() if name == "otlp" else (name,)
+    if name == "otlp":
+        wanted = _of_otlp()
+    else:
+        wanted = (name,)
     found = {entry.name: entry for entry in entry_points(group=_GROUP)}
     entry = next((found[one] for one in wanted if one in found), None)
     if entry is None:
-        raise LookupError(f"no exporter {' or '.join(wanted)} is installed: {_install(*wanted[-1:])}")
+        raise LookupError(
+            f"no exporter {' or '.join(wanted)} is installed: {_install(*wanted[-1:])}"
+        )
     make: Callable[[], Any] = entry.load()
     exporter: SpanExporter = make()
     return exporter

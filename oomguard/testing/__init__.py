@@ -1,6 +1,8 @@
-"""Test on the CPU that a job fits a device you do not have, and what your code does where it does not fit.
+"""Test on the CPU that a job fits a device you do not have, and what your code does where it does
+not fit.
 
-Names load on first use: the pytest plugin lies in this room, and pytest starts without torch where no test asks for a device.
+Names load on first use: the pytest plugin lies in this room, and pytest starts without torch where
+no test asks for a device.
 """
 
 from typing import TYPE_CHECKING, Any

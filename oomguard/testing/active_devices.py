@@ -13,4 +13,6 @@ entered: Final[list[SimulatedDevice]] = []
 
 def active_device() -> SimulatedDevice | None:
     """The innermost simulated device that is in force, None outside."""
-    return entered[-1] if entered else None
+    if entered:
+        return entered[-1]
+    return None

@@ -1,7 +1,8 @@
-"""pytest's plugin: ``@pytest.mark.gpu_memory("8GiB")`` runs a test on a simulated device, ``gpu_memory`` is that device.
+"""pytest's plugin: ``@pytest.mark.gpu_memory("8GiB")`` runs a test on a simulated device,
+``gpu_memory`` is that device.
 
-It takes the keyword arguments of ``limit_memory``. What a marker asks for is checked when tests are collected; torch is
-imported when the first such test runs.
+It takes the keyword arguments of ``limit_memory``. What a marker asks for is checked when tests are
+collected; torch is imported when the first such test runs.
 """
 
 from __future__ import annotations
@@ -25,17 +26,24 @@ if TYPE_CHECKING:
     from oomguard.testing.simulated_device import SimulatedDevice
 
 
-# What a failed test on a simulated device shows: the user's line, the peak beside the device's size, and the diagnosis.
+# What a failed test on a simulated device shows: the user's line, the peak beside the device's
+# size, and the diagnosis.
 
 _RAISES: Final = Path(__file__).parent / "simulated_device.py"
-_INSTALLED: Final = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED: Final = tuple(
+    Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
-def users_part(excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config) -> TracebackType | None:
-    """Return the traceback of a full device up to the last line of the user's own; what is installed lies below that.
+def users_part(
+    excinfo: pytest.ExceptionInfo[BaseException], config: pytest.Config
+) -> TracebackType | None:
+    """Return the traceback of a full device up to the last line of the user's own; what is
+    installed lies below that.
 
-    None where another than the device raised, where no line is the user's, or with ``--full-trace``.
+    None where another than the device raised, where no line is the user's, or with
+    ``--full-trace``.
     """
     entries: list[TracebackType] = []
     entry: TracebackType | None = excinfo.tb
@@ -56,12 +64,19 @@ def _file(entry: TracebackType) -> Path:
 
 
 def _is_own(path: Path) -> bool:
-    return path.is_absolute() and not any(path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE))
+    return path.is_absolute() and not any(
+        path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE)
+    )
 
 
 def section(device: SimulatedDevice, error: BaseException) -> str:
     """Return the lines of a report; the diagnosis stands in them where memory ran out."""
-    lines = [f"peak {written(device.peak_bytes)} of {written(device.capacity_bytes)} on a simulated device"]
+    lines = [
+        (
+            f"peak {written(device.peak_bytes)} of {written(device.capacity_bytes)} on a simulated "
+            "device"
+        )
+    ]
     if device.has_caching_allocator:
         lines.append(f"torch held {written(device.peak_reserved_bytes)} for it")
     if device.other_processes_bytes:
@@ -86,17 +101,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _LINE)
 
 
-@pytest.hookimpl(hookwrapper=True)  # wrappers of the newer style need pluggy 1.2: here pytest 7.0 will do
+@pytest.hookimpl(
+    hookwrapper=True
+)  # wrappers of the newer style need pluggy 1.2: here pytest 7.0 will do
 def pytest_make_collect_report() -> Generator[None, Result[pytest.CollectReport]]:
-    """Refuse to collect a file or class in which a marker asks for no device that there can be; name each such test."""
+    """Refuse to collect a file or class in which a marker asks for no device that there can be;
+    name each such test.
+    """
     report = (yield).get_result()
-    wrong = [line for node in report.result or () if isinstance(node, pytest.Item) for line in _mistakes(node)]
+    wrong = [
+        line
+        for node in report.result or ()
+        if isinstance(node, pytest.Item)
+        for line in _mistakes(node)
+    ]
     if report.passed and wrong:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin with a new device, also where a test is run again; leave the test out where oomguard is off: any device would do."""
+    """Begin with a new device, also where a test is run again; leave the test out where oomguard is
+    off: any device would do.
+    """
     if _DEVICE in item.stash:
         del item.stash[_DEVICE]
     marker = item.get_closest_marker(MARKER)
@@ -107,21 +133,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(name=MARKER)
 def device(request: pytest.FixtureRequest) -> SimulatedDevice:
-    """The simulated device of a test marked ``gpu_memory``: ``peak_bytes``, ``reset_peak()``, ``other_processes_bytes``.
+    """The simulated device of a test marked ``gpu_memory``: ``peak_bytes``, ``reset_peak()``,
+    ``other_processes_bytes``.
 
-    An indirect parameter is its size: ``parametrize("gpu_memory", ["8GiB", "16GiB"], indirect=True)``.
+    An indirect parameter is its size: ``parametrize("gpu_memory", ["8GiB", "16GiB"],
+    indirect=True)``.
     """
     if not hasattr(request, "param"):
         return _device(request.node)
     _leave_out_where_disabled()
     marker = request.node.get_closest_marker(MARKER)
-    options = {} if marker is None else marker.kwargs
-    return _device(request.node, getattr(pytest.mark, MARKER).with_args(request.param, **options).mark)
+    if marker is None:
+        options = {}
+    else:
+        options = marker.kwargs
+    return _device(
+        request.node, getattr(pytest.mark, MARKER).with_args(request.param, **options).mark
+    )
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Run the test's own code on its device; what fixtures made counts from when the test first reads it."""
+    """Run the test's own code on its device; what fixtures made counts from when the test first
+    reads it.
+    """
     if _DEVICE not in item.stash and item.get_closest_marker(MARKER) is None:
         yield
     else:
@@ -159,19 +194,24 @@ def _mistakes(item: pytest.Item) -> Generator[str]:
 
 
 def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDevice:
-    """Return the item's device, the same each time; without ``asked`` it is the one of the closest marker."""
+    """Return the item's device, the same each time; without ``asked`` it is the one of the closest
+    marker.
+    """
     if _DEVICE not in item.stash:
         marker = asked or item.get_closest_marker(MARKER)
         if marker is None:
             pytest.fail(
-                f'the fixture {MARKER} needs a size: mark the test @pytest.mark.{MARKER}("8GiB")', pytrace=False
+                f'the fixture {MARKER} needs a size: mark the test @pytest.mark.{MARKER}("8GiB")',
+                pytrace=False,
             )
         try:
             item.stash[_DEVICE] = _checked(marker).device()
         except ModuleNotFoundError as error:
             from oomguard.core.installation import install_hint
 
-            pytest.fail(f"a simulated device needs torch ({error}): {install_hint('hf')}", pytrace=False)
+            pytest.fail(
+                f"a simulated device needs torch ({error}): {install_hint('hf')}", pytrace=False
+            )
     return item.stash[_DEVICE]
 
 
@@ -185,7 +225,9 @@ def _checked(marker: pytest.Mark) -> Limit:
 
 
 def _told(error: SettingError) -> str:
-    return f"{error}; {error.hint}" if error.hint else str(error)
+    if error.hint:
+        return f"{error}; {error.hint}"
+    return str(error)
 
 
 def _limit(marker: pytest.Mark) -> Limit:
@@ -195,5 +237,6 @@ def _limit(marker: pytest.Mark) -> Limit:
         return read_limit(*marker.args, **marker.kwargs)
     except TypeError as error:
         raise SettingError(
-            f"{MARKER}: {str(error).removeprefix('read_limit() ')}", hint=f'@pytest.mark.{MARKER}("8GiB")'
+            f"{MARKER}: {str(error).removeprefix('read_limit() ')}",
+            hint=f'@pytest.mark.{MARKER}("8GiB")',
         ) from None

@@ -1,8 +1,10 @@
-"""A simulated device for tests: a real model on the CPU that runs out of a chosen number of bytes, as CUDA would.
+"""A simulated device for tests: a real model on the CPU that runs out of a chosen number of bytes,
+as CUDA would.
 
-It counts the storages of every tensor that an operation makes or reads, and raises ``torch.OutOfMemoryError`` in
-CUDA's own wording when they pass the capacity. The bytes come from running the model, never from a formula.
-It does not see the scratch memory inside kernels, and it sees only the thread it was entered in.
+It counts the storages of every tensor that an operation makes or reads, and raises
+``torch.OutOfMemoryError`` in CUDA's own wording when they pass the capacity. The bytes come from
+running the model, never from a formula. It does not see the scratch memory inside kernels, and it
+sees only the thread it was entered in.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from oomguard.testing.wordings import Figures, Wording, find_wording
 
 
 class CachedBlocks:
-    """Follows the events of live storages (number, bytes; 0 for the end) with an allocator on a device of a size.
+    """Follows the events of live storages (number, bytes; 0 for the end) with an allocator on a
+    device of a size.
 
-    ``allocated_bytes`` are the blocks of live storages, as ``torch.cuda.memory_allocated`` counts them.
+    ``allocated_bytes`` are the blocks of live storages, as ``torch.cuda.memory_allocated`` counts
+    them.
     """
 
     def __init__(self) -> None:
@@ -40,9 +44,11 @@ class CachedBlocks:
         self._without_block: dict[int, int] = {}
 
     def follow(self, events: Iterable[tuple[int, int]], capacity_bytes: int) -> int | None:
-        """Take the events in; return what the device was asked for where it has no room, None where all has a block.
+        """Take the events in; return what the device was asked for where it has no room, None where
+        all has a block.
 
-        A storage without a block is tried again with the next events, as long as it lives: weights that did not fit.
+        A storage without a block is tried again with the next events, as long as it lives: weights
+        that did not fit.
         """
         self.allocator.capacity_bytes = capacity_bytes
         refused = None
@@ -77,11 +83,12 @@ _MADE_OF_OTHERS: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """A device of ``capacity_bytes``; ``live_bytes`` and ``peak_bytes`` are exact for the tensors it has seen.
+    """A device of ``capacity_bytes``; ``live_bytes`` and ``peak_bytes`` are exact for the tensors
+    it has seen.
 
-    Tensors that existed before count from the moment an operation first reads them, as weights do that are moved
-    to a device. Raises torch.OutOfMemoryError from the operation whose result does not fit. ``allocations`` counts the
-    tensors that operations made.
+    Tensors that existed before count from the moment an operation first reads them, as weights do
+    that are moved to a device. Raises torch.OutOfMemoryError from the operation whose result does
+    not fit. ``allocations`` counts the tensors that operations made.
     """
 
     def __init__(
@@ -126,26 +133,40 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the allocator's blocks in which live tensors are; ``live_bytes`` without a caching allocator."""
+        """Bytes of the allocator's blocks in which live tensors are; ``live_bytes`` without a
+        caching allocator.
+        """
         blocks = self._blocks_now()
-        return self.live_bytes if blocks is None else blocks.allocated_bytes
+        if blocks is None:
+            return self.live_bytes
+        return blocks.allocated_bytes
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes that torch holds of the device; ``live_bytes`` without a caching allocator."""
         blocks = self._blocks_now()
-        return self.live_bytes if blocks is None else blocks.allocator.reserved_bytes
+        if blocks is None:
+            return self.live_bytes
+        return blocks.allocator.reserved_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that torch held since ``reset_peak``; ``peak_bytes`` without a caching allocator."""
-        return self.peak_bytes if self._blocks is None else self._blocks.allocator.peak_reserved_bytes
+        """The most that torch held since ``reset_peak``; ``peak_bytes`` without a caching
+        allocator.
+        """
+        if self._blocks is None:
+            return self.peak_bytes
+        return self._blocks.allocator.peak_reserved_bytes
 
     @property
     def largest_free_block_bytes(self) -> int:
-        """The largest block that torch holds and no tensor uses; 0 without a caching allocator, which keeps none."""
+        """The largest block that torch holds and no tensor uses; 0 without a caching allocator,
+        which keeps none.
+        """
         blocks = self._blocks_now()
-        return 0 if blocks is None else blocks.allocator.largest_free_bytes
+        if blocks is None:
+            return 0
+        return blocks.allocator.largest_free_bytes
 
     @property
     def free_bytes(self) -> int:
@@ -154,7 +175,9 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def other_processes_bytes(self) -> int:
-        """Bytes of the device that other processes hold; may be set (``"1 GiB"``, bytes) while a test runs, up to what is free."""
+        """Bytes of the device that other processes hold; may be set (``"1 GiB"``, bytes) while a
+        test runs, up to what is free.
+        """
         return self._others_bytes
 
     @other_processes_bytes.setter
@@ -163,9 +186,14 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         room = self.free_bytes + self._others_bytes
         if size_bytes > room:
             raise SettingError(
-                f"other processes cannot hold {written(size_bytes)}: a device of {written(self.capacity_bytes)}, "
-                f"of which torch holds {written(self.reserved_bytes)}, leaves {written(room)} to them",
-                hint=f"at most device.other_processes_bytes = {room}; free tensors, or call device.empty_cache(), before",
+                f"other processes cannot hold {written(size_bytes)}: a device of "
+                f"{written(self.capacity_bytes)}, "
+                f"of which torch holds {written(self.reserved_bytes)}, leaves {written(room)} to "
+                "them",
+                hint=(
+                    f"at most device.other_processes_bytes = {room}; free tensors, or call "
+                    "device.empty_cache(), before"
+                ),
             )
         self._others_bytes = size_bytes
 
@@ -182,13 +210,22 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def __call__(self, function: F) -> F:
         """Run every call of a plain function on this device, as ``@limit_memory("8 GiB")`` does.
 
-        Raises UsageError for a class, a coroutine and a generator: their code does not run in the call.
+        Raises UsageError for a class, a coroutine and a generator: their code does not run in the
+        call.
         """
-        tests = (inspect.isclass, inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        tests = (
+            inspect.isclass,
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
         if not callable(function) or any(test(function) for test in tests):
             raise UsageError(
                 f"limit_memory decorates a plain function, not {function!r}",
-                hint='write with limit_memory("8 GiB") as device: around the code that is to run on the device',
+                hint=(
+                    'write with limit_memory("8 GiB") as device: around the code that is to run on '
+                    "the device"
+                ),
             )
 
         @functools.wraps(function)
@@ -205,7 +242,9 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._blocks.allocator.peak_reserved_bytes = self.reserved_bytes
 
     def begin_meter(self) -> PeakMeter:
-        """Measure one more peak from now, which ``reset_peak`` does not touch, until ``end_meter``."""
+        """Measure one more peak from now, which ``reset_peak`` does not touch, until
+        ``end_meter``.
+        """
         return self._storages.begin_meter()
 
     def end_meter(self, meter: PeakMeter) -> None:
@@ -213,19 +252,27 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         self._storages.end_meter(meter)
 
     def empty_cache(self) -> None:
-        """Give the blocks that torch keeps unused back to the device, as ``torch.cuda.empty_cache`` does."""
+        """Give the blocks that torch keeps unused back to the device, as ``torch.cuda.empty_cache``
+        does.
+        """
         blocks = self._blocks_now()
         if blocks is not None:
             blocks.allocator.empty_cache()
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count these tensors from now, as if an operation had read them: a model's weights before its first call."""
+        """Count these tensors from now, as if an operation had read them: a model's weights before
+        its first call.
+        """
         for tensor in tensors:
-            with torch._C._DisableTorchDispatch():  # the parts of a sparse tensor are asked for by operations
+            with (
+                torch._C._DisableTorchDispatch()
+            ):  # the parts of a sparse tensor are asked for by operations
                 self._storages.adopt(tensor)
 
     def place(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count these tensors from now, as weights that are loaded on the device; where one does not fit raise, and count none."""
+        """Count these tensors from now, as weights that are loaded on the device; where one does
+        not fit raise, and count none.
+        """
         counted: list[torch.Tensor] = []
         with torch._C._DisableTorchDispatch():
             for tensor in tensors:
@@ -244,18 +291,22 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True  # pytest then shows the line of the test
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
-            return NotImplemented  # a tensor that runs its operations itself: those that it makes come here one by one
+            # a tensor that runs its operations itself: those that it makes come here one by one
+            return NotImplemented
         made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
         if torch.is_inference_mode_enabled() and made_of_others(func.name(), _MADE_OF_OTHERS):
-            # There an operation that is made of others arrives whole: what it holds meanwhile would not be counted. Its own
-            # kernel is asked, not a decomposition in Python beside it, which may copy what the kernel hands through (dropout).
+            # There an operation that is made of others arrives whole: what it holds meanwhile would
+            # not be counted. Its own kernel is asked, not a decomposition in Python beside it,
+            # which may copy what the kernel hands through (dropout).
             with self:
                 return func._op_dk(_MADE_OF_OTHERS, *args, **(kwargs or {}))
         before = self.live_bytes
         for leaf in tree_leaves((args, kwargs or {})):
             self._storages.adopt(leaf)
         tried = self._settle(before)
-        if tried is not None:  # weights that are first read here, or a storage that grew, may already be too much
+        if (
+            tried is not None
+        ):  # weights that are first read here, or a storage that grew, may already be too much
             self._fail(self.live_bytes - tried, tried)
         before = self.live_bytes
         out = func(*args, **(kwargs or {}))
@@ -263,24 +314,29 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
             self._storages.adopt(leaf)
         tried = self._settle(before, made=True)
         if tried is not None:
-            # The result goes with this frame: what the exception's traceback keeps is no part of the device's load.
+            # The result goes with this frame: what the exception's traceback keeps is no part of
+            # the device's load.
             out = leaf = args = kwargs = None
             self._fail(before, tried)
         self._storages.note_peak()
         return out
 
     def _blocks_now(self) -> CachedBlocks | None:
-        """Return the blocks as of now; a thread that only looks on gets them as of the last operation."""
+        """Return the blocks as of now; a thread that only looks on gets them as of the last
+        operation.
+        """
         if self._blocks is not None and self._thread in (None, threading.get_ident()):
             self._settle()
         return self._blocks
 
     def _settle(self, before: int = 0, *, made: bool = False) -> int | None:
-        """Take in what became of storages since the last call; return the bytes that were refused, None where all fit.
+        """Take in what became of storages since the last call; return the bytes that were refused,
+        None where all fit.
 
         Args:
             before: the live bytes before what is newest was counted.
-            made: whether an operation made what is newest; else it was there before, and is first read.
+            made: whether an operation made what is newest; else it was there before, and is first
+                read.
         """
         events = self._storages.take_events()
         room = self.capacity_bytes - self._others_bytes
@@ -305,7 +361,9 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def _fail(self, live: int, tried: int) -> None:
         """Raise in the words of torch: the figures are those before the operation that failed."""
         __tracebackhide__ = True
-        allocated, reserved = (live, live) if self._blocks is None else (self.allocated_bytes, self.reserved_bytes)
+        allocated, reserved = (
+            (live, live) if self._blocks is None else (self.allocated_bytes, self.reserved_bytes)
+        )
         free = max(0, self.capacity_bytes - self._others_bytes - reserved)
         figures = Figures(tried, self._total_bytes, free, allocated, reserved, self._others_bytes)
         raise self._wording.error(figures)

@@ -1,4 +1,6 @@
-"""Sizes as a tester writes them: ``"8 GiB"`` is 2^30 a unit, ``"8 GB"`` 10^9, as both are defined."""
+"""Sizes as a tester writes them: ``"8 GiB"`` is 2^30 a unit, ``"8 GB"`` 10^9, as both
+are defined.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +19,40 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*\Z")
 
 
 def read_size(size: str | int, what: str = "size") -> int:
-    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; a text needs a unit.
+    """Return a size in bytes: ``"256 MiB"`` (2^20), ``"8 GB"`` (10^9) or a number of bytes; a text
+    needs a unit.
 
     Raises SettingError, which names ``what`` the size is of, also below zero.
     """
     if isinstance(size, str):
         match = _SIZE.match(size)
-        factor = _UNITS.get(match[2].lower()) if match else None
+        if match:
+            factor = _UNITS.get(match[2].lower())
+        else:
+            factor = None
         if match is not None and not match[2]:
             number = match[1]
             raise SettingError(
-                f"not a {what}: {size!r} has no unit", hint=f'write "{number} GiB", "{number} MiB" or "{number} B"'
+                f"not a {what}: {size!r} has no unit",
+                hint=f'write "{number} GiB", "{number} MiB" or "{number} B"',
             )
         if match is None or factor is None or not math.isfinite(float(match[1]) * factor):
-            raise SettingError(f"not a {what}: {size!r}", hint='write it as "256 MiB" or "8 GB" (GiB is 2^30, GB 10^9)')
+            raise SettingError(
+                f"not a {what}: {size!r}",
+                hint='write it as "256 MiB" or "8 GB" (GiB is 2^30, GB 10^9)',
+            )
         return round(float(match[1]) * factor)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise SettingError(f"not a {what}: {size!r}", hint='write it as "256 MiB", or as a number of bytes')
+        raise SettingError(
+            f"not a {what}: {size!r}", hint='write it as "256 MiB", or as a number of bytes'
+        )
     return size
 
 
 def written(size_bytes: int, unit_end: str = "iB") -> str:
-    """Write a size as torch does (c10/util/Exception format_size): two decimals, bytes below one KiB."""
+    """Write a size as torch does (c10/util/Exception format_size): two decimals, bytes below one
+    KiB.
+    """
     for letter, factor in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {letter}{unit_end}"

@@ -1,4 +1,6 @@
-"""The words of a full device in each version of torch, from ``wordings.toml``; filled with figures, an exception of its type."""
+"""The words of a full device in each version of torch, from ``wordings.toml``; filled with figures,
+an exception of its type.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NEIGHBOUR_PID: Final = 1234
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a message tells: ``allocated_bytes`` is in tensors, ``reserved_bytes`` what torch holds for them and beside them."""
+    """What a message tells: ``allocated_bytes`` is in tensors, ``reserved_bytes`` what torch holds
+    for them and beside them.
+    """
 
     tried_bytes: int
     capacity_bytes: int
@@ -31,7 +35,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One message: ``platform`` and ``versions`` of torch that print it, and where it stands in torch."""
+    """One message: ``platform`` and ``versions`` of torch that print it, and where it stands in
+    torch.
+    """
 
     platform: str
     versions: str
@@ -54,7 +60,10 @@ class Wording:
             "others": figures.others_bytes,
         }
         shown = {name: written(size_bytes, self.unit_end) for name, size_bytes in sizes.items()}
-        clause = self.neighbour.format(pid=NEIGHBOUR_PID, **shown) if figures.others_bytes else ""
+        if figures.others_bytes:
+            clause = self.neighbour.format(pid=NEIGHBOUR_PID, **shown)
+        else:
+            clause = ""
         return self.text.format(neighbour=clause, **shown)
 
     def error(self, figures: Figures) -> Exception:
@@ -64,29 +73,43 @@ class Wording:
             return RuntimeError(message)
         import torch
 
-        return torch.OutOfMemoryError(message)  # type: ignore[no-any-return]  # torch is not typed here
+        # torch is not typed here
+        return torch.OutOfMemoryError(message)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def wordings() -> tuple[Wording, ...]:
     """Return every wording, the newest of each platform first."""
-    rows = tomllib.loads((Path(__file__).parent / "wordings.toml").read_text(encoding="utf-8"))["wording"]
+    rows = tomllib.loads((Path(__file__).parent / "wordings.toml").read_text(encoding="utf-8"))[
+        "wording"
+    ]
     return tuple(Wording(**row) for row in rows)
 
 
 def find_wording(name: str | None = None) -> Wording:
-    """Return the wording of ``"cuda 2.1"``, of ``"2.1"`` (CUDA's) or of ``"mps"`` (the newest); None is the newest of CUDA.
+    """Return the wording of ``"cuda 2.1"``, of ``"2.1"`` (CUDA's) or of ``"mps"`` (the newest);
+    None is the newest of CUDA.
 
     Raises SettingError where no wording of that platform and version is known.
     """
-    words = ["cuda"] if name is None else name.lower().split() if isinstance(name, str) else []
+    if name is None:
+        words = ["cuda"]
+    elif isinstance(name, str):
+        words = name.lower().split()
+    else:
+        words = []
     platform, version = (words[0], words[1:]) if words and words[0].isalpha() else ("cuda", words)
     for row in wordings():
-        if words and row.platform == platform and all(_holds(row.versions, each) for each in version):
+        if (
+            words
+            and row.platform == platform
+            and all(_holds(row.versions, each) for each in version)
+        ):
             return row
     known = ", ".join(f"{row.platform} {row.versions}" for row in wordings())
     raise SettingError(
-        f"no wording of torch is known as {name!r}", hint=f'write it as "cuda 2.1" or "mps"; known are {known}'
+        f"no wording of torch is known as {name!r}",
+        hint=f'write it as "cuda 2.1" or "mps"; known are {known}',
     )
 
 
@@ -99,30 +122,47 @@ def oom_error(
     reserved: str | int | None = None,
     other_processes: str | int = 0,
 ) -> Exception:
-    """Return the exception that a version of torch raises on a full device, to raise in a test of your own handler.
+    """Return the exception that a version of torch raises on a full device, to raise in a test of
+    your own handler.
 
     Args:
-        wording: platform and version, ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``; None is CUDA's newest.
+        wording: platform and version, ``"cuda 2.1"``, ``"hip"``, ``"mps 2.7"``; None is CUDA's
+            newest.
         tried: what the failed allocation asked for; sizes are text (``"2 GiB"``) or bytes.
         capacity: the device's size.
-        allocated: what tensors hold; None is nearly all that others leave of the device, so that ``tried`` does not fit.
+        allocated: what tensors hold; None is nearly all that others leave of the device, so that
+            ``tried`` does not fit.
         reserved: what torch holds, tensors included; None is as much as ``allocated``.
         other_processes: what others hold of the device.
 
     Raises:
-        SettingError: where a size or a wording is none, or torch and others hold more than the device has.
+        SettingError: where a size or a wording is none, or torch and others hold more than the
+            device has.
     """
-    row, asked = find_wording(wording), read_size(tried)
-    total, others = read_size(capacity), read_size(other_processes)
+    row = find_wording(wording)
+    asked = read_size(tried)
+    total = read_size(capacity)
+    others = read_size(other_processes)
     room = max(0, total - others)
-    in_tensors = room - min(asked // 2, room // 8) if allocated is None else read_size(allocated)
-    held = in_tensors if reserved is None else read_size(reserved)
-    in_tensors = min(in_tensors, held) if allocated is None else in_tensors
+    if allocated is None:
+        in_tensors = room - min(asked // 2, room // 8)
+    else:
+        in_tensors = read_size(allocated)
+    if reserved is None:
+        held = in_tensors
+    else:
+        held = read_size(reserved)
+    if allocated is None:
+        in_tensors = min(in_tensors, held)
     if not in_tensors <= held <= total - others:
         raise SettingError(
-            f"a device of {written(total)} cannot have {written(in_tensors)} allocated of {written(held)} reserved, "
+            f"a device of {written(total)} cannot have {written(in_tensors)} allocated of "
+            f"{written(held)} reserved, "
             f"and {written(others)} held by others",
-            hint=f"others leave {written(room)}: allocated= is at most reserved=, and reserved= at most that",
+            hint=(
+                f"others leave {written(room)}: allocated= is at most reserved=, and reserved= at "
+                "most that"
+            ),
         )
     return row.error(Figures(asked, total, total - others - held, in_tensors, held, others))
 

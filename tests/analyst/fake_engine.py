@@ -23,20 +23,31 @@ prompts = len(sys.stdin.read().splitlines()) if args.mode == "prompts" else None
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
 if args.mode == "silent":  # AsyncEngineArgs: the plugin tells what the engine does not print
     with open(os.environ.get("OOMGUARD_VLLM_ACKNOWLEDGE", os.devnull), "a") as told:
-        row = {"pid": os.getpid(), "order": 1, "model": "./none", "arguments": {"max_model_len": 32768}}
+        row = {
+            "pid": os.getpid(),
+            "order": 1,
+            "model": "./none",
+            "arguments": {"max_model_len": 32768},
+        }
         told.write(json.dumps(row) + "\n")
 if overrides and args.mode != "deaf":
     with open(os.environ.get("OOMGUARD_VLLM_ACKNOWLEDGE", os.devnull), "a") as told:
         told.write(json.dumps({"pid": os.getpid(), "order": 1, "applied": overrides}) + "\n")
 length = overrides.get("max_model_len", args.max_model_len or 32768)
-if args.mode in ("deaf", "stubborn"):  # the change does not arrive, or the program sets the length after it
+if args.mode in (
+    "deaf",
+    "stubborn",
+):  # the change does not arrive, or the program sets the length after it
     length = args.max_model_len or 32768
 if args.count:
     with open(args.count, "a") as file:
         file.write(f"{length}\n")
 given = {"model": "./none"} | ({"max_model_len": args.max_model_len} if args.max_model_len else {})
 if args.mode != "silent":
-    print(f"(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {given}", flush=True)
+    print(
+        f"(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {given}",
+        flush=True,
+    )
 if length > args.fits:
     estimate = args.estimate or args.fits
     print(

@@ -62,10 +62,10 @@ WORKER = [
     f"{CORE}ERROR 11-22 04:21:38 [core.py:1512] RuntimeError: Executor failed.",
     *FRONT,
 ]
-GONE = (
-    "WARNING 11-22 04:24:34 [core_client.py:817] [shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+GONE = "WARNING 11-22 04:24:34 [core_client.py:817] [shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+CLEANUP = (
+    f"{API}INFO 11-22 04:24:34 [core_client.py:770] [shutdown] MPClient: start timeout=default"
 )
-CLEANUP = f"{API}INFO 11-22 04:24:34 [core_client.py:770] [shutdown] MPClient: start timeout=default"
 GRACEFUL = f"{CORE}INFO 11-22 04:24:34 [multiproc_executor.py:486] [shutdown] Executor: all workers exited gracefully"
 TOLD = f"{API}INFO 11-22 04:24:34 [launcher.py:254] [shutdown] API server: shutdown triggered"
 REQUEST = [
@@ -74,9 +74,7 @@ REQUEST = [
     'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
     'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK',
 ]
-OLD_END = (
-    "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
-)
+OLD_END = "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
 START_FAILED = [
     f"{OTHER}ERROR 11-22 04:12:40 [core.py:1510] EngineCore failed to start.",
     f"{OTHER}ERROR 11-22 04:12:40 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: 0), shutting down executor.",
@@ -90,7 +88,9 @@ DEATHS = {
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
     ],
     "old server": [f"{API}{OLD_END}"],
-    "oldest": ["CRITICAL 11-05 12:03:03 launcher.py:99] MQLLMEngine is already dead, terminating server process"],
+    "oldest": [
+        "CRITICAL 11-05 12:03:03 launcher.py:99] MQLLMEngine is already dead, terminating server process"
+    ],
 }
 HEALTHY = {
     "ended": [GRACEFUL, GONE],

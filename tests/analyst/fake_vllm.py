@@ -61,5 +61,8 @@ while args.before and not Path(args.before).exists():
     time.sleep(0.02)
 for line in FAILED.splitlines():
     print(CORE + line, flush=True)
-print("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}", file=sys.stderr)
+print(
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    file=sys.stderr,
+)
 sys.exit(1)

@@ -9,7 +9,9 @@ import sys
 
 TERMINAL = 0
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+signal.pthread_sigmask(
+    signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP}
+)
 job = os.fork()
 if job == 0:
     os.setpgid(0, 0)

@@ -25,7 +25,11 @@ def test_what_a_rank_printed_that_only_lost_another_one_is_not_the_cause(tmp_pat
     launcher = tmp_path / "launcher.py"
     launcher.write_text(LAUNCHER.format(engine=str(ENGINE)).replace("\\\\n", "\\n"))
     ran = subprocess.run(
-        [*RUN, "--", sys.executable, str(launcher)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*RUN, "--", sys.executable, str(launcher)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1: RESULT 1792" in ran.stdout

@@ -25,9 +25,7 @@ def same(argv: list[str], *keys: tuple[bytes, bytes], folder: Path | None = None
 
 
 def test_its_streams_are_a_terminal_of_the_users_size_and_modes():
-    code = (
-        "import os; print([os.isatty(n) for n in (0, 1, 2)], os.get_terminal_size(), flush=True); os.system('stty -a')"
-    )
+    code = "import os; print([os.isatty(n) for n in (0, 1, 2)], os.get_terminal_size(), flush=True); os.system('stty -a')"
     assert b"[True, True, True] os.terminal_size(columns=80, lines=24)" in same([PY, "-c", code])
 
 
@@ -70,7 +68,9 @@ def test_a_password_is_not_shown():
 )
 def test_ctrl_d_typed_before_the_command_is_there_is_its_end_of_file(typed, read):
     waiting = ["sh", "-c", 'echo GO; kill -STOP $$; exec "$@"', "sh"]
-    with sitting_at([*waiting, *QUIET, PY, "-c", "import sys; print('READ', repr(sys.stdin.read()))"]) as terminal:
+    with sitting_at(
+        [*waiting, *QUIET, PY, "-c", "import sys; print('READ', repr(sys.stdin.read()))"]
+    ) as terminal:
         terminal.until(b"GO")
         assert wait_for(lambda: state(terminal.leader) == "T")
         terminal.type(typed)

@@ -30,6 +30,8 @@ def test_what_it_runs_tells(argv, does):
 def test_a_difference_in_old_logs_is_no_failure(tmp_path):
     (tmp_path / "old.log").write_text(WORDS + "\n")
     command = ["diff", "/dev/null", "old.log"]
-    ran = subprocess.run([*RUN, "--", *command], capture_output=True, cwd=tmp_path, timeout=LIMIT_S, check=False)
+    ran = subprocess.run(
+        [*RUN, "--", *command], capture_output=True, cwd=tmp_path, timeout=LIMIT_S, check=False
+    )
     assert (ran.returncode, ran.stderr) == (1, b"")
     assert WORDS.encode() in ran.stdout

@@ -38,7 +38,9 @@ TORCHRUN = ("torchrun", "--nproc-per-node", "2", "rec.py")
 
 
 def process(line: str, tail: str, argv: tuple[str, ...], known: str | None = None) -> str | None:
-    incident = Incident("cuda_oom", FAILED, location=Location(1, 0, known), evidence=(Evidence(line, 1),))
+    incident = Incident(
+        "cuda_oom", FAILED, location=Location(1, 0, known), evidence=(Evidence(line, 1),)
+    )
     return with_ranks(Diagnosis("", (incident,)), tail, argv).incidents[0].location.process
 
 
@@ -54,11 +56,16 @@ def test_a_process_that_the_line_names_stays():
     assert process(f"[rank3]: {FAILED}", TABLE, TORCHRUN, known="rank3") == "rank3"
 
 
-@each(("argv", "named"), [(("srun", "-l", "python", "a.py"), "rank 12"), (("python", "a.py"), None)])
+@each(
+    ("argv", "named"), [(("srun", "-l", "python", "a.py"), "rank 12"), (("python", "a.py"), None)]
+)
 def test_the_number_before_a_line_is_a_rank_where_srun_was_asked_for_labels(argv, named):
     assert process(f"12: {FAILED}", "", argv) == named
 
 
 def test_the_rank_stands_before_the_process_that_a_labelled_line_names():
     line = f"3: (EngineCore pid=7) {FAILED}"
-    assert process(line, "", ("srun", "-l", "python", "a.py"), known="EngineCore pid=7") == "rank 3: EngineCore pid=7"
+    assert (
+        process(line, "", ("srun", "-l", "python", "a.py"), known="EngineCore pid=7")
+        == "rank 3: EngineCore pid=7"
+    )

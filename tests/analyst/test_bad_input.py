@@ -23,7 +23,9 @@ HI = ["sh", "-c", "echo hi; exit 7"]
 
 
 def ran(*command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*QUIET, *command], capture_output=True, timeout=LIMIT_S, check=False, **options)
+    return subprocess.run(
+        [*QUIET, *command], capture_output=True, timeout=LIMIT_S, check=False, **options
+    )
 
 
 @pytest.fixture
@@ -68,7 +70,10 @@ def test_a_nul_in_a_word_or_a_variable_is_a_launch_error(launch):
 
 
 def test_words_that_are_too_many_for_the_system_are_126():
-    with Signals() as signals, pytest.raises(NotStartedError, match="Argument list too long") as caught:
+    with (
+        Signals() as signals,
+        pytest.raises(NotStartedError, match="Argument list too long") as caught,
+    ):
         run_once(Launch(("true", "x" * 3_000_000)), OutputBuffer(), signals, StandardInput())
     assert caught.value.status == 126
 
@@ -76,7 +81,11 @@ def test_words_that_are_too_many_for_the_system_are_126():
 def test_words_and_variables_that_are_no_text_arrive_as_they_are():
     command = [*QUIET, "sh", "-c", 'printf %s "$1$V"', "sh", b"\xff\xfe"]
     ended = subprocess.run(
-        command, capture_output=True, env={**os.environb, b"V": b"\xfd"}, timeout=LIMIT_S, check=False
+        command,
+        capture_output=True,
+        env={**os.environb, b"V": b"\xfd"},
+        timeout=LIMIT_S,
+        check=False,
     )
     assert ended.stdout == b"\xff\xfe\xfd"
 

@@ -7,7 +7,9 @@ import os
 import run_cost
 
 
-def test_a_run_loads_little_more_than_python_and_nothing_that_explains_a_failure(tmp_path, monkeypatch):
+def test_a_run_loads_little_more_than_python_and_nothing_that_explains_a_failure(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     found, others = run_cost.modules(env)

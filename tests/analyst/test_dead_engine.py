@@ -13,12 +13,24 @@ from oomguard.journal.store import Journal
 SERVER = Path(__file__).with_name("fake_server.py")
 
 
-def run(tmp_path: Path, *options: str, mode: str = "full") -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run(
+    tmp_path: Path, *options: str, mode: str = "full"
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The run, and the share of the card that each start of the server had."""
     count = tmp_path / "count.log"
     command = [sys.executable, str(SERVER), "--mode", mode, "--count", str(count)]
     ran = subprocess.run(
-        [sys.executable, "-m", "oomguard", "run", "--journal", str(tmp_path / "journal"), *options, "--", *command],
+        [
+            sys.executable,
+            "-m",
+            "oomguard",
+            "run",
+            "--journal",
+            str(tmp_path / "journal"),
+            *options,
+            "--",
+            *command,
+        ],
         capture_output=True,
         text=True,
         timeout=180,

@@ -34,8 +34,20 @@ def plain(monkeypatch):
 
 
 def run(*engine, options=()):
-    command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=dict(os.environ))
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        *options,
+        "--",
+        sys.executable,
+        str(ENGINE),
+        *engine,
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=dict(os.environ)
+    )
 
 
 def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
@@ -63,7 +75,9 @@ def test_what_an_engine_does_not_print_the_plugin_tells():
 
 
 def incident(kind="kv_cache_too_small_for_max_len", phase="kv_cache_init", **facts):
-    return Incident(kind, "", "vllm", phase=phase, facts={n: Fact(n, v, line=9) for n, v in facts.items()})
+    return Incident(
+        kind, "", "vllm", phase=phase, facts={n: Fact(n, v, line=9) for n, v in facts.items()}
+    )
 
 
 def attempt(setting, old, new):
@@ -76,7 +90,9 @@ def told(over=None, **config):
 
 
 def test_what_the_engine_made_of_its_arguments_tells_that_a_change_was_lost():
-    over = unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(max_num_seqs=256))
+    over = unheeded(
+        attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(max_num_seqs=256)
+    )
     assert (over.setting, over.wanted, over.shown) == ("max_num_seqs", 8, 256)
     assert over.why == "the program's own code sets it"
 
@@ -85,13 +101,19 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("engine:\n  max_num_seqs: 256\n")
     launch = Launch(("python", "s.py", "--job", str(path)))
-    over = unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256))
-    assert over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
+    over = unheeded(
+        attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256)
+    )
+    assert (
+        over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
+    )
 
 
 @each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
 def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
-    assert unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None
+    assert (
+        unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None
+    )
 
 
 def test_the_variable_that_beats_a_change_is_named(monkeypatch):
@@ -106,9 +128,15 @@ def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off(
         Fact("desired_bytes", round(0.5 * 80 * GIB), slack=0.005 * GIB, line=9),
         Fact("device_total_bytes", 80 * GIB),
     )
-    failed = Incident("cuda_oom", "", "vllm", facts={"desired_bytes": desired, "device_total_bytes": total})
-    assert unheeded(attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()) is not None
-    assert unheeded(attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()) is None
+    failed = Incident(
+        "cuda_oom", "", "vllm", facts={"desired_bytes": desired, "device_total_bytes": total}
+    )
+    assert (
+        unheeded(attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()) is not None
+    )
+    assert (
+        unheeded(attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()) is None
+    )
 
 
 def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothing():
@@ -122,7 +150,10 @@ def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothi
 def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
     monkeypatch.setenv(SPACE, "1")
     ran = as_it_ran(incident(on_cpu=True), engine=vllm, first=SERVE, launch=SERVE, changed={})
-    assert (ran.settings["kv_cache_memory_bytes"].value, ran.settings["kv_cache_memory_bytes"].source) == (
+    assert (
+        ran.settings["kv_cache_memory_bytes"].value,
+        ran.settings["kv_cache_memory_bytes"].source,
+    ) == (
         GIB,
         f"{SPACE}=1",
     )
@@ -133,14 +164,25 @@ def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkey
     """Both are the user's: going back to the one that holds a request raises nothing that the user did not write."""
     monkeypatch.setenv(SPACE, "0")
     given = replace(
-        incident("kv_cache_none_left", on_cpu=True, max_model_len_tokens=8192, kv_cache_needed_bytes=GIB // 64),
-        settings={"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", GIB // 4, True, "printed")},
+        incident(
+            "kv_cache_none_left",
+            on_cpu=True,
+            max_model_len_tokens=8192,
+            kv_cache_needed_bytes=GIB // 64,
+        ),
+        settings={
+            "kv_cache_memory_bytes": SettingInForce(
+                "kv_cache_memory_bytes", GIB // 4, True, "printed"
+            )
+        },
     )
     ran = as_it_ran(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
     assert ran.number("overridden_kv_cache_bytes") == GIB // 4
     found = assess(ran, default_rules(), Policy())
     assert found.causes[0].rule == "OG222"
-    assert [(p.setting, p.new, p.blocked_by) for p in found.plan] == [("kv_cache_memory_bytes", GIB // 4, None)]
+    assert [(p.setting, p.new, p.blocked_by) for p in found.plan] == [
+        ("kv_cache_memory_bytes", GIB // 4, None)
+    ]
 
 
 def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
@@ -149,14 +191,22 @@ def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
         {"arguments": {"kv_cache_memory_bytes": 5}},
         {"config": {"kv_cache_memory_bytes": GIB, "max_num_seqs": 128}},
     ]
-    told.write_text("\n".join(json.dumps({"pid": 1, "order": 1, "model": "m", **row}) for row in rows))
+    told.write_text(
+        "\n".join(json.dumps({"pid": 1, "order": 1, "model": "m", **row}) for row in rows)
+    )
     launch = Launch(("python", "s.py"), {plugin.ACKNOWLEDGE: str(told)})
     given = incident()
     given = replace(
-        given, settings={"kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", 5, True, "printed")}
+        given,
+        settings={
+            "kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", 5, True, "printed")
+        },
     )
     ran = as_it_ran(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
-    assert (ran.settings["kv_cache_memory_bytes"].value, ran.settings["kv_cache_memory_bytes"].source) == (
+    assert (
+        ran.settings["kv_cache_memory_bytes"].value,
+        ran.settings["kv_cache_memory_bytes"].source,
+    ) == (
         GIB,
         "in effect",
     )
@@ -165,9 +215,17 @@ def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
 
 
 def test_a_change_of_another_engine_is_not_in_force_for_this_one():
-    first = Launch(("python", "s.py"), engine_changes=(EngineChange("a", None, {"max_model_len": 7}),))
+    first = Launch(
+        ("python", "s.py"), engine_changes=(EngineChange("a", None, {"max_model_len": 7}),)
+    )
     ran = {
-        model: as_it_ran(incident(model=model), engine=vllm, first=first, launch=first, changed={"max_model_len": 7})
+        model: as_it_ran(
+            incident(model=model),
+            engine=vllm,
+            first=first,
+            launch=first,
+            changed={"max_model_len": 7},
+        )
         for model in "ab"
     }
     assert "max_model_len" in ran["a"].settings
@@ -175,7 +233,10 @@ def test_a_change_of_another_engine_is_not_in_force_for_this_one():
 
 
 def test_what_the_last_engine_was_given_is_all_that_the_user_set():
-    started = (StartedEngine("a", 1, 1, {"max_model_len": 5}), StartedEngine("b", 2, 1, {"max_num_seqs": 6}))
+    started = (
+        StartedEngine("a", 1, 1, {"max_model_len": 5}),
+        StartedEngine("b", 2, 1, {"max_num_seqs": 6}),
+    )
     assert {name: one.value for name, one in given_settings(vllm, SCRIPT, started).items()} == {
         "model": "b",
         "max_num_seqs": 6,
@@ -203,7 +264,10 @@ def test_changes_of_one_engine_are_joined_and_those_of_another_stay_its_own():
 
 def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_path):
     said = tmp_path / "said.jsonl"
-    said.write_text(json.dumps({"pid": 7, "process": "Worker", "limits": {"process_data_limit_bytes": 3 * GIB}}) + "\n")
+    said.write_text(
+        json.dumps({"pid": 7, "process": "Worker", "limits": {"process_data_limit_bytes": 3 * GIB}})
+        + "\n"
+    )
     launch = replace(SERVE, env={plugin.SAID: str(said)})
     ran = as_it_ran(incident(), engine=vllm, first=launch, launch=launch, changed={})
     assert ran.facts["process_data_limit_bytes"].value == 3 * GIB

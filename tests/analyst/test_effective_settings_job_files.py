@@ -45,11 +45,15 @@ def test_a_key_with_another_value_is_not_what_the_engine_was_given(job):
 def test_json_is_read_and_of_a_repeated_key_the_last_one_counts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.json").write_text('{"llm": {"max_num_seqs": 8,\n "max_num_seqs": 16}}')
-    assert places_of(["c.json"], "max_num_seqs", 16, "vllm") == [Place("c.json", 2, "llm.max_num_seqs")]
+    assert places_of(["c.json"], "max_num_seqs", 16, "vllm") == [
+        Place("c.json", 2, "llm.max_num_seqs")
+    ]
     assert places_of(["c.json"], "max_num_seqs", 8, "vllm") == []
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "", "\0", "just words", "a: &a {b: *a}", "--- 1\n--- 2"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "- 1\n- 2", "", "\0", "just words", "a: &a {b: *a}", "--- 1\n--- 2"]
+)
 def test_a_file_that_holds_no_settings_has_no_place(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(text)
@@ -79,5 +83,9 @@ def test_only_what_was_solved_and_may_be_done_is_told(job, monkeypatch):
     monkeypatch.setattr(effective_settings, "get_logger", Log)
     raised = Patch("gpu_memory_utilization", 0.9, 0.95, Effect.OUTPUT_PRESERVING, "")
     pinned = Patch("max_model_len", 32768, 8192, Effect.REDUCES_CAPACITY, "", blocked_by="pinned")
-    tell_places(job, Incident("kv_cache_none_left", "boom", framework="vllm", plan=(raised, pinned)))
-    assert [(fields["key"], fields["then"]) for _event, fields in told] == [("engine.gpu_memory_utilization", 0.95)]
+    tell_places(
+        job, Incident("kv_cache_none_left", "boom", framework="vllm", plan=(raised, pinned))
+    )
+    assert [(fields["key"], fields["then"]) for _event, fields in told] == [
+        ("engine.gpu_memory_utilization", 0.95)
+    ]

@@ -26,9 +26,18 @@ raise OutOfMemoryError(
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTORCH_", "OOMGUARD_"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTORCH_", "OOMGUARD_"))
+    }
     return subprocess.run(
-        [*RUN, *words], env={**env, **variables}, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*RUN, *words],
+        env={**env, **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 

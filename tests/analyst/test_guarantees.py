@@ -13,7 +13,11 @@ def test_each_guarantee_names_tests_that_are_here():
     section = PAGE.partition("## What `run` guarantees")[2].partition("\n## ")[0]
     sentences = re.findall(r"^\d\. .*(?:\n   .*)*", section, re.MULTILINE)
     defined = set(
-        re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in HERE.glob("test_*.py")), re.MULTILINE)
+        re.findall(
+            r"^def (test_\w+)",
+            "\n".join(path.read_text() for path in HERE.glob("test_*.py")),
+            re.MULTILINE,
+        )
     )
 
     assert len(sentences) == 5

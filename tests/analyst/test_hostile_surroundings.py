@@ -22,10 +22,17 @@ LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_serve_kv_cache.log
 BEHIND_A_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
 
 
-def run(code: str, *options: str, behind: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *options: str, behind: tuple[str, ...] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
     command = [*behind, *RUN, *options, "--", "sh", "-c", code]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env={**os.environ, **env}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+        env={**os.environ, **env},
     )
 
 
@@ -67,7 +74,9 @@ def test_folders_of_state_and_cache_are_their_users_alone(tmp_path):
     names = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     run(f"cat {shlex.quote(str(LOG))}; exit 1", "--dry-run", **names)
     made = [tmp_path / kind / "oomguard" for kind in ("state", "cache")]
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made if folder.exists()] == [0o700] * 2
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made if folder.exists()] == [
+        0o700
+    ] * 2
 
 
 @pytest.mark.parametrize("value", ["1", " 1 ", "TRUE"])
@@ -121,9 +130,7 @@ def test_clients_that_say_nothing_use_up_neither_the_probes_nor_the_run(tmp_path
 
 @pytest.mark.parametrize("limit", [12, 16, 24])
 def test_few_descriptors_cost_an_explanation_and_no_status(limit):
-    code = (
-        "import resource, os, sys; resource.setrlimit(7, (int(sys.argv[1]),) * 2); os.execvp(sys.argv[2], sys.argv[2:])"
-    )
+    code = "import resource, os, sys; resource.setrlimit(7, (int(sys.argv[1]),) * 2); os.execvp(sys.argv[2], sys.argv[2:])"
     command = [sys.executable, "-c", code, str(limit), *RUN, "--", "sh", "-c", "echo out; exit 9"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert (ran.returncode, ran.stdout) == (9, "out\n"), ran.stderr
@@ -133,7 +140,9 @@ def test_few_descriptors_cost_an_explanation_and_no_status(limit):
 def test_little_memory_costs_an_explanation_and_no_status(limit_mib):
     limits = f"ulimit -v {limit_mib * 1024}; exec"
     line = f"{limits} {shlex.join([*RUN, '--', 'sh', '-c', 'echo out; exit 9'])}"
-    ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    ran = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
     if "python" in ran.stderr and "oomguard" not in ran.stderr:
         pytest.skip("Python itself does not start in so little")
     assert (ran.returncode, ran.stdout) == (9, "out\n"), ran.stderr

@@ -22,7 +22,9 @@ def run(code: str, tmp_path: Path, *options: str) -> tuple[subprocess.CompletedP
     env = {**hooked(tmp_path, SOON), "XDG_STATE_HOME": str(tmp_path / "state")}
     began_s = time.monotonic()
     command = [*RUN, *options, "--", "sh", "-c", code]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=env, cwd=tmp_path)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=env, cwd=tmp_path
+    )
     return ran, time.monotonic() - began_s
 
 
@@ -44,6 +46,8 @@ def test_one_that_goes_on_is_left_alone(tmp_path):
     ran, _ = run("echo loading; sleep 3; echo up; exit 4", tmp_path)
     assert (ran.returncode, ran.stdout) == (4, "loading\nup\n")
 
-    ran, _ = run(f"cat {LOG}; for i in 1 2 3 4 5 6; do echo retrying $i; sleep 0.5; done; exit 0", tmp_path)
+    ran, _ = run(
+        f"cat {LOG}; for i in 1 2 3 4 5 6; do echo retrying $i; sleep 0.5; done; exit 0", tmp_path
+    )
     assert "retrying 6" in ran.stdout
     assert "its start failed" not in ran.stderr

@@ -22,7 +22,9 @@ FAILED = Attempt(1, {}, exit_status=3)
 def told(monkeypatch):
     events: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        log, "_writer", [lambda _level, event, fields: events.append((event, str(fields.get("reason"))))]
+        log,
+        "_writer",
+        [lambda _level, event, fields: events.append((event, str(fields.get("reason"))))],
     )
     monkeypatch.setattr(log, "_least", [logging.INFO])
     return events
@@ -60,7 +62,11 @@ def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_kee
     def never() -> Journal:
         raise InputError("no place")
 
-    for attempt in (FAILED, Attempt(1, {}, exit_status=0), replace(FAILED, incident=Incident("cuda_oom", "no room"))):
+    for attempt in (
+        FAILED,
+        Attempt(1, {}, exit_status=0),
+        replace(FAILED, incident=Incident("cuda_oom", "no room")),
+    ):
         assert told == []
         keeper = Keeper(never)
         keeper.begin(1, ["job"], {}, ())

@@ -34,7 +34,9 @@ def test_what_a_command_sets_stays():
 
 def test_a_shell_keeps_what_a_command_has_set():
     with shell() as terminal:
-        terminal.type(shlex.join([*QUIET, "stty", "intr", "^X", "rows", "40", "cols", "120"]).encode() + b"\r")
+        terminal.type(
+            shlex.join([*QUIET, "stty", "intr", "^X", "rows", "40", "cols", "120"]).encode() + b"\r"
+        )
         terminal.until(b"\n.*PROMPT> $")
         terminal.type(f"{SHOWS}\r".encode())
         shown = terminal.until(rb"MODES(speed.*?)\r?\n").group(1)
@@ -52,7 +54,16 @@ def test_a_command_that_dies_of_a_signal_leaves_the_terminal_as_it_was():
 
 def test_what_a_failed_attempt_sets_is_neither_the_next_ones_nor_in_the_way_of_what_is_told():
     script = f'stty -echo -onlcr; exec {shlex.join(ENGINE)} "$@"'
-    command = [*RUN, "--allow", "reduces-capacity", "--", "sh", "-c", f"stty -a | grep -o '.echo '; {script}", "sh"]
+    command = [
+        *RUN,
+        "--allow",
+        "reduces-capacity",
+        "--",
+        "sh",
+        "-c",
+        f"stty -a | grep -o '.echo '; {script}",
+        "sh",
+    ]
     with sitting_at(["sh", "-c", f"{shlex.join(command)}; {SHOWS}"]) as terminal:
         shown = terminal.end()
     assert shown.count(b" echo \r\n") == 2

@@ -16,9 +16,24 @@ ENGINE = Path(__file__).with_name("fake_engine.py")
 def run(
     *options: str, engine: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        *options,
+        "--",
+        sys.executable,
+        str(ENGINE),
+        *engine,
+    ]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **(env or {})}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, **(env or {})},
     )
 
 
@@ -34,7 +49,9 @@ def test_what_the_user_set_is_not_lowered_without_permission():
     assert ran.returncode == 1
     assert "RESULT" not in ran.stdout
     assert "you set it: --allow reduces-capacity permits it" in ran.stderr
-    assert len([line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]) == 1  # the cause, shown once
+    assert (
+        len([line for line in ran.stderr.splitlines() if line.startswith(("╭", "+-"))]) == 1
+    )  # the cause, shown once
     assert "engine_dead" not in ran.stderr
     assert '"max_model_len": 1792' in ran.stderr
 
@@ -58,7 +75,10 @@ def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
     assert ran.returncode == 1
     assert ran.stderr.count("oomguard: attempt ended") == 1
     said = " ".join(line.strip("│ ") for line in ran.stderr.splitlines())
-    assert "A process of the engine was killed by SIGILL: it used an instruction that this CPU does not have" in said
+    assert (
+        "A process of the engine was killed by SIGILL: it used an instruction that this CPU does not have"
+        in said
+    )
     assert "This is no memory failure" in said
     assert "nothing more to change by itself" in said
 
@@ -89,7 +109,11 @@ def test_no_relaunch_when_none_is_allowed(tmp_path):
 def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
     """The engine's estimate is wrong here: it fails again at what it asked for."""
     count = tmp_path / "count.log"
-    ran = run("--max-relaunches", "9", engine=("--count", str(count), "--fits", "100", "--estimate", "1792"))
+    ran = run(
+        "--max-relaunches",
+        "9",
+        engine=("--count", str(count), "--fits", "100", "--estimate", "1792"),
+    )
     tried = count.read_text().split()
     assert ran.returncode == 1
     assert tried == ["32768", "1792"]
@@ -97,7 +121,16 @@ def test_the_same_value_is_never_tried_twice_and_the_attempts_end(tmp_path):
 
 def test_after_the_deadline_nothing_is_run_again(tmp_path):
     count = tmp_path / "count.log"
-    slowly = ["sh", "-c", 'sleep 3; exec "$@"', "sh", sys.executable, str(ENGINE), "--count", str(count)]
+    slowly = [
+        "sh",
+        "-c",
+        'sleep 3; exec "$@"',
+        "sh",
+        sys.executable,
+        str(ENGINE),
+        "--count",
+        str(count),
+    ]
     command = [sys.executable, "-m", "oomguard", "run", "--deadline", "2", "--", *slowly]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 1
@@ -109,7 +142,11 @@ def test_the_journal_holds_one_record_of_each_attempt(tmp_path):
     path = tmp_path / "journal.sqlite3"
     run("--journal", str(path))
     first, second = Journal(path).records()
-    assert (first.number, first.exit_status, first.incident["kind"]) == (1, 1, "kv_cache_too_small_for_max_len")
+    assert (first.number, first.exit_status, first.incident["kind"]) == (
+        1,
+        1,
+        "kv_cache_too_small_for_max_len",
+    )
     assert (second.number, second.exit_status, second.incident) == (2, 0, None)
     assert first.session == second.session
     assert second.settings == {"max_model_len": 1792}
@@ -131,7 +168,18 @@ def test_a_report_is_written(tmp_path):
 
 def test_a_failure_in_words_that_no_signature_has_is_told_and_nothing_is_run_again(tmp_path):
     script = f"echo run >> {tmp_path}/runs; echo 'ERROR arena: grow refused: out of device memory' >&2; exit 5"
-    command = [sys.executable, "-m", "oomguard", "run", "--allow", "changes-outputs", "--", "sh", "-c", script]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--allow",
+        "changes-outputs",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 5
@@ -181,7 +229,17 @@ def test_a_relaunch_reads_the_file_of_the_option_again(tmp_path):
 
 
 def test_a_relaunch_that_could_not_read_the_same_is_refused():
-    command = [sys.executable, "-m", "oomguard", "run", "--", sys.executable, str(ENGINE), "--mode", "prompts"]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--",
+        sys.executable,
+        str(ENGINE),
+        "--mode",
+        "prompts",
+    ]
     ran = subprocess.run(command, input=b"one\ntwo\n", capture_output=True, check=False)
 
     assert ran.returncode == 1

@@ -53,7 +53,13 @@ def test_the_command_that_a_run_inside_a_run_starts_in_the_end(command, inner):
 
 
 def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tmp_path):
-    inner = ["--journal", "inner.sqlite3", f"--report={tmp_path / 'inner.md'}", "--metrics", "inner.prom"]
+    inner = [
+        "--journal",
+        "inner.sqlite3",
+        f"--report={tmp_path / 'inner.md'}",
+        "--metrics",
+        "inner.prom",
+    ]
     command = [*OURS, "--", *OURS, *inner, "--", sys.executable, str(ENGINE)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 

@@ -22,7 +22,12 @@ def env(tmp_path):
 
 def ended(command: list[str], env: dict[str, str], stdout: int) -> tuple[int, bytes]:
     ran = subprocess.run(
-        [*RUN, "--", *command], stdout=stdout, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False, env=env
+        [*RUN, "--", *command],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=LIMIT_S,
+        check=False,
+        env=env,
     )
     return ran.returncode, ran.stderr
 
@@ -40,7 +45,9 @@ def test_the_first_write_fails_where_the_reader_went_before_the_start(by, tmp_pa
     reader, writer = os.pipe()
     os.close(reader)
     command = [*([] if by == "bare" else QUIET), sys.executable, "-c", code]
-    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, timeout=LIMIT_S, check=False)
+    ran = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, timeout=LIMIT_S, check=False
+    )
     os.close(writer)
 
     assert (ran.returncode, b"BrokenPipeError" in ran.stderr) == (1, True)

@@ -14,7 +14,11 @@ NOTED = (Line(1, 0, f"(EngineCore pid=7) ERROR 11-24 21:00:00 [core.py:1510] {WO
 
 @each(
     ("output", "kinds"),
-    [("", ["kv_cache_none_left"]), ("starting\n", ["kv_cache_none_left"]), (f"{WORDS}\nKeyError: 'text'\n", [])],
+    [
+        ("", ["kv_cache_none_left"]),
+        ("starting\n", ["kv_cache_none_left"]),
+        (f"{WORDS}\nKeyError: 'text'\n", []),
+    ],
 )
 def test_the_engine_s_own_notes_count_where_its_words_are_not_in_the_output(output, kinds):
     rules = default_rules()
@@ -25,5 +29,8 @@ def test_the_engine_s_own_notes_count_where_its_words_are_not_in_the_output(outp
 
 def test_a_failure_that_was_heard_stands():
     rules = default_rules()
-    own = scan([Line(1, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")], rules)
+    own = scan(
+        [Line(1, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
+        rules,
+    )
     assert Heard(Scanner(rules)).or_said(own, NOTED, rules, {}) is own

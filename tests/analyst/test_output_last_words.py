@@ -29,7 +29,9 @@ except RuntimeError:
 def test_the_last_of_two_tracebacks_ended_it():
     words = last_words(printed(HANDLED + "open('/no/such/file')"))
 
-    assert words.exception == "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"
+    assert (
+        words.exception == "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"
+    )
     assert not any("out of memory" in line for line in words.lines)
 
 
@@ -49,7 +51,14 @@ def test_a_direct_cause_belongs_to_it():
     assert "RuntimeError: CUDA out of memory" in words.lines
 
 
-@each("above", ["Exception in thread Thread-1 (work):", "Exception ignored in: <function f>", "--- Logging error ---"])
+@each(
+    "above",
+    [
+        "Exception in thread Thread-1 (work):",
+        "Exception ignored in: <function f>",
+        "--- Logging error ---",
+    ],
+)
 def test_a_traceback_that_ended_nothing_does_not_count(above):
     first = printed("raise MemoryError('all gone')").decode()
     tail = f"{first}{above}\nTraceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 'a'\n"
@@ -88,7 +97,9 @@ def test_the_prefix_of_a_process_is_no_part_of_it():
         "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
 
-    assert last_words(tail.encode()).exception.startswith("RuntimeError: Engine core initialization failed")
+    assert last_words(tail.encode()).exception.startswith(
+        "RuntimeError: Engine core initialization failed"
+    )
 
 
 def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
@@ -106,12 +117,17 @@ def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
     ("line", "is_one"),
     [
         ("AssertionError: 'CUDA out of memory. Tried to allocate 2 GiB' != 'x'", True),
-        ("AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.", False),
+        (
+            "AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.",
+            False,
+        ),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
     ],
 )
 def test_a_test_that_compares_texts_is_known(line, is_one):
-    traceback = f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n{line}\n'
+    traceback = (
+        f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n{line}\n'
+    )
     assert last_words(traceback.encode()).is_of_a_test is is_one
 
 

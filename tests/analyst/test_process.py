@@ -29,7 +29,9 @@ def run(*command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
 
 
 def start(*command: str, **options: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*OOMGUARD, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [*OOMGUARD, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
 
 
 def py(code: str) -> tuple[str, str, str]:
@@ -80,7 +82,9 @@ def test_output_arrives_while_the_command_runs():
 def test_a_reader_that_goes_away_ends_the_command_as_it_would_without_us():
     """``yes | head -1`` ends because yes finds its pipe closed; with oomguard between them it must too."""
     command = shlex.join([*OOMGUARD, "yes"])
-    ran = subprocess.run(["bash", "-c", f"{command} | head -1"], capture_output=True, timeout=LIMIT_S, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", f"{command} | head -1"], capture_output=True, timeout=LIMIT_S, check=False
+    )
     assert ran.stdout == b"y\n"
     assert b"Traceback" not in ran.stderr
 
@@ -101,7 +105,9 @@ def test_a_paused_reader_does_not_hold_up_a_stop():
         assert process.returncode == 143
 
 
-@pytest.mark.parametrize(("stream", "code", "status"), [("stdout", "seq 3", 1), ("stderr", "seq 3 >&2; exit 3", 3)])
+@pytest.mark.parametrize(
+    ("stream", "code", "status"), [("stdout", "seq 3", 1), ("stderr", "seq 3 >&2; exit 3", 3)]
+)
 def test_lost_output_is_no_success_and_the_commands_own_failure_stays(code, status, stream):
     with open("/dev/full", "wb") as full:
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: full}
@@ -116,7 +122,12 @@ def test_where_the_analysis_fails_the_commands_status_stands_and_its_output_is_n
         "import oomguard.analyst.attempt_diagnosis as e\ndef broken(*_, **__): raise ZeroDivisionError('ours')\ne.Explainer.explain = broken\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ran = run("sh", "-c", "echo printed; exit 3", env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)})
+    ran = run(
+        "sh",
+        "-c",
+        "echo printed; exit 3",
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+    )
     assert (ran.returncode, ran.stdout) == (3, b"printed\n")
     said = b"oomguard: not explained: reason=it failed: ZeroDivisionError: ours output="
     assert ran.stderr.startswith(said)
@@ -131,9 +142,7 @@ def test_a_state_folder_that_cannot_be_written_does_not_stop_the_run():
 
 def test_an_orphan_in_its_own_session_is_ended_and_does_not_hold_us_up(tmp_path):
     file = tmp_path / "pid"
-    orphan = (
-        f"import os, time, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(3 * {LIMIT_S})"
-    )
+    orphan = f"import os, time, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(3 * {LIMIT_S})"
     code = (
         f"import pathlib, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {orphan!r}], start_new_session=True)\n"
         f"file = pathlib.Path({str(file)!r})\nwhile not (file.exists() and file.read_text()): time.sleep(0.05)"
@@ -184,11 +193,11 @@ def test_a_terminal_child_can_read_standard_input(tmp_path):
 def test_what_systemd_means_for_the_process_that_it_starts_is_the_commands():
     """As systemd starts it: the variable names oomguard."""
     name = "LISTEN_PID"
-    code = (
-        f"import os; print(os.environ[{name!r}] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"
-    )
+    code = f"import os; print(os.environ[{name!r}] == str(os.getpid()), os.environ['LISTEN_FDS'], os.fstat(3).st_ino > 0)"
     passed = os.open(os.devnull, os.O_RDONLY)
     shell = f"exec 3<&{passed}; {name}=$$ LISTEN_FDS=1 exec {shlex.join([*OOMGUARD, *py(code)])}"
-    ran = subprocess.run(["bash", "-c", shell], capture_output=True, pass_fds=[passed], timeout=LIMIT_S, check=True)
+    ran = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, pass_fds=[passed], timeout=LIMIT_S, check=True
+    )
     os.close(passed)
     assert ran.stdout == b"True 1 True\n"

@@ -59,7 +59,8 @@ def test_a_child_that_has_ended_while_somebody_else_still_holds_the_pipe_is_none
 
 
 @pytest.mark.parametrize(
-    ("start", "is_it"), [(b"\x7fELFjunk\n", True), (b"MZ\0\0", True), (b"#!/nowhere\n", False), (b"echo 1\n", False)]
+    ("start", "is_it"),
+    [(b"\x7fELFjunk\n", True), (b"MZ\0\0", True), (b"#!/nowhere\n", False), (b"echo 1\n", False)],
 )
 def test_a_program_of_another_machine_is_no_text_for_the_shell(tmp_path, start, is_it):
     (tmp_path / "program").write_bytes(start)

@@ -47,7 +47,9 @@ def recorded(chunks) -> OutputBuffer:
 
 
 def told(diagnosis):
-    return [(i.kind, i.location.line, i.location.byte, i.evidence[0].text) for i in diagnosis.incidents]
+    return [
+        (i.kind, i.location.line, i.location.byte, i.evidence[0].text) for i in diagnosis.incidents
+    ]
 
 
 def as_a_file(data: bytes):
@@ -101,7 +103,9 @@ def test_another_process_reads_the_same_from_the_index(small):
 
     data = HEALTHY * 700 + FAILURE + HEALTHY * 10
     recording = recorded([(1 + i % 2, data[i : i + 1001]) for i in range(0, len(data), 1001)])
-    read = RecordedOutput.from_index(os.dup(recording.fd), json.loads(json.dumps(recording.index())))
+    read = RecordedOutput.from_index(
+        os.dup(recording.fd), json.loads(json.dumps(recording.index()))
+    )
 
     assert as_recorded(read) == as_recorded(recording)
     assert [read.tail(n, 9000) for n in (1, 2)] == [recording.tail(n, 9000) for n in (1, 2)]
@@ -137,7 +141,9 @@ def test_two_streams_are_read_in_the_order_in_which_they_came():
     assert [(i.framework_version, i.location.line) for i in found] == [("0.32.0", 3)]
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9000)), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=9000)), max_size=20)
+)
 def test_no_byte_is_kept_twice_changed_or_out_of_order(chunks):
     before = {name: getattr(module, name) for name in ("SLOT_BYTES", "HEAD_SLOTS", "CAP_BYTES")}
     try:

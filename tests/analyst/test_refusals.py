@@ -12,7 +12,15 @@ from oomguard.cluster.ranks.messages import RankEnd
 from oomguard.remedy.policy import Policy
 from oomguard.retry.ledger import Ledger
 
-PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity", "reason": ""},)
+PATCH = (
+    {
+        "setting": "max_model_len",
+        "from": 32768,
+        "to": 1792,
+        "effect": "reduces-capacity",
+        "reason": "",
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +37,9 @@ def test_what_the_policy_of_a_rank_leaves_is_told_by_its_name_and_a_later_start_
 ):
     refusal = refusal_of(1, Ledger(policy), None, tmp_path / "f", dry_run=False)
     assert refusal == why
-    ends = {0: RankEnd(1, "ended", 143), 1: RankEnd(1, "memory", 1, "exit status 1", {}, PATCH, refusal)}
+    ends = {
+        0: RankEnd(1, "ended", 143),
+        1: RankEnd(1, "memory", 1, "exit status 1", {}, PATCH, refusal),
+    }
     decision = decide(1, ends, {})
     assert (decision.why, decision.is_exhausted) == (f"rank 1: {why}", True)

@@ -60,7 +60,11 @@ def free_port() -> int:
 
 def run(*words: str, options: tuple[str, ...] = OPTIONS) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*HURRIED, *options, "--", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*HURRIED, *options, "--", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
@@ -81,7 +85,9 @@ def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path
     ran = run(*engine, options=(*OPTIONS, "--max-relaunches", "9", "--max-per-hour", "9"))
     assert ran.returncode == 1
     assert starts(tmp_path) == ["0.9", "0.647", "0.394"]
-    assert event(ran.stderr, "waiting before the next attempt")["quick_failures"] == 2  # none before the first relaunch
+    assert (
+        event(ran.stderr, "waiting before the next attempt")["quick_failures"] == 2
+    )  # none before the first relaunch
     said = event(ran.stderr, "crash loop")
     assert said["what"].startswith("3 starts in ")
     assert said["what"].endswith(", each failed of sampler_warmup_oom (OG321, sampling_logits)")
@@ -91,11 +97,15 @@ def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path
     assert refused["command"].endswith("--gpu-memory-utilization 0.141")
 
 
-def held_while_it_fails(tmp_path: Path, engine: list[str], held: socket.socket, address: object) -> tuple[int, str]:
+def held_while_it_fails(
+    tmp_path: Path, engine: list[str], held: socket.socket, address: object
+) -> tuple[int, str]:
     """Run the engine, and listen on its address before it fails."""
     go = tmp_path / "go"
     command = [*HURRIED, *OPTIONS, "--", *engine, "--before", str(go), "--fits", "0.8"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert wait_for((tmp_path / "count").exists)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(address)
@@ -128,11 +138,15 @@ def test_the_first_start_is_left_alone_where_its_port_is_taken(tmp_path, engine)
     assert "its address is taken" not in ran.stderr
 
 
-def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds_it(tmp_path, engine, unix_path):
+def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds_it(
+    tmp_path, engine, unix_path
+):
     ran = run(*engine, "--uds", str(unix_path), "--fits", "0.8")
     assert ran.returncode == 0, ran.stderr
     assert starts(tmp_path) == ["0.9", "0.647"]
-    assert event(ran.stderr, "removed the socket that the failed attempt left")["path"] == str(unix_path)
+    assert event(ran.stderr, "removed the socket that the failed attempt left")["path"] == str(
+        unix_path
+    )
 
 
 # Without a process: the rows of a ledger, and what is told.
@@ -142,22 +156,31 @@ def failed(setting: str = "gpu_memory_utilization", new: float = 0.8) -> Inciden
     facts = {"tried_bytes": Fact("tried_bytes", 2**32, "printed")}
     plan = (Patch(setting, 0.9, new, Effect.OUTPUT_PRESERVING, "it fits"),)
     cause = Cause("utilization_too_high", "OG316", 0.8, (), "why")
-    return Incident("cuda_oom", "out of memory", phase="decode", facts=facts, causes=(cause,), plan=plan)
+    return Incident(
+        "cuda_oom", "out of memory", phase="decode", facts=facts, causes=(cause,), plan=plan
+    )
 
 
 @pytest.fixture
 def said(monkeypatch):
     """Every event that is written."""
     told = []
-    monkeypatch.setattr(log, "_writer", [lambda _level, text, fields: told.append({"event": text, **fields})])
+    monkeypatch.setattr(
+        log, "_writer", [lambda _level, text, fields: told.append({"event": text, **fields})]
+    )
     monkeypatch.setattr(memory_wait, "devices_by_index", dict)
     return told
 
 
-def failing(ledger: Ledger, folder: Path, *flags: str, times: int = 2, **options: object) -> list[bool]:
+def failing(
+    ledger: Ledger, folder: Path, *flags: str, times: int = 2, **options: object
+) -> list[bool]:
     """Fail so often, each time after a thousandth of a second; return whether each failure led on."""
     launch = Launch(("vllm", "serve", "org/model", *(flags or ("--port", str(free_port())))))
-    manners, led_on = Between(ledger, vllm, lambda: False, lambda: "the next command", **options), []
+    manners, led_on = (
+        Between(ledger, vllm, lambda: False, lambda: "the next command", **options),
+        [],
+    )
     for number in ledger.rounds():
         manners.begins(launch)
         incident = failed(new=0.9 - number / 10)
@@ -195,14 +218,18 @@ def test_shared_memory_that_was_left_behind_is_told(said, tmp_path, monkeypatch)
     shm = tmp_path / "shm"
     shm.mkdir()
     monkeypatch.setattr(
-        memory_wait, "wait_until_free", lambda *_args, **_options: (shm / "psm_ab").write_text("x") and None
+        memory_wait,
+        "wait_until_free",
+        lambda *_args, **_options: (shm / "psm_ab").write_text("x") and None,
     )
     assert failing(Ledger(Policy()), tmp_path, times=1, shared_memory=shm) == [True]
     assert said[-1]["event"] == "shared memory was left behind while the failed attempt ran"
     assert said[-1]["remove"] == f"rm {shm}/psm_ab"
 
 
-def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(said, tmp_path, unix_path, monkeypatch):
+def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(
+    said, tmp_path, unix_path, monkeypatch
+):
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(unix_path))
     monkeypatch.setattr(restart_gate, "LIMIT_S", 0.0)
@@ -211,14 +238,22 @@ def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(said, tm
     assert said[-1]["held_by"] == "nobody: the file of a socket that was left behind"
 
 
-def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(said, tmp_path, monkeypatch):
+def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
+    said, tmp_path, monkeypatch
+):
     """A server that serves for a while between its failures is run again as often as its hours allow."""
     now = {"s": 0.0}
     monkeypatch.setattr(restart_gate, "pause_s", lambda _quick: 0.0)
-    monkeypatch.setattr(restart_gate, "HourBudget", lambda most: restart_gate.HourBudget(most, lambda: now["s"]))
-    monkeypatch.setattr(memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {})
+    monkeypatch.setattr(
+        restart_gate, "HourBudget", lambda most: restart_gate.HourBudget(most, lambda: now["s"])
+    )
+    monkeypatch.setattr(
+        memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {}
+    )
     ledger = Ledger(Policy(max_relaunches=8, max_per_hour=3))
     monkeypatch.setattr(restart_gate.CrashLoop, "is_another_step", lambda *_args: False)
     assert failing(ledger, tmp_path, times=8) == [True] * 8
-    monkeypatch.setattr(memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1100) or {})
+    monkeypatch.setattr(
+        memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1100) or {}
+    )
     assert failing(Ledger(ledger.policy), tmp_path, times=8) == [True, True, True, False]

@@ -47,7 +47,10 @@ def test_two_starts_are_none():
 
 @each("other", [{"kind": "hip_oom"}, {"rule": "OG317"}, {"phase": "prefill"}])
 def test_another_kind_rule_or_phase_in_between_ends_the_loop(other):
-    assert looped((incident(**SAME), ()), (incident(**other, **SAME), U), (incident(**SAME), U)).said is None
+    assert (
+        looped((incident(**SAME), ()), (incident(**other, **SAME), U), (incident(**SAME), U)).said
+        is None
+    )
 
 
 def test_an_attempt_that_ran_for_long_ends_the_loop():
@@ -90,7 +93,9 @@ def test_a_change_that_helped_may_go_on():
 
 def test_the_last_step_of_a_setting_decides():
     better = {**SAME, "device_free_bytes": 2 * GIB}
-    assert looped((incident(**SAME), ()), (incident(**better), U), (incident(**better), U)).is_another_step([patch()])
+    assert looped(
+        (incident(**SAME), ()), (incident(**better), U), (incident(**better), U)
+    ).is_another_step([patch()])
 
 
 def test_where_no_figure_is_printed_nothing_is_concluded():
@@ -119,7 +124,11 @@ def test_where_no_figure_is_printed_nothing_is_concluded():
         ({"device_free_bytes": GIB}, {"device_free_bytes": 2 * GIB}, None),
         ({"kv_cache_available_bytes": -GIB}, {"kv_cache_available_bytes": -GIB // 2}, True),
         ({"kv_cache_available_bytes": -GIB}, {"kv_cache_available_bytes": -GIB}, False),
-        ({"kv_cache_available_bytes": -GIB}, {"kv_cache_available_bytes": 0, "kv_cache_needed_bytes": GIB}, None),
+        (
+            {"kv_cache_available_bytes": -GIB},
+            {"kv_cache_available_bytes": 0, "kv_cache_needed_bytes": GIB},
+            None,
+        ),
         (
             {"desired_bytes": 9 * GIB, "device_free_bytes": GIB},
             {"desired_bytes": 8 * GIB, "device_free_bytes": GIB},

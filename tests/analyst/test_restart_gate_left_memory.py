@@ -52,7 +52,9 @@ def test_what_a_process_has_is_not_left(tmp_path, how):
         "sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(path), how]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "READY\n"
         assert left_since(frozenset(), NAMES, tmp_path) == ()
         process.communicate()
@@ -66,7 +68,9 @@ def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
         assert segment.name not in {left.name for left in left_since(before, NAMES, FOLDER)}
         segment.buf[:] = b"x" * MIB
         segment.close()
-        assert {left.name: left.bytes for left in left_since(before, NAMES, FOLDER)}[segment.name] == MIB
+        assert {left.name: left.bytes for left in left_since(before, NAMES, FOLDER)}[
+            segment.name
+        ] == MIB
     finally:
         segment.unlink()
 

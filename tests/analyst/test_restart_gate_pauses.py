@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.analyst.restart_gate import HOUR_S, LONGEST_PAUSE_S, QUICK_S, HourBudget, pause_s, quick_failures, rest
+from oomguard.analyst.restart_gate import (
+    HOUR_S,
+    LONGEST_PAUSE_S,
+    QUICK_S,
+    HourBudget,
+    pause_s,
+    quick_failures,
+    rest,
+)
 from oomguard.core.incident import Attempt
 from support.each import each
 
@@ -37,7 +45,14 @@ def test_the_pause_is_never_longer_than_its_limit(quick):
 
 @each(
     ("seconds", "quick"),
-    [((1,), 1), ((1, 2, 3), 3), ((1, QUICK_S, 3), 1), ((1, 2, QUICK_S), 0), ((QUICK_S, QUICK_S - 0.1), 1), ((), 0)],
+    [
+        ((1,), 1),
+        ((1, 2, 3), 3),
+        ((1, QUICK_S, 3), 1),
+        ((1, 2, QUICK_S), 0),
+        ((QUICK_S, QUICK_S - 0.1), 1),
+        ((), 0),
+    ],
 )
 def test_an_attempt_that_served_for_a_while_ends_the_row_of_quick_failures(seconds, quick):
     assert quick_failures(attempts(*seconds)) == quick
@@ -59,7 +74,9 @@ class Clock:
         return self.now_s
 
 
-waits = st.lists(st.floats(0, 2 * HOUR_S) | st.sampled_from([0.0, 1.0, HOUR_S / 3, HOUR_S]), max_size=40)
+waits = st.lists(
+    st.floats(0, 2 * HOUR_S) | st.sampled_from([0.0, 1.0, HOUR_S / 3, HOUR_S]), max_size=40
+)
 
 
 @given(most=st.integers(0, 5), waits=waits)

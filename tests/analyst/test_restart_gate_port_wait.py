@@ -78,7 +78,10 @@ def test_a_listener_at_another_address_is_in_nobody_s_way():
 def test_a_server_that_would_share_its_port_holds_it():
     """vLLM with several API servers binds with SO_REUSEPORT: one that was left would get a part of the requests."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, "127.0.0.1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, "127.0.0.1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         port = int(process.stdout.readline())
         told = wait_until_free(Address("127.0.0.1", port), never, limit_s=0)
@@ -99,7 +102,10 @@ def test_a_stop_ends_the_wait():
     threading.Timer(0.1, stopped.set).start()
     began_s = time.monotonic()
     with listening() as held:
-        assert wait_until_free(Address("127.0.0.1", port_of(held)), stopped.is_set, limit_s=3600) is None
+        assert (
+            wait_until_free(Address("127.0.0.1", port_of(held)), stopped.is_set, limit_s=3600)
+            is None
+        )
     assert time.monotonic() - began_s < 60
 
 
@@ -120,8 +126,12 @@ def test_a_holder_of_another_user_is_said_to_be_not_ours_to_read(monkeypatch):
 
 def test_the_secrets_of_a_holder_are_masked():
     command = [sys.executable, "-c", HOLDER, "127.0.0.1", "--api-key", "Hunter2"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        told = wait_until_free(Address("127.0.0.1", int(process.stdout.readline())), never, limit_s=0)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        told = wait_until_free(
+            Address("127.0.0.1", int(process.stdout.readline())), never, limit_s=0
+        )
         process.communicate()
     assert "Hunter2" not in told
 
@@ -150,5 +160,8 @@ def test_a_unix_socket_that_nobody_listens_on_is_told_and_can_be_removed(unix_pa
 def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
     (tmp_path / "notes").write_text("mine")
     assert not remove_left_socket(str(tmp_path / "notes"))
-    assert wait_until_free(Address(path=str(tmp_path / "notes")), never, limit_s=0) == "a file that is no socket"
+    assert (
+        wait_until_free(Address(path=str(tmp_path / "notes")), never, limit_s=0)
+        == "a file that is no socket"
+    )
     assert (tmp_path / "notes").read_text() == "mine"

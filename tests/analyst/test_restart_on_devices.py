@@ -50,7 +50,9 @@ def test_its_own_device_comes_first(gpus):
         succeeds_from_now(gpus)
         errors = job.communicate(timeout=100)[1]
     assert job.returncode == 0, errors
-    assert [uuids for _, _, what, uuids in gpus.happened() if what == "ends"] == [[simulated_gpus.uuid(0)]] * 2
+    assert [uuids for _, _, what, uuids in gpus.happened() if what == "ends"] == [
+        [simulated_gpus.uuid(0)]
+    ] * 2
 
 
 def test_where_another_start_has_it_a_free_one_is_taken(gpus):
@@ -101,16 +103,34 @@ def test_a_device_that_fell_off_is_left_for_another_one_also_where_it_is_leased_
 
 
 def test_without_another_device_one_that_fell_off_is_waited_for_and_the_run_ends(gpus):
-    options = ("--gpus", simulated_gpus.uuid(0), "--wait", "1s", "--restart", "on-failure", "--idempotent")
+    options = (
+        "--gpus",
+        simulated_gpus.uuid(0),
+        "--wait",
+        "1s",
+        "--restart",
+        "on-failure",
+        "--idempotent",
+    )
     with start(gpus, options, loses(gpus, 0, count=2)) as job:
         out, errors = job.communicate(timeout=100)
     assert (job.returncode, out) == (3, "on 0\n"), errors
-    assert "not run again: no device, also after 1 s: GPU 0: it does not answer: GPU is lost" in errors
+    assert (
+        "not run again: no device, also after 1 s: GPU 0: it does not answer: GPU is lost" in errors
+    )
 
 
 def test_a_device_that_comes_back_is_taken_again(gpus):
     gpus.are_alike(1)
-    options = ("--gpus", simulated_gpus.uuid(0), "--wait", "1m", "--restart", "on-failure", "--idempotent")
+    options = (
+        "--gpus",
+        simulated_gpus.uuid(0),
+        "--wait",
+        "1m",
+        "--restart",
+        "on-failure",
+        "--idempotent",
+    )
     with start(gpus, options, loses(gpus, 0, count=1)) as job:
         assert job.stderr is not None
         assert any("waiting for a device to start again" in line for line in job.stderr)

@@ -11,7 +11,17 @@ ENGINE = Path(__file__).with_name("fake_engine.py")
 
 
 def run(*engine, options=()):
-    command = [sys.executable, "-m", "oomguard", "run", *options, "--", sys.executable, str(ENGINE), *engine]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        *options,
+        "--",
+        sys.executable,
+        str(ENGINE),
+        *engine,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
@@ -20,7 +30,13 @@ def said(text):
 
 
 def test_a_length_that_the_command_itself_asks_for_stays(tmp_path):
-    ran = run("--input-len", "3000", "--count", str(tmp_path / "count.log"), options=("--allow", "reduces-capacity"))
+    ran = run(
+        "--input-len",
+        "3000",
+        "--count",
+        str(tmp_path / "count.log"),
+        options=("--allow", "reduces-capacity"),
+    )
     assert ran.returncode == 1
     assert (tmp_path / "count.log").read_text().split() == ["32768"]
     assert "below the 3000 that the command asks for (--input-len 3000)" in said(ran.stderr)
@@ -54,7 +70,9 @@ def test_a_reused_change_that_refuses_a_request_is_told_and_the_run_is_not_repea
     def job(mode):
         command = [sys.executable, "-m", "oomguard", "run", *options, "--", "sh", str(script)]
         env = {**os.environ, "MODE": mode}
-        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=200, check=False, env=env
+        )
 
     assert job("").returncode == 0
     ran = job("prompt")
@@ -62,6 +80,7 @@ def test_a_reused_change_that_refuses_a_request_is_told_and_the_run_is_not_repea
     assert ran.returncode == 1
     assert count.read_text().split() == ["32768", "1792", "1792"]
     assert (
-        "what was reused refused a request: run it without --reuse, or forget it: setting=max_model_len" in ran.stderr
+        "what was reused refused a request: run it without --reuse, or forget it: setting=max_model_len"
+        in ran.stderr
     )
     assert "known to work: run 1 of " in ran.stderr

@@ -10,7 +10,13 @@ from types import MappingProxyType
 
 import pytest
 
-from oomguard.analyst.run_key import chosen_by_user, digest_of_files, names_a_place_here, started_as, what_ran
+from oomguard.analyst.run_key import (
+    chosen_by_user,
+    digest_of_files,
+    names_a_place_here,
+    started_as,
+    what_ran,
+)
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Effect, EngineStart, Incident, Patch, SettingInForce
 from oomguard.journal.store import Ran
@@ -60,7 +66,9 @@ def test_a_path_of_this_folder_is_told_from_one_that_means_the_same_everywhere(f
 
     assert names_a_place_here(["vllm", "serve", "./tiny"])
     assert names_a_place_here(["x", "--model=tiny"])
-    assert not names_a_place_here(["vllm", "serve", "org/model", str(folder / "tiny"), "", "a prompt " * 1000])
+    assert not names_a_place_here(
+        ["vllm", "serve", "org/model", str(folder / "tiny"), "", "a prompt " * 1000]
+    )
 
 
 def test_a_working_directory_that_is_gone_is_not_known(folder: Path):
@@ -72,8 +80,12 @@ def test_a_working_directory_that_is_gone_is_not_known(folder: Path):
 
 
 def test_what_ran_is_what_the_engine_told_else_what_failed_told():
-    told = EngineStart(1, "vllm", "0.33.0", settings={"model": SettingInForce("model", "/home/alice/m", True, "x")})
-    failed = Incident("cuda_oom", "", "torch", None, facts=MappingProxyType({"model": Fact("model", "other")}))
+    told = EngineStart(
+        1, "vllm", "0.33.0", settings={"model": SettingInForce("model", "/home/alice/m", True, "x")}
+    )
+    failed = Incident(
+        "cuda_oom", "", "torch", None, facts=MappingProxyType({"model": Fact("model", "other")})
+    )
 
     assert what_ran(failed, told, "H100") == Ran("vllm", "0.33.0", "~/m", "H100")
     assert what_ran(failed, None, None) == Ran("torch", None, "other", None)
@@ -87,7 +99,11 @@ def test_whose_a_setting_was_is_kept_for_what_the_plan_changes():
     )
     settings = {"max_model_len": SettingInForce("max_model_len", 2, True, "command")}
 
-    assert chosen_by_user(Incident("x", "", plan=plan, settings=settings)) == {"max_model_len": True}
-    assert chosen_by_user(Incident("x", "", plan=plan[:1], settings_complete=True)) == {"max_model_len": False}
+    assert chosen_by_user(Incident("x", "", plan=plan, settings=settings)) == {
+        "max_model_len": True
+    }
+    assert chosen_by_user(Incident("x", "", plan=plan[:1], settings_complete=True)) == {
+        "max_model_len": False
+    }
     assert chosen_by_user(Incident("x", "", plan=plan[:1])) == {"max_model_len": None}
     assert chosen_by_user(None) == {}

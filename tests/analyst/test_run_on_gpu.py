@@ -15,7 +15,10 @@ from support.supervising import LIMIT_S, RUN
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Segments that are all free, then a block in each that leaves a rest: no rest holds the last block, all of them together would.
 FRAGMENTS = """
@@ -46,18 +49,33 @@ torch.empty(2 * torch.cuda.get_device_properties(0).total_memory, dtype=torch.ui
 
 
 def environment():
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTORCH_", "OOMGUARD_"))}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))}
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("PYTORCH_", "OOMGUARD_"))
+    }
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")])),
+    }
 
 
 def ran(words, folder):
     return subprocess.run(
-        words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        words,
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
 @pytest.mark.parametrize("share", ["1", "0.25"], ids=["the whole device", "a quarter of it"])
-def test_a_fragmented_device_is_found_and_one_relaunch_with_expandable_segments_succeeds(tmp_path, told, share):
+def test_a_fragmented_device_is_found_and_one_relaunch_with_expandable_segments_succeeds(
+    tmp_path, told, share
+):
     (tmp_path / "job.py").write_text(FRAGMENTS)
     done = ran([*RUN, "--", sys.executable, "job.py", share], tmp_path)
 
@@ -75,7 +93,9 @@ def test_every_printed_number_of_a_real_failure_is_read(tmp_path, told, share):
     (tmp_path / "job.py").write_text(FILLS)
     bare = ran([sys.executable, "job.py", share], tmp_path)
     (tmp_path / "error.log").write_text(bare.stderr)
-    read = ran([sys.executable, "-m", "oomguard", "diagnose", "--format", "json", "error.log"], tmp_path)
+    read = ran(
+        [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", "error.log"], tmp_path
+    )
     (message,) = re.findall(r"CUDA out of memory.*", bare.stderr)[:1]
     (incident,) = json.loads(read.stdout)["incidents"]
 

@@ -43,7 +43,16 @@ def test_a_failure_is_diagnosed_as_through_a_pipe(tmp_path):
         return json.loads(re.sub(r"line \d+: ", "line: ", (tmp_path / name).read_text()))
 
     def command(name: str) -> list[str]:
-        return [*RUN, "-q", "--max-relaunches", "0", "--report", str(tmp_path / name), "--", *ENGINE]
+        return [
+            *RUN,
+            "-q",
+            "--max-relaunches",
+            "0",
+            "--report",
+            str(tmp_path / name),
+            "--",
+            *ENGINE,
+        ]
 
     transcript(command("terminal.json"))
     subprocess.run([*command("pipe.json")], capture_output=True, timeout=LIMIT_S, check=False)
@@ -118,7 +127,9 @@ def test_a_stop_key_is_a_stop_nothing_is_run_again_after_it():
         f"def fail(*_): os.execv(sys.executable, {ENGINE})\n"
         "signal.signal(signal.SIGINT, fail)\nprint('READY', flush=True)\ntime.sleep(3600)"
     )
-    shown = transcript([*RUN, "--allow", "reduces-capacity", "--", PY, "-c", code], [(b"READY\r\n", b"\x03")])
+    shown = transcript(
+        [*RUN, "--allow", "reduces-capacity", "--", PY, "-c", code], [(b"READY\r\n", b"\x03")]
+    )
     assert b"out of memory" in shown or b"max_model_len" in shown
     assert b"running again" not in shown
 

@@ -38,9 +38,18 @@ def run(
     return started([*RUN, *options, "--", sys.executable, str(script), *arguments], work, env)
 
 
-def started(command: list[str], work: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(work.parent), **(env or {})}
-    return subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=200, check=False, env=variables)
+def started(
+    command: list[str], work: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parents[1]),
+        "TMPDIR": str(work.parent),
+        **(env or {}),
+    }
+    return subprocess.run(
+        command, cwd=work, capture_output=True, text=True, timeout=200, check=False, env=variables
+    )
 
 
 def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
@@ -96,7 +105,9 @@ HARMLESS = {
 
 def test_what_can_be_written_again_does_not_stand_in_the_way(work):
     (work / "input.txt").write_text("prompts")
-    caches = {name: str(work / name.lower()) for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT")}
+    caches = {
+        name: str(work / name.lower()) for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT")
+    }
     ran = run(work, "\n".join(HARMLESS.values()), env=caches)
 
     assert ran.returncode == 0, ran.stderr
@@ -163,7 +174,9 @@ def test_idempotent_permits_it_and_what_is_repeated_is_said(work):
     ran = run(work, WROTE, "--idempotent")
 
     assert ran.returncode == 0
-    assert "may run again from the beginning; --idempotent permits to repeat what it did" in ran.stderr
+    assert (
+        "may run again from the beginning; --idempotent permits to repeat what it did" in ran.stderr
+    )
     assert f"it wrote a file: path={work / 'results.jsonl'}" in ran.stderr
 
 
@@ -173,10 +186,22 @@ def test_the_variable_permits_it_too_and_a_stranger_s_table_does_not(work):
     (work / "pyproject.toml").write_text("[tool.oomguard]\nidempotent = true\n")
     ran = run(work, WROTE)
     assert ran.returncode == 1
-    assert "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file may set it" in ran.stderr
+    assert (
+        "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file may set it"
+        in ran.stderr
+    )
 
 
-OWN = ("--metrics", "link.prom", "--journal", "a.sqlite3", "--report", "a.json", "--termination-message", "a.txt")
+OWN = (
+    "--metrics",
+    "link.prom",
+    "--journal",
+    "a.sqlite3",
+    "--report",
+    "a.json",
+    "--termination-message",
+    "a.txt",
+)
 
 
 def test_what_oomguard_itself_writes_is_no_side_effect_of_the_command(work):

@@ -125,7 +125,10 @@ def test_a_folder_that_is_named_is_looked_into(work, tmp_path):
     with (work / "sub" / "old.jsonl").open("a") as file:
         file.write("1")
 
-    assert found(work, since_ns, "--out", str(tmp_path / "out"), "sub") == ["../out/new.jsonl", "sub/old.jsonl"]
+    assert found(work, since_ns, "--out", str(tmp_path / "out"), "sub") == [
+        "../out/new.jsonl",
+        "sub/old.jsonl",
+    ]
 
 
 def test_what_another_process_holds_open_is_that_one_s(work):

@@ -118,7 +118,9 @@ def test_what_an_argument_names_counts(words, tmp_path):
     assert found.counts(str(named))
 
 
-@pytest.mark.parametrize("flag", ["--cache-dir", "--download-dir", "--hf_cache", "--log-file", "--tmpdir"])
+@pytest.mark.parametrize(
+    "flag", ["--cache-dir", "--download-dir", "--hf_cache", "--log-file", "--tmpdir"]
+)
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
 def test_a_flag_of_a_cache_a_log_or_a_temporary_folder_names_none_that_counts(flag, form, tmp_path):
     folder = tmp_path / "kept"
@@ -131,7 +133,9 @@ def test_a_flag_of_a_cache_a_log_or_a_temporary_folder_names_none_that_counts(fl
 
 def test_a_name_in_the_working_folder_is_read_from_there(tmp_path):
     (tmp_path / "results.jsonl").write_text("1")
-    assert places(("results.jsonl",), folder=str(tmp_path)).named == (str(tmp_path / "results.jsonl"),)
+    assert places(("results.jsonl",), folder=str(tmp_path)).named == (
+        str(tmp_path / "results.jsonl"),
+    )
 
 
 def test_the_root_a_home_and_the_folders_above_are_not_named_by_chance(tmp_path):

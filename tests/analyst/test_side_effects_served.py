@@ -11,16 +11,12 @@ from oomguard.supervisor.output_buffer import OutputBuffer
 from support.each import each
 
 POST = b'INFO:     127.0.0.1:41882 - "POST /v1/completions HTTP/1.1" 200 OK\n'
-RECEIVED = (
-    b"INFO 11-22 06:40:43 [logger.py:43] Received request cmpl-5f: params: SamplingParams(n=1), lora_request: None.\n"
-)
+RECEIVED = b"INFO 11-22 06:40:43 [logger.py:43] Received request cmpl-5f: params: SamplingParams(n=1), lora_request: None.\n"
 STEP = b"step 17 of the training: loss 0.4711\n"
 
 
 def throughput(prompt: float, generation: float, process: bytes = b"(APIServer pid=1) ") -> bytes:
-    figures = (
-        f"Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generation} tokens/s, Running: 0 reqs\n"
-    )
+    figures = f"Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generation} tokens/s, Running: 0 reqs\n"
     return process + b"INFO 11-22 06:40:43 [loggers.py:127] Engine 000: " + figures.encode()
 
 

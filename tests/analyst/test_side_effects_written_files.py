@@ -24,7 +24,9 @@ def holding(code: str, folder: Path) -> Iterator[Callable[[], None]]:
     """A process that has run ``code``; what is yielded lets it go on to what stands behind ``wait()``."""
     before = "import sys\ndef wait():\n    print(flush=True); sys.stdin.readline()\n"
     command = [sys.executable, "-c", before + code + "\nwait()"]
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
 
         def go_on() -> None:
             process.stdin.write(b"\n")
@@ -54,7 +56,9 @@ def test_a_file_open_for_writing_is_found_once_it_has_been_written(mode, tmp_pat
     if mode == "r+":
         (tmp_path / "out").write_text("before")
     since_ns, files = now_ns(), OpenFiles(os.getpid())
-    with holding(f"f = open('out', {mode!r}); wait(); f.write('later'); f.flush()", tmp_path) as go_on:
+    with holding(
+        f"f = open('out', {mode!r}); wait(); f.write('later'); f.flush()", tmp_path
+    ) as go_on:
         files.look()
         if mode != "r+":
             assert names(files, since_ns) == []
@@ -76,7 +80,9 @@ def test_a_file_that_is_only_read_or_was_written_before_is_not_found(tmp_path, n
 
 def test_what_is_written_under_another_name_and_put_in_its_place_is_found(tmp_path, names):
     files = OpenFiles(os.getpid())
-    with holding("f = open('x.partial', 'w'); f.write('1'); f.close(); f = open('x.partial', 'a')", tmp_path):
+    with holding(
+        "f = open('x.partial', 'w'); f.write('1'); f.close(); f = open('x.partial', 'a')", tmp_path
+    ):
         files.look()
     (tmp_path / "x.partial").rename(tmp_path / "x")
 

@@ -26,7 +26,14 @@ from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
 
 LISTENER = [sys.executable, str(Path(__file__).with_name("listener.py"))]
 ENGINE = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
-FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}
 JOB_STOPS = [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU]
 STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 NOT_HANDED_ON = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, *FAULTS, *JOB_STOPS}
@@ -39,7 +46,12 @@ def listening(*words: str, prefix: tuple[str, ...] = ()) -> Iterator[tuple[subpr
     """A listener under a supervisor without a terminal, in a process group as a shell gives a job one; and its number."""
     command = [*prefix, *QUIET, *LISTENER, *words]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
     ) as process:
         ready = process.stdout.readline().split()
         assert ready[:1] == ["READY"], process.stderr.read()
@@ -53,7 +65,9 @@ def listening(*words: str, prefix: tuple[str, ...] = ()) -> Iterator[tuple[subpr
 
 def heard(process: subprocess.Popen) -> list[int]:
     """What the listener got until now; it ends."""
-    process.send_signal(signal.SIGRTMAX)  # of several that wait the lowest comes first: this one is the last
+    process.send_signal(
+        signal.SIGRTMAX
+    )  # of several that wait the lowest comes first: this one is the last
     output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 7, errors
     assert output.endswith("END\n")
@@ -61,7 +75,9 @@ def heard(process: subprocess.Popen) -> list[int]:
 
 
 def test_each_signal_that_another_process_sends_goes_on_once():
-    sent = [number for number in (*STANDARD, *REAL_TIME) if number not in STOPS]  # a third stop kills
+    sent = [
+        number for number in (*STANDARD, *REAL_TIME) if number not in STOPS
+    ]  # a third stop kills
     with listening() as (process, _):
         for number in sent:
             process.send_signal(number)
@@ -85,7 +101,9 @@ def test_a_stopped_command_can_still_be_ended():
     number = signal.SIGTERM
     code = "import signal, os; signal.signal(signal.SIGINT, signal.SIG_DFL); print(os.getpid(), flush=True); signal.pause()"
     command = [*RUN, "-q", "--grace", "100000", "--", sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+    ) as process:
         child = int(process.stdout.readline())
         os.kill(child, signal.SIGSTOP)
         assert wait_for(lambda: state(child) == "T")
@@ -103,7 +121,9 @@ def test_a_command_that_ends_by_a_stop_gives_128_plus_its_number(number):
         assert process.wait(LIMIT_S) == 128 + number
 
 
-@pytest.mark.parametrize(("number", "relaunched"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(
+    ("number", "relaunched"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)]
+)
 def test_only_a_stop_keeps_a_failure_from_being_remedied(number, relaunched, tmp_path):
     """The command survives the signal and fails of memory afterwards."""
     go = tmp_path / "go"
@@ -115,7 +135,9 @@ def test_only_a_stop_keeps_a_failure_from_being_remedied(number, relaunched, tmp
         f"sys.exit(subprocess.run({ENGINE!r}).returncode)\n"
     )
     command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "READY\n"
         process.send_signal(number)
         output, errors = process.communicate(timeout=LIMIT_S)
@@ -170,17 +192,25 @@ def test_the_command_starts_with_the_signals_that_oomguard_was_started_with():
     """``env`` sets them; what the command then finds is what it would find without oomguard."""
     options = ["--ignore-signal=HUP", "--ignore-signal=PWR", "--block-signal=USR1"]
     env = shutil.which("env")
-    if env is None or subprocess.run([env, *options, "true"], capture_output=True, check=False).returncode:
+    if (
+        env is None
+        or subprocess.run([env, *options, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("env cannot set signals here")
     bare = subprocess.run([env, *options, *SIGNALS_OF_A_PROCESS], capture_output=True, check=True)
-    ours = subprocess.run([env, *options, *QUIET, *SIGNALS_OF_A_PROCESS], capture_output=True, check=True)
+    ours = subprocess.run(
+        [env, *options, *QUIET, *SIGNALS_OF_A_PROCESS], capture_output=True, check=True
+    )
     assert ours.stdout == bare.stdout
 
 
 def test_a_signal_that_was_ignored_at_the_start_reaches_a_command_that_handles_it():
     """``nohup`` ignores HUP, ``&`` in a script INT: a server sets its own handler all the same."""
     number = signal.SIGHUP
-    with listening(prefix=("env", f"--ignore-signal={signal.Signals(number).name[3:]}")) as (process, _):
+    with listening(prefix=("env", f"--ignore-signal={signal.Signals(number).name[3:]}")) as (
+        process,
+        _,
+    ):
         process.send_signal(number)
         assert heard(process) == [number]
 
@@ -206,7 +236,9 @@ else:
 def test_a_signal_to_the_group_reaches_what_the_command_has_started_too():
     number = signal.SIGINT
     command = [*QUIET, sys.executable, "-c", FAMILY, FAMILY]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout.readline() == "READY\n"
         os.killpg(process.pid, number)
         assert sorted(process.communicate(timeout=LIMIT_S)[0].split()) == sorted(
@@ -218,7 +250,10 @@ def test_a_signal_to_every_process_of_a_service_reaches_the_command_once():
     """systemd with ``KillMode=control-group``, ``scancel --full``, ``kill -1``."""
     number = signal.SIGTERM
     with listening() as (process, _):
-        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        for one in [
+            *psutil.Process(process.pid).children(recursive=True),
+            psutil.Process(process.pid),
+        ]:
             one.send_signal(number)
         time.sleep(0.5)
         assert heard(process) == [number]
@@ -264,8 +299,14 @@ def test_after_a_stop_nothing_is_started():
 
 def test_signals_are_as_before_when_it_is_over():
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    before = [signal.getsignal(number) for number in numbers], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    before = (
+        [signal.getsignal(number) for number in numbers],
+        signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    )
     with Signals():
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert ([signal.getsignal(number) for number in numbers], signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before
+    assert (
+        [signal.getsignal(number) for number in numbers],
+        signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    ) == before
     assert [one.name for one in threading.enumerate() if one.name == "oomguard-signals"] == []

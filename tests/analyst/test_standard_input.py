@@ -89,7 +89,9 @@ LOOPS = [
 def test_in_a_shells_loop_it_takes_from_the_input_what_the_command_takes(loop, tmp_path):
     def shown(command: list[str]) -> bytes:
         line = loop.format(shlex.join(command))
-        ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=LIMIT_S, check=False, cwd=tmp_path)
+        ran = subprocess.run(
+            ["bash", "-c", line], capture_output=True, timeout=LIMIT_S, check=False, cwd=tmp_path
+        )
         assert ran.stderr == b""
         return ran.stdout
 
@@ -115,7 +117,9 @@ def test_a_closed_standard_input_stays_closed():
     assert source.lost is None
 
 
-def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch_reads_it_again(tmp_path):
+def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch_reads_it_again(
+    tmp_path,
+):
     os.mkfifo(tmp_path / "fifo")
     both = os.open(tmp_path / "fifo", os.O_RDWR)
     source = StandardInput(both)

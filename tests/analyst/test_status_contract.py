@@ -25,18 +25,32 @@ FAULTS = 16
 
 def hooked(folder: Path, code: str) -> dict[str, str]:
     """Return an environment in which each Python of oomguard runs ``code`` as it starts, with folders of its own."""
-    return {**hooked_here(folder, code), "XDG_STATE_HOME": str(folder / "state"), "TMPDIR": str(folder)}
+    return {
+        **hooked_here(folder, code),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "TMPDIR": str(folder),
+    }
 
 
-def run(code: str, env: dict[str, str], *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+def run(
+    code: str, env: dict[str, str], *options: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
     command = [*RUN, *options, "--", "sh", "-c", code]
     return subprocess.run(
-        command, capture_output=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S, check=False, env=env, cwd=cwd
+        command,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=LIMIT_S,
+        check=False,
+        env=env,
+        cwd=cwd,
     )
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_fault_in_any_function_that_a_run_reaches_loses_neither_status_nor_output(scenario, tmp_path):
+def test_a_fault_in_any_function_that_a_run_reaches_loses_neither_status_nor_output(
+    scenario, tmp_path
+):
     """A sample; ``benchmarks/run_faults.py`` tries all of them."""
     found = reached(scenario, tmp_path)
     own = [one for one in found if one[0].startswith("supervisor/")]
@@ -52,11 +66,19 @@ def test_a_fault_in_any_function_that_a_run_reaches_loses_neither_status_nor_out
 @pytest.mark.parametrize("status", [0, 9])
 def test_oomguard_may_be_removed_while_its_command_runs(status, tmp_path):
     package = tmp_path / "copy" / "oomguard"
-    shutil.copytree(Path(oomguard.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    env = {**os.environ, "PYTHONPATH": str(package.parent), "XDG_STATE_HOME": str(tmp_path / "state")}
+    shutil.copytree(
+        Path(oomguard.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(package.parent),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
     code = f"echo BEGUN; while [ -e {package}/__init__.py ]; do sleep 0.05; done; exit {status}"
     command = [sys.executable, "-m", "oomguard", "run", "--", "sh", "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, env=env
+    ) as process:
         assert process.stdout.readline() == b"BEGUN\n"
         package.rename(tmp_path / "old")
         errors = process.communicate(timeout=LIMIT_S)[1]
@@ -86,7 +108,9 @@ FAILING = {
 
 @pytest.mark.parametrize("how", FAILING)
 def test_where_the_analyst_fails_the_status_stands_and_one_line_names_the_output(how, tmp_path):
-    ran = run(f"cat {LOG}; exit 7", hooked(tmp_path, SHORT + FAILING[how]), "--allow", "reduces-capacity")
+    ran = run(
+        f"cat {LOG}; exit 7", hooked(tmp_path, SHORT + FAILING[how]), "--allow", "reduces-capacity"
+    )
 
     assert (ran.returncode, ran.stdout) == (7, LOG.read_bytes())
     said = [line for line in ran.stderr.decode().splitlines() if "not explained" in line]
@@ -98,9 +122,13 @@ def test_where_the_analyst_fails_the_status_stands_and_one_line_names_the_output
 def test_a_stop_signal_ends_the_run_within_two_seconds_whatever_the_analyst_does(signals, tmp_path):
     mark = f"analysis-{os.getpid()}-{signals}"
     code = f"import pathlib\npathlib.Path({str(tmp_path / 'analyzes')!r})"
-    hang = FAILING["hangs"].replace("lambda *_: ", f"lambda *_: open({str(tmp_path / 'now')!r}, 'w').close() or ")
+    hang = FAILING["hangs"].replace(
+        "lambda *_: ", f"lambda *_: open({str(tmp_path / 'now')!r}, 'w').close() or "
+    )
     env = marked(mark, hooked(tmp_path, f"{code}\n{hang}"))
-    with subprocess.Popen([*RUN, "--", "sh", "-c", "exit 7"], stderr=subprocess.DEVNULL, env=env) as process:
+    with subprocess.Popen(
+        [*RUN, "--", "sh", "-c", "exit 7"], stderr=subprocess.DEVNULL, env=env
+    ) as process:
         assert wait_for((tmp_path / "now").exists)
         began_s = time.monotonic()
         for _ in range(signals):
@@ -116,8 +144,16 @@ def test_a_stop_signal_ends_the_run_within_two_seconds_whatever_the_analyst_does
 
 def test_a_killed_analyst_leaves_the_command_alone(tmp_path):
     env = hooked(tmp_path, "")
-    command = [*RUN, "--", "sh", "-c", f"echo BEGUN; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 6"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
+    command = [
+        *RUN,
+        "--",
+        "sh",
+        "-c",
+        f"echo BEGUN; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 6",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    ) as process:
         assert process.stdout.readline() == b"BEGUN\n"
 
         def analysts() -> list[psutil.Process]:

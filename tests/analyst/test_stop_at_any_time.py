@@ -25,7 +25,16 @@ MOMENTS_S = [0.5, 1.5]
 def test_a_stop_at_any_moment_is_a_stop(moment_s, tmp_path):
     number = signal.SIGINT
     mark = f"stop-{os.getpid()}-{time.monotonic_ns()}"
-    command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(ENGINE), "--mode", "wait"]
+    command = [
+        *RUN,
+        "--journal",
+        str(tmp_path / "journal"),
+        "--",
+        sys.executable,
+        str(ENGINE),
+        "--mode",
+        "wait",
+    ]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -72,9 +81,22 @@ def test_a_stop_at_each_event_is_a_stop(event, tmp_path):
 
 def test_a_burst_of_stops_leaves_nothing_either(tmp_path):
     mark = f"burst-{os.getpid()}-{time.monotonic_ns()}"
-    command = [*RUN, "--journal", str(tmp_path / "journal"), "--", sys.executable, str(ENGINE), "--mode", "wait"]
+    command = [
+        *RUN,
+        "--journal",
+        str(tmp_path / "journal"),
+        "--",
+        sys.executable,
+        str(ENGINE),
+        "--mode",
+        "wait",
+    ]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=marked(mark, {"TMPDIR": str(tmp_path)})
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=marked(mark, {"TMPDIR": str(tmp_path)}),
     ) as process:
         for line in process.stderr:
             if "number=2" in line:
@@ -83,6 +105,8 @@ def test_a_burst_of_stops_leaves_nothing_either(tmp_path):
             process.send_signal(signal.SIGINT)
             time.sleep(0.005)
         _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode in {130, 137, -2}, errors  # a late one may end oomguard itself, its work done
+    assert process.returncode in {130, 137, -2}, (
+        errors
+    )  # a late one may end oomguard itself, its work done
     assert not OURS.search(errors), errors
     assert wait_for(lambda: left(mark) == [])

@@ -23,7 +23,11 @@ class Copying:
     def __init__(self, code: str, out: int, errors: int | None = None, **options: object) -> None:
         stderr = subprocess.DEVNULL if errors is None else subprocess.PIPE
         self.child = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, bufsize=0, **options
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            bufsize=0,
+            **options,
         )
         self.recording, self.stopping = OutputBuffer(), False
         self.tee = Tee(self.recording)
@@ -80,7 +84,10 @@ def test_every_byte_arrives_in_order(way, tmp_path):
 
 
 def test_a_full_disk_does_not_end_the_command():
-    with open("/dev/full", "wb") as full, Copying("print('x' * 100_000)\nopen('/dev/null')", full.fileno()) as copying:
+    with (
+        open("/dev/full", "wb") as full,
+        Copying("print('x' * 100_000)\nopen('/dev/null')", full.fileno()) as copying,
+    ):
         assert copying.child.wait(LIMIT_S) == 0
         copying.thread.join(LIMIT_S)
         assert copying.tee.lost_bytes == {full.fileno(): 100_001}

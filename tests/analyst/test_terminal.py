@@ -63,7 +63,9 @@ class Terminal:
 @contextmanager
 def terminal(*command: str) -> Iterator[tuple[Terminal, int]]:
     """A terminal, and the number of the job that runs in it."""
-    with tempfile.TemporaryDirectory() as folder:  # who kills oomguard and its watcher leaves the run's own
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # who kills oomguard and its watcher leaves the run's own
         shell, master = pty.fork()
         if shell == 0:
             os.environ["TMPDIR"] = folder
@@ -127,7 +129,13 @@ def test_a_terminal_that_goes_away_hangs_the_command_up_and_nothing_is_left():
     if shell == 0:
         os.execv(
             sys.executable,
-            [*SHELL, *QUIET, sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3600)"],
+            [
+                *SHELL,
+                *QUIET,
+                sys.executable,
+                "-c",
+                "import time; print('up', flush=True); time.sleep(3600)",
+            ],
         )
     shown = Terminal(master, shell)
     shown.until("up")
@@ -162,7 +170,9 @@ def test_a_stop_of_oomguard_alone_stops_the_command_and_the_shell_sees_its_job_s
 
 def test_a_command_reads_the_terminal_also_where_its_standard_input_is_another():
     code = "import os; fd = os.open('/dev/tty', os.O_RDWR); os.write(fd, b'name? '); print('got', os.read(fd, 99).decode().strip())"
-    with terminal("/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *QUIET, sys.executable, "-c", code) as (shown, _):
+    with terminal(
+        "/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *QUIET, sys.executable, "-c", code
+    ) as (shown, _):
         shown.until(r"name\? ")
         shown.type(b"me\n")
         shown.until("got me")

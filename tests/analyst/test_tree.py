@@ -31,13 +31,29 @@ TREES = {
 EACH_TREE = pytest.mark.parametrize("tree", ["that ignores TERM", "whose parent has gone"])
 
 
-def started(tree: str, tmp_path: Path, *options: str, **popen: object) -> tuple[subprocess.Popen, list[psutil.Process]]:
+def started(
+    tree: str, tmp_path: Path, *options: str, **popen: object
+) -> tuple[subprocess.Popen, list[psutil.Process]]:
     """oomguard with such a tree below it, and every process of it but oomguard itself."""
     before, inner_before, inner_options = TREES[tree]
-    code = NESTED.format(before=before, inner=INNER.format(before=inner_before), options=inner_options)
-    command = [*RUN, "-q", "--journal", str(tmp_path / "journal"), *options, "--", sys.executable, "-c", code]
+    code = NESTED.format(
+        before=before, inner=INNER.format(before=inner_before), options=inner_options
+    )
+    command = [
+        *RUN,
+        "-q",
+        "--journal",
+        str(tmp_path / "journal"),
+        *options,
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **popen)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **popen
+    )
     pid = int(process.stdout.readline().split()[1])
     below = psutil.Process(process.pid).children(recursive=True)
     assert pid in [one.pid for one in below]
@@ -46,7 +62,9 @@ def started(tree: str, tmp_path: Path, *options: str, **popen: object) -> tuple[
 
 def watcher_of(process: subprocess.Popen) -> psutil.Process:
     """The process that is the parent of the command; another one may analyze meanwhile."""
-    (found,) = (one for one in psutil.Process(process.pid).children() if one.name() == "oomguard-watch")
+    (found,) = (
+        one for one in psutil.Process(process.pid).children() if one.name() == "oomguard-watch"
+    )
     return found
 
 
@@ -142,7 +160,9 @@ def test_a_group_that_leads_a_session_and_has_a_stopped_member_is_not_hung_up():
 
 
 def test_the_watcher_costs_less_than_10_mb():
-    with subprocess.Popen([*QUIET, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*QUIET, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         process.stdin.write(b"x")
         process.stdin.flush()
         assert process.stdout.read(1) == b"x"
@@ -171,7 +191,9 @@ def test_the_command_inherits_the_descriptors_that_were_given_to_us_and_no_other
     code = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)); print(os.read(7, 9))"
     script = ["bash", "-c", f'exec 7<{tmp_path / "given"}; exec "$@"', "bash"]
     bare, ours = [
-        subprocess.run([*script, *by, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [*script, *by, sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         for by in ([], QUIET)
     ]
     assert "b'hello'" in bare
@@ -183,7 +205,9 @@ def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):
     engine = [sys.executable, str(HERE / "fake_engine.py"), "--mode", "wait"]
     command = [*RUN, "--journal", str(tmp_path / "journal"), "--", *engine]
     env = marked(mark, {"TMPDIR": str(tmp_path)})
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    ) as process:
         assert any(line == b"READY\n" for line in process.stdout)
         assert len(left(mark)) == 5
         process.kill()
@@ -197,9 +221,14 @@ def test_a_kill_in_the_middle_of_a_relaunch_leaves_nothing(tmp_path):
 def test_as_the_first_process_of_a_container_it_ends_and_reaps_too(tmp_path):
     """A namespace of processes of its own, as a container has: signals without a handler do not reach its first process."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("unshare cannot make a namespace of processes here")
-    code = "import os, subprocess, sys, time\nprint('UP', os.getppid(), flush=True)\ntime.sleep(3600)"
+    code = (
+        "import os, subprocess, sys, time\nprint('UP', os.getppid(), flush=True)\ntime.sleep(3600)"
+    )
     command = [*unshare, *QUIET, sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline().startswith(b"UP")

@@ -19,7 +19,9 @@ PY = sys.executable
 # Ends when it is told to, and has read nothing.
 WAITS = [PY, "-c", "import signal; print('READY', flush=True); signal.pause()"]
 # As a shell script has it: the command, then who reads what it left.
-READS = "import os, sys\nprint('NEXT', flush=True)\nprint('READ', repr(sys.stdin.read()), flush=True)"
+READS = (
+    "import os, sys\nprint('NEXT', flush=True)\nprint('READ', repr(sys.stdin.read()), flush=True)"
+)
 
 
 def then(*words: list[str]) -> list[str]:

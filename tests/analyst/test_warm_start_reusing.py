@@ -37,7 +37,12 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
 
 
 def write(
-    journal: Journal, argv: tuple[str, ...] = SERVE, *, by_user: bool | None = True, patch: Any = None, **ran: Any
+    journal: Journal,
+    argv: tuple[str, ...] = SERVE,
+    *,
+    by_user: bool | None = True,
+    patch: Any = None,
+    **ran: Any,
 ):
     """A run of this folder that failed as given and ran with the patch."""
     patch = PATCH if patch is None else patch
@@ -45,19 +50,36 @@ def write(
     what = Ran(**{"engine": "vllm", "engine_version": "0.33.0", **ran})
     first = journal.begin(Record(session, 1, argv, {}, [], **started_as(argv)))
     chosen = {patch["setting"]: by_user}
-    journal.end(first, exit_status=1, incident={"kind": "x"}, measured={}, ran=what, set_by_user=chosen)
-    second = journal.begin(Record(session, 2, [*argv, "changed"], {patch["setting"]: patch["to"]}, [patch]))
-    journal.end(second, exit_status=0, incident=None, measured={"kv_cache_capacity_tokens": 1808}, ran=what)
+    journal.end(
+        first, exit_status=1, incident={"kind": "x"}, measured={}, ran=what, set_by_user=chosen
+    )
+    second = journal.begin(
+        Record(session, 2, [*argv, "changed"], {patch["setting"]: patch["to"]}, [patch])
+    )
+    journal.end(
+        second, exit_status=0, incident=None, measured={"kv_cache_capacity_tokens": 1808}, ran=what
+    )
 
 
-def taken(journal: Journal, argv: tuple[str, ...] = SERVE, allow: str | None = "reduces-capacity", **policy: Any):
-    patches = known_changes(Launch(argv), make_policy(allow, **policy), lambda: open_journal(journal.path))
+def taken(
+    journal: Journal,
+    argv: tuple[str, ...] = SERVE,
+    allow: str | None = "reduces-capacity",
+    **policy: Any,
+):
+    patches = known_changes(
+        Launch(argv), make_policy(allow, **policy), lambda: open_journal(journal.path)
+    )
     return {patch.setting: patch.new for patch in patches}
 
 
-def test_the_change_under_which_the_command_ran_is_taken_with_what_it_measured(journal: Journal, caplog):
+def test_the_change_under_which_the_command_ran_is_taken_with_what_it_measured(
+    journal: Journal, caplog
+):
     write(journal)
-    (patch,) = known_changes(Launch(SERVE), make_policy("reduces-capacity"), lambda: open_journal(journal.path))
+    (patch,) = known_changes(
+        Launch(SERVE), make_policy("reduces-capacity"), lambda: open_journal(journal.path)
+    )
 
     assert (patch.setting, patch.old, patch.new, str(patch.effect)) == (
         "max_model_len",
@@ -72,14 +94,19 @@ def test_the_change_under_which_the_command_ran_is_taken_with_what_it_measured(j
 
 def test_how_often_it_held_and_of_which_run_is_told(journal: Journal, capsys, monkeypatch):
     events: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr("oomguard.core.log._writer", [lambda _level, event, fields: events.append((event, fields))])
+    monkeypatch.setattr(
+        "oomguard.core.log._writer", [lambda _level, event, fields: events.append((event, fields))]
+    )
     monkeypatch.setattr("oomguard.core.log._least", [0])
     write(journal)
     write(journal)
     taken(journal)
 
     assert [event for event, _fields in events] == ["reusing what is known to work"]
-    assert events[0][1].items() >= {"of_run": 2, "held": "2 of 2 times", "max_model_len": "32768 -> 1792"}.items()
+    assert (
+        events[0][1].items()
+        >= {"of_run": 2, "held": "2 of 2 times", "max_model_len": "32768 -> 1792"}.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +177,10 @@ def test_a_shell_s_command_with_another_secret_is_the_same_command(journal: Jour
 @pytest.mark.parametrize(
     ("then", "now"),
     [
-        (("sh", "-c", "export API_KEY=aaa; sh job.sh"), ("sh", "-c", "export API_KEY=aaa; sh other.sh")),
+        (
+            ("sh", "-c", "export API_KEY=aaa; sh job.sh"),
+            ("sh", "-c", "export API_KEY=aaa; sh other.sh"),
+        ),
         (("sh", "-c", "API_KEY=aaa; sh job.sh"), ("sh", "-c", "API_KEY=aaa; sh other.sh")),
         (("sh", "-c", "serve --api-key=aaa --n 1"), ("sh", "-c", "serve --api-key=aaa --n 2")),
         (("ssh", "h", "API_KEY=aaa; sh job.sh"), ("ssh", "h", "API_KEY=aaa; sh other.sh")),
@@ -195,8 +225,12 @@ def test_a_model_of_another_folder_is_another_model(journal: Journal, tmp_path: 
     assert taken(journal, elsewhere) == {}
 
 
-@pytest.mark.parametrize(("installed", "is_taken"), [("0.33.0", True), ("0.33.0+cpu", True), ("0.34.0", False)])
-def test_another_version_of_the_engine_is_another_matter(journal, tmp_path, monkeypatch, installed, is_taken):
+@pytest.mark.parametrize(
+    ("installed", "is_taken"), [("0.33.0", True), ("0.33.0+cpu", True), ("0.34.0", False)]
+)
+def test_another_version_of_the_engine_is_another_matter(
+    journal, tmp_path, monkeypatch, installed, is_taken
+):
     (tmp_path / "site" / "vllm").mkdir(parents=True)
     (tmp_path / "site" / "vllm" / "__init__.py").touch()
     metadata = tmp_path / "site" / f"vllm-{installed}.dist-info" / "METADATA"
@@ -212,7 +246,9 @@ def test_another_version_of_the_engine_is_another_matter(journal, tmp_path, monk
 def test_what_has_failed_since_is_not_taken_and_what_held_before_is(journal: Journal):
     write(journal, patch={**PATCH, "to": 1024})
     write(journal)
-    row = journal.begin(Record("later", 1, SERVE, {"max_model_len": 1792}, [PATCH], **started_as(SERVE)))
+    row = journal.begin(
+        Record("later", 1, SERVE, {"max_model_len": 1792}, [PATCH], **started_as(SERVE))
+    )
     journal.end(row, exit_status=1, incident={"kind": "x"}, measured={}, ran=Ran("vllm", "0.33.0"))
 
     assert taken(journal) == {"max_model_len": 1024}
@@ -227,15 +263,28 @@ def test_a_command_that_ran_as_given_last_is_not_changed(journal: Journal):
 
 
 def test_without_a_journal_or_with_a_damaged_one_the_command_runs_as_given(tmp_path: Path):
-    (tmp_path / "damaged").write_text("no database at all, and long enough to be taken for one" * 20)
+    (tmp_path / "damaged").write_text(
+        "no database at all, and long enough to be taken for one" * 20
+    )
     policy = make_policy()
 
     assert known_changes(Launch(SERVE), policy, lambda: nullcontext(None)) == ()
     assert known_changes(Launch(SERVE), policy, lambda: open_journal(tmp_path / "damaged")) == ()
 
 
-def run(tmp_path: Path, *options: str, engine: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oomguard", "run", "--journal", str(tmp_path / "journal"), *options, "--"]
+def run(
+    tmp_path: Path, *options: str, engine: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--journal",
+        str(tmp_path / "journal"),
+        *options,
+        "--",
+    ]
     command += [sys.executable, str(ENGINE), "--count", str(tmp_path / "count.log"), *engine]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
@@ -266,11 +315,22 @@ def test_where_what_worked_fails_the_normal_flow_goes_on_and_never_tries_it_agai
     limit = tmp_path / "limit"
     script = tmp_path / "job.sh"
     script.write_text(f'exec {sys.executable} {ENGINE} --count "$1" --fits "$(cat {limit})"\n')
-    command = [sys.executable, "-m", "oomguard", "run", "--journal", str(tmp_path / "journal"), "--reuse", "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--journal",
+        str(tmp_path / "journal"),
+        "--reuse",
+        "--",
+    ]
     command += ["sh", str(script), str(tmp_path / "count.log")]
     for fits in ("1792", "1024", "1024"):
         limit.write_text(fits)
-        assert subprocess.run(command, capture_output=True, timeout=200, check=False).returncode == 0
+        assert (
+            subprocess.run(command, capture_output=True, timeout=200, check=False).returncode == 0
+        )
 
     assert lengths(tmp_path) == ["32768", "1792", "1792", "1024", "1024"]
 

@@ -39,7 +39,9 @@ def test_signals_of_a_burst_wait_together_for_the_groups(witness):
 def test_what_the_whole_group_had_is_told_once(witness):
     os.kill(witness.pid, signal.SIGRTMIN)
     came_s = time.monotonic()
-    assert wait_for(lambda: witness.had(int(signal.SIGRTMIN), SENT_BY_KILL, os.getpid(), came_s))  # once it runs
+    assert wait_for(
+        lambda: witness.had(int(signal.SIGRTMIN), SENT_BY_KILL, os.getpid(), came_s)
+    )  # once it runs
     assert not witness.had(int(signal.SIGRTMIN), SENT_BY_KILL, os.getpid(), came_s)
 
 
@@ -50,7 +52,9 @@ def test_one_to_oomguard_and_one_to_its_group_in_the_same_moment_are_one(witness
         try:
             os.kill(witness.pid, number)
             came_s = time.monotonic()
-            assert wait_for(lambda n=number, s=came_s: witness.had(int(n), SENT_BY_KILL, os.getpid(), s))
+            assert wait_for(
+                lambda n=number, s=came_s: witness.had(int(n), SENT_BY_KILL, os.getpid(), s)
+            )
             assert witness.had(int(number), SENT_BY_KILL, os.getpid(), came_s + 0.001) is is_one
             assert not witness.had(int(number), SENT_BY_KILL, os.getpid(), came_s + 1)
         finally:

@@ -24,7 +24,10 @@ def diagnose(address: str | None, *arguments: str, **variables: str) -> dict[str
 
 
 def both(address: str, *arguments: str) -> dict[str, Any]:
-    return {"here": diagnose(None, *arguments), "there": diagnose(address, "--engine", "ray", *arguments)}
+    return {
+        "here": diagnose(None, *arguments),
+        "there": diagnose(address, "--engine", "ray", *arguments),
+    }
 
 
 def set_cluster_version(version: str) -> None:
@@ -32,12 +35,16 @@ def set_cluster_version(version: str) -> None:
     namespace = b"cluster"
     told = json.loads(internal_kv._internal_kv_get(CLUSTER_METADATA_KEY, namespace=namespace))
     told["ray_version"] = version
-    internal_kv._internal_kv_put(CLUSTER_METADATA_KEY, json.dumps(told).encode(), overwrite=True, namespace=namespace)
+    internal_kv._internal_kv_put(
+        CLUSTER_METADATA_KEY, json.dumps(told).encode(), overwrite=True, namespace=namespace
+    )
 
 
 def main() -> None:
     os.chdir(sys.argv[1])
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # a socket's path is short
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp"
+    ) as folder:  # a socket's path is short
         os.environ["RAY_TMPDIR"] = folder
         Path(folder, "ray").mkdir()
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})

@@ -83,7 +83,9 @@ def left_out(configuration: Configuration) -> dict[str, str]:
 
 def run(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oomguard", "run", *options, "--", "echo", "hi"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=project)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=project
+    )
 
 
 def test_every_option_is_tried():
@@ -148,7 +150,10 @@ def test_what_a_table_restricts_or_how_it_looks_is_taken(project, table, options
 
 
 def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
-    found = read(project, "pin = ['dtype', 'nothing']\nmin = { max_model_len = 8192, dtype_ = 1, max_num_seqs = 'x' }")
+    found = read(
+        project,
+        "pin = ['dtype', 'nothing']\nmin = { max_model_len = 8192, dtype_ = 1, max_num_seqs = 'x' }",
+    )
 
     assert found.options == {"pinned": ["dtype"], "floors": ["max_model_len=8192"]}
     assert len([row for file in found.files for row in file.left_out]) == 3
@@ -159,7 +164,11 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
     [
         ("allow = 'changes-outputs'", "", {"allow": "changes-outputs"}),
         ("allow = 'changes-outputs'", "allow = 'reduces-capacity'", {"allow": "reduces-capacity"}),
-        ("allow = 'output-preserving'", "allow = 'reduces-capacity'", {"allow": "output-preserving"}),
+        (
+            "allow = 'output-preserving'",
+            "allow = 'reduces-capacity'",
+            {"allow": "output-preserving"},
+        ),
         ("max_relaunches = 9", "max_relaunches = 5", {"max_relaunches": 5}),
         ("max_relaunches = 1", "max_relaunches = 2", {"max_relaunches": 1}),
         ("max_per_hour = 9", "max_per_hour = 5", {"max_per_hour": 5}),
@@ -179,9 +188,21 @@ def test_a_wrong_entry_is_left_out_and_the_right_one_beside_it_kept(project):
         ("slurm_requeue = 2\nprobes = 8090", "", {"slurm_requeue": 2, "probes": "8090"}),
         ("dry_run = true", "dry_run = false", {"dry_run": True}),
         ("pin = 'dtype'", "pin = 'max_model_len'", {"pinned": ["dtype", "max_model_len"]}),
-        ("min = { max_model_len = 8192 }", "min = { max_model_len = 1 }", {"floors": ["max_model_len=8192"]}),
-        ("min = { max_model_len = 1 }", "min = { max_model_len = 8192 }", {"floors": ["max_model_len=8192"]}),
-        ("min = { max_model_len = '8K' }", "min = { max_model_len = '8k' }", {"floors": ["max_model_len=8K"]}),
+        (
+            "min = { max_model_len = 8192 }",
+            "min = { max_model_len = 1 }",
+            {"floors": ["max_model_len=8192"]},
+        ),
+        (
+            "min = { max_model_len = 1 }",
+            "min = { max_model_len = 8192 }",
+            {"floors": ["max_model_len=8192"]},
+        ),
+        (
+            "min = { max_model_len = '8K' }",
+            "min = { max_model_len = '8k' }",
+            {"floors": ["max_model_len=8K"]},
+        ),
         ("report = 'out.json'", "report = 'other.json'", {"report": "out.json"}),
     ],
 )
@@ -257,7 +278,16 @@ def test_a_table_s_relaunches_count_for_a_run_and_a_flag_wins(project):
     def starts(*options: str) -> int:
         count = project / "count.log"
         count.unlink(missing_ok=True)
-        words = [sys.executable, str(engine), "--count", str(count), "--fits", "100", "--estimate", "1792"]
+        words = [
+            sys.executable,
+            str(engine),
+            "--count",
+            str(count),
+            "--fits",
+            "100",
+            "--estimate",
+            "1792",
+        ]
         command = [sys.executable, "-m", "oomguard", "run", *options, "--", *words]
         subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=project)
         return len(count.read_text().split())
@@ -295,7 +325,11 @@ def option_names(command: str) -> set[str]:
     import importlib
 
     params = importlib.import_module(f"oomguard.cli.{command}").command.params
-    return {str(param.envvar).removeprefix("OOMGUARD_").lower() for param in params if getattr(param, "envvar", None)}
+    return {
+        str(param.envvar).removeprefix("OOMGUARD_").lower()
+        for param in params
+        if getattr(param, "envvar", None)
+    }
 
 
 def test_the_user_s_own_file_may_set_every_option_of_run():

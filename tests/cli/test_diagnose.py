@@ -29,7 +29,9 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 """
 
 
-def diagnose(*arguments: str, stdin: bytes = b"", cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+def diagnose(
+    *arguments: str, stdin: bytes = b"", cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
     return oomguard_bytes("diagnose", *arguments, stdin=stdin, cwd=cwd)
 
 
@@ -69,7 +71,13 @@ def test_the_contracts_example_comes_out(log):
 
 def test_the_panel_names_cause_numbers_and_commands(log):
     text = diagnose(str(log)).stdout.decode()
-    for words in ("32768", "1792", "--max-model-len 1792", "--kv-cache-memory-bytes", "max_model_len_too_large"):
+    for words in (
+        "32768",
+        "1792",
+        "--max-model-len 1792",
+        "--kv-cache-memory-bytes",
+        "max_model_len_too_large",
+    ):
         assert words in text
 
 
@@ -83,7 +91,11 @@ def test_inputs_keep_their_order_and_a_folder_means_its_files_sorted(tmp_path, l
         (tmp_path / "logs").mkdir(exist_ok=True)
         (tmp_path / "logs" / name).write_text("fine\n")
     lines = diagnose("--format", "json", str(log), str(tmp_path / "logs")).stdout.splitlines()
-    assert [Path(json.loads(line)["source"]).name for line in lines] == ["error.log", "a.log", "b.log"]
+    assert [Path(json.loads(line)["source"]).name for line in lines] == [
+        "error.log",
+        "a.log",
+        "b.log",
+    ]
 
 
 def test_exit_code_tells_the_verdict_only_when_asked(tmp_path, log):
@@ -148,7 +160,11 @@ def test_a_single_line_of_200_mb_is_read_in_little_memory(tmp_path):
     )
     began = processor_s()
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert json.loads(ran.stdout)["incidents"][0]["facts"]["estimated_max_model_len_tokens"] == 1792
     assert int(ran.stderr.split("VmHWM:")[1].split()[0]) < 150 * 1024  # KiB
@@ -203,7 +219,9 @@ def test_options_come_from_pyproject_and_a_typo_there_is_told(tmp_path, log):
 
 
 def test_a_reader_that_goes_away_gets_no_traceback(log):
-    command = shlex.join([sys.executable, "-m", "oomguard", "diagnose", *[str(log)] * 50]) + " | head -1"
+    command = (
+        shlex.join([sys.executable, "-m", "oomguard", "diagnose", *[str(log)] * 50]) + " | head -1"
+    )
     ran = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=False)
     assert b"Traceback" not in ran.stderr
 
@@ -225,7 +243,9 @@ def test_a_damaged_archive_gives_what_could_be_read_then_an_error_that_names_it(
     assert ran.returncode == 2
     assert (first["verdict"], second["verdict"]) == ("oom", "oom")
     assert ["the gzip data ends early" in note for note in first["notes"]] == [True]
-    assert re.search(rb"cut.log.gz: the gzip data ends early: \d+ unpacked bytes were read", ran.stderr)
+    assert re.search(
+        rb"cut.log.gz: the gzip data ends early: \d+ unpacked bytes were read", ran.stderr
+    )
 
 
 def test_a_folder_means_its_regular_files_only(tmp_path):
@@ -268,7 +288,15 @@ def test_what_may_not_be_read_is_told_and_the_rest_is_done(tmp_path, log):
 
 def test_a_fifo_is_read_to_its_end(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    command = [sys.executable, "-m", "oomguard", "diagnose", "--format", "json", str(tmp_path / "pipe")]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "diagnose",
+        "--format",
+        "json",
+        str(tmp_path / "pipe"),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         (tmp_path / "pipe").write_text(LOG)
         assert json.loads(process.communicate(timeout=60)[0])["verdict"] == "oom"
@@ -340,7 +368,9 @@ def test_verbose_lists_settings_and_facts_with_their_sources(log):
 
 def test_a_secret_is_masked_unless_it_is_asked_for(tmp_path):
     path = tmp_path / "error.log"
-    path.write_text(LOG.replace("ValueError: To", "HF_TOKEN=hf_abcdefghijklmnopqrstuv ValueError: To"))
+    path.write_text(
+        LOG.replace("ValueError: To", "HF_TOKEN=hf_abcdefghijklmnopqrstuv ValueError: To")
+    )
     secret = b"hf_abcdefghijklmnopqrstuv"
     for form in ("terminal", "json", "markdown", "html"):
         assert secret not in diagnose("-v", "--format", form, str(path)).stdout
@@ -349,7 +379,13 @@ def test_a_secret_is_masked_unless_it_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("r.json", b"{"), ("r.jsonl", b"{"), ("r.md", b"###"), ("r.html", b"<!doctype"), ("r.txt", "╭".encode())],
+    [
+        ("r.json", b"{"),
+        ("r.jsonl", b"{"),
+        ("r.md", b"###"),
+        ("r.html", b"<!doctype"),
+        ("r.txt", "╭".encode()),
+    ],
 )
 def test_output_goes_to_a_file_in_the_form_of_its_name(tmp_path, log, name, begins):
     ran = diagnose("--output", str(tmp_path / name), str(log))
@@ -402,7 +438,9 @@ def test_a_bar_over_several_files_is_shown_on_a_terminal_and_gone_at_the_end(tmp
     assert "of 2 inputs" in seen
     last = seen.rindex("of 2 inputs")
     assert "\x1b[2K" in seen[last:]
-    assert "no memory failure found" in seen  # above the bar where a slow machine draws it once more
+    assert (
+        "no memory failure found" in seen
+    )  # above the bar where a slow machine draws it once more
 
 
 LOGS = Path(__file__).parents[2] / "examples" / "logs"
@@ -411,9 +449,27 @@ LOGS = Path(__file__).parents[2] / "examples" / "logs"
 @each(
     ("name", "kind", "cause", "setting", "value"),
     [
-        ("vllm_serve_kv_cache", "kv_cache_too_small_for_max_len", "max_model_len_too_large", "max_model_len", 1792),
-        ("vllm_script_utilization_too_low", "cpu_node_memory", "utilization_too_low", "gpu_memory_utilization", 0.192),
-        ("vllm_script_utilization_too_high", "cpu_node_memory", "utilization_too_high", "gpu_memory_utilization", 0.82),
+        (
+            "vllm_serve_kv_cache",
+            "kv_cache_too_small_for_max_len",
+            "max_model_len_too_large",
+            "max_model_len",
+            1792,
+        ),
+        (
+            "vllm_script_utilization_too_low",
+            "cpu_node_memory",
+            "utilization_too_low",
+            "gpu_memory_utilization",
+            0.192,
+        ),
+        (
+            "vllm_script_utilization_too_high",
+            "cpu_node_memory",
+            "utilization_too_high",
+            "gpu_memory_utilization",
+            0.82,
+        ),
     ],
 )
 def test_logs_of_the_real_vllm_are_explained_and_solved(name, kind, cause, setting, value):
@@ -457,7 +513,11 @@ class TestSeeds:
         utilization = plan["gpu_memory_utilization"]
         assert utilization["to"] is None
         assert utilization["from"] == 0.80
-        for words in ("3.79 GiB / 8.00 GiB = 0.47", "1.27", "no utilization up to 1.0 helps on a card below 18.95 GiB"):
+        for words in (
+            "3.79 GiB / 8.00 GiB = 0.47",
+            "1.27",
+            "no utilization up to 1.0 helps on a card below 18.95 GiB",
+        ):
             assert words in utilization["reason"]
         for name in ("max_num_batched_tokens", "limit_mm_per_prompt", "max_num_seqs"):
             assert plan[name]["to"] is None
@@ -483,5 +543,8 @@ def test_a_hostile_pickle_is_told_after_all_the_rest_and_runs_nothing(log, tmp_p
     ran = diagnose("--format", "json", str(hostile), str(snapshot), str(log))
     assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["oom", "oom"]
     assert ran.returncode == 2
-    assert b"b.pickle: not read as an allocation snapshot: it wants to import posix.system" in ran.stderr
+    assert (
+        b"b.pickle: not read as an allocation snapshot: it wants to import posix.system"
+        in ran.stderr
+    )
     assert not (tmp_path / "marker").exists()

@@ -17,7 +17,16 @@ def written(output: Path, most_bytes: int, *paths: Path) -> subprocess.Completed
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
-    command = [sys.executable, "-B", "-m", "oomguard", "diagnose", "--output", str(output), *map(str, paths)]
+    command = [
+        sys.executable,
+        "-B",
+        "-m",
+        "oomguard",
+        "diagnose",
+        "--output",
+        str(output),
+        *map(str, paths),
+    ]
     return subprocess.run(command, capture_output=True, check=False, preexec_fn=limit)
 
 

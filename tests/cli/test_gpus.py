@@ -29,7 +29,10 @@ def test_each_device_is_shown_with_its_room_its_uuid_and_who_holds_what(gpus):
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(1): 3 * GIB})
     lines = show(gpus).splitlines()
 
-    assert lines[0] == f"GPU 0  NVIDIA RTX A5000  24.00 GiB of 24.00 GiB free  {simulated_gpus.uuid(0)}"
+    assert (
+        lines[0]
+        == f"GPU 0  NVIDIA RTX A5000  24.00 GiB of 24.00 GiB free  {simulated_gpus.uuid(0)}"
+    )
     assert lines[1].startswith("GPU 1  NVIDIA RTX A5000  21.00 GiB of 24.00 GiB free")
     assert lines[2].startswith(f"  pid {os.getpid()}")
     assert lines[2].endswith(": 3.00 GiB")
@@ -41,7 +44,13 @@ def test_a_secret_in_a_holder_s_command_is_not_shown(gpus):
     with (
         subprocess.Popen(["sleep", "60"]) as plain,
         subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(60)", "--api-key", "sk-1234567890abcdef"]
+            [
+                sys.executable,
+                "-c",
+                "import time; time.sleep(60)",
+                "--api-key",
+                "sk-1234567890abcdef",
+            ]
         ) as secret,
     ):
         simulated_gpus.take(gpus.folder, secret.pid, {simulated_gpus.uuid(0): GIB})
@@ -102,4 +111,6 @@ def test_why_nvml_does_not_answer_is_shown_and_the_status_is_zero(gpus):
 def test_a_folder_that_holds_no_leases_is_told(gpus, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert f"no leases: {tmp_path}/open lets every user" in show(gpus, OOMGUARD_LEASE_FOLDER=str(tmp_path / "open"))
+    assert f"no leases: {tmp_path}/open lets every user" in show(
+        gpus, OOMGUARD_LEASE_FOLDER=str(tmp_path / "open")
+    )

@@ -32,7 +32,9 @@ def oomguard(*arguments: str, **more: object) -> subprocess.CompletedProcess[str
 
 
 def history(*arguments: str, journal: Path | None = OLD) -> subprocess.CompletedProcess[str]:
-    return oomguard_text("history", *arguments, *(() if journal is None else ("--journal", str(journal))))
+    return oomguard_text(
+        "history", *arguments, *(() if journal is None else ("--journal", str(journal)))
+    )
 
 
 @pytest.fixture
@@ -62,14 +64,19 @@ def test_json_is_a_line_a_run_of_which_attempts_hold_predicted_beside_measured()
         (1, "repaired", 0),
     ]
     first, second = rows[-1]["attempts"]
-    assert (first["kind"], first["cause"]) == ("kv_cache_too_small_for_max_len", "max_model_len_too_large")
+    assert (first["kind"], first["cause"]) == (
+        "kv_cache_too_small_for_max_len",
+        "max_model_len_too_large",
+    )
     assert second["predicted"] == {"kv_cache_capacity_tokens": 1792}
     assert second["settings"] == {"max_model_len": 1792}
     assert rows[-1]["command"] == ["python3", "./fake_engine.py", "--api-key", "***"]
 
 
 def test_the_filters_work_together_and_nothing_found_is_no_error():
-    rows = history("--failed", "--command", "fake_VLLM.py serve", "--format", "json").stdout.splitlines()
+    rows = history(
+        "--failed", "--command", "fake_VLLM.py serve", "--format", "json"
+    ).stdout.splitlines()
     assert [json.loads(row)["run"] for row in rows] == [4]
     nothing = history("--command", "no such", "--failed")
     assert (nothing.returncode, nothing.stdout) == (0, f"no such run is recorded in {OLD}\n")
@@ -95,9 +102,9 @@ def test_one_run_is_shown_in_full_with_its_attempts_and_its_failure():
     assert "What oomguard did" in shown
     assert "One request of 32768 tokens needs about" in shown
     assert "oomguard history 1 --original" in shown
-    assert json.loads(history("1", "--format", "json").stdout)["attempts"][0]["incident"]["message"].startswith(
-        "To serve"
-    )
+    assert json.loads(history("1", "--format", "json").stdout)["attempts"][0]["incident"][
+        "message"
+    ].startswith("To serve")
 
 
 def test_a_run_that_is_not_there_is_told_with_the_last_one():
@@ -107,18 +114,28 @@ def test_a_run_that_is_not_there_is_told_with_the_last_one():
 
 
 def test_what_is_forgotten_is_never_more_than_what_is_asked_for(old: Path):
-    assert history("--forget", "--all", "--yes", "--command", "no such", journal=old).returncode == 2
+    assert (
+        history("--forget", "--all", "--yes", "--command", "no such", journal=old).returncode == 2
+    )
     by_variable = {**os.environ, "OOMGUARD_FAILED": "1"}
     assert (
-        oomguard_text("history", "--forget", "--all", "--yes", "--journal", str(old), env=by_variable).returncode == 2
+        oomguard_text(
+            "history", "--forget", "--all", "--yes", "--journal", str(old), env=by_variable
+        ).returncode
+        == 2
     )
-    rows = [json.loads(line) for line in history("--format", "json", journal=old).stdout.splitlines()]
+    rows = [
+        json.loads(line) for line in history("--format", "json", journal=old).stdout.splitlines()
+    ]
     assert not any(row["forgotten"] for row in rows)
 
 
 def test_a_history_without_runs_says_where_they_would_be_and_makes_no_journal():
     ran = history(journal=None)
-    assert (ran.returncode, ran.stdout) == (0, f"no run is recorded in {default_path()}: oomguard run writes there\n")
+    assert (ran.returncode, ran.stdout) == (
+        0,
+        f"no run is recorded in {default_path()}: oomguard run writes there\n",
+    )
     assert not default_path().exists()
 
 
@@ -168,7 +185,16 @@ def test_a_wrong_option_is_one_message(arguments: tuple[str, ...]):
 def test_the_original_command_is_what_was_given_ready_to_paste(tmp_path: Path):
     folder = tmp_path / "a folder"
     folder.mkdir()
-    words = (sys.executable, str(ENGINE), "--mode", "", "--note", "it's $HOME", "--api-key", "Hunter2")
+    words = (
+        sys.executable,
+        str(ENGINE),
+        "--mode",
+        "",
+        "--note",
+        "it's $HOME",
+        "--api-key",
+        "Hunter2",
+    )
     ran = oomguard("run", "--", *words, cwd=folder)
     assert "RESULT 1792" in ran.stdout
 
@@ -190,11 +216,16 @@ def test_the_original_command_is_what_was_given_ready_to_paste(tmp_path: Path):
 def test_the_original_of_a_reused_change_is_the_command_as_given():
     for _ in range(2):
         oomguard("run", "--reuse", "--", sys.executable, str(ENGINE))
-    rows = [json.loads(line) for line in history("--format", "json", journal=None).stdout.splitlines()]
+    rows = [
+        json.loads(line) for line in history("--format", "json", journal=None).stdout.splitlines()
+    ]
 
     assert [len(row["attempts"]) for row in rows] == [1, 2]
     assert rows[0]["attempts"][0]["patches"][0]["to"] == 1792
-    assert history("--original", "2", journal=None).stdout == history("--original", "1", journal=None).stdout
+    assert (
+        history("--original", "2", journal=None).stdout
+        == history("--original", "1", journal=None).stdout
+    )
 
 
 def test_a_home_folder_of_an_old_journal_is_pasted_outside_quotes():
@@ -210,12 +241,15 @@ def test_what_is_forgotten_is_said_first_and_is_not_reused_and_stays_in_the_hist
     assert "max_model_len = 1792" in asked.stdout
     assert "--yes asks nothing" in asked.stderr
 
-    assert history("--forget", "1", "--yes", journal=old).stdout.endswith("forgotten; the runs stay in the history\n")
+    assert history("--forget", "1", "--yes", journal=old).stdout.endswith(
+        "forgotten; the runs stay in the history\n"
+    )
 
     row = json.loads(history("1", "--format", "json", journal=old).stdout)
     assert (row["forgotten"], row["result"]) == (True, "repaired")
     assert (
-        history("--forget", "1", "--yes", journal=old).stdout == "nothing to forget: nothing was learned from run 1\n"
+        history("--forget", "1", "--yes", journal=old).stdout
+        == "nothing to forget: nothing was learned from run 1\n"
     )
 
 
@@ -234,7 +268,11 @@ def calibrations(*entries: dict[str, object]) -> Path:
         "enforce_eager": False,
     }
     rows = [
-        {"of": {"gpu_total_bytes": 2**34 + i}, "correction": correction | entry.pop("correction", {}), **entry}
+        {
+            "of": {"gpu_total_bytes": 2**34 + i},
+            "correction": correction | entry.pop("correction", {}),
+            **entry,
+        }
         for i, entry in enumerate(entries)
     ]  # type: ignore[operator]
     path.write_text(json.dumps({"schema": 1, "calibrations": rows}))
@@ -277,5 +315,7 @@ def test_a_page_is_refused_with_the_command_for_what_there_is(tmp_path: Path):
 
 
 def test_the_journal_may_be_named_by_a_variable():
-    ran = oomguard_text("history", "--format", "json", env={**os.environ, "OOMGUARD_JOURNAL": str(OLD)})
+    ran = oomguard_text(
+        "history", "--format", "json", env={**os.environ, "OOMGUARD_JOURNAL": str(OLD)}
+    )
     assert len(ran.stdout.splitlines()) == 4

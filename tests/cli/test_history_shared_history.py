@@ -28,7 +28,13 @@ DAY_S = 86400.0
 def oomguard(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oomguard", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL, **more
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        **more,
     )
 
 
@@ -50,11 +56,20 @@ def write(journal: Journal | SharedJournal, session: str, at: float = 0.0, **mor
             **more,
         )
     )
-    journal.end(begun, exit_status=0, incident=None, measured={"x": 1}, ran=Ran("vllm", "0.33.0", "org/m"), seconds=9.0)
+    journal.end(
+        begun,
+        exit_status=0,
+        incident=None,
+        measured={"x": 1},
+        ran=Ran("vllm", "0.33.0", "org/m"),
+        seconds=9.0,
+    )
     assert journal.finish(LIMIT_S) is None
 
 
-def test_a_run_that_was_repaired_is_in_the_shared_journal_and_reused_by_the_next_one(database: str, tmp_path: Path):
+def test_a_run_that_was_repaired_is_in_the_shared_journal_and_reused_by_the_next_one(
+    database: str, tmp_path: Path
+):
     command = [
         "run",
         "--reuse",
@@ -72,17 +87,25 @@ def test_a_run_that_was_repaired_is_in_the_shared_journal_and_reused_by_the_next
     assert "not yet in the shared journal" not in first.stderr + second.stderr
     assert "held=1 of 1 times" in second.stderr
     rows = [
-        json.loads(line) for line in oomguard("history", "--journal", database, "--format", "json").stdout.splitlines()
+        json.loads(line)
+        for line in oomguard(
+            "history", "--journal", database, "--format", "json"
+        ).stdout.splitlines()
     ]
     assert [(row["result"], len(row["attempts"])) for row in rows] == [("ran", 1), ("repaired", 2)]
     assert all(row["who"] and row["host"] for row in rows)
     assert list(tmp_path.rglob("*.jsonl")) == []
 
 
-def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_without_the_password(tmp_path: Path):
+def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_without_the_password(
+    tmp_path: Path,
+):
     env = {**os.environ, "OOMGUARD_JOURNAL": AWAY}
     ran = oomguard("run", "-v", "--reuse", "--", "sh", "-c", "echo out; exit 3", env=env)
-    texts = [ran.stderr, *(oomguard(*words, env=env).stderr for words in (["history"], ["history", "--deliver"]))]
+    texts = [
+        ran.stderr,
+        *(oomguard(*words, env=env).stderr for words in (["history"], ["history", "--deliver"])),
+    ]
 
     assert (ran.returncode, ran.stdout) == (3, "out\n")
     assert "not yet in the shared journal: the next run delivers it: attempts=1" in ran.stderr
@@ -94,20 +117,32 @@ def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_with
     assert b"Hunter2correct" not in file.read_bytes()
 
 
-def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_it(database: str, postgresql: Any):
-    postgresql.sql(database.rpartition("/")[2], "CREATE SCHEMA oomguard; CREATE TABLE oomguard.run (id int)")
+def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_it(
+    database: str, postgresql: Any
+):
+    postgresql.sql(
+        database.rpartition("/")[2], "CREATE SCHEMA oomguard; CREATE TABLE oomguard.run (id int)"
+    )
     at = ("--journal", database)
     ran = oomguard("run", *at, "--reuse", "--", "sh", "-c", "exit 3")
     assert ran.returncode == 3
     assert "not in the shared journal: it waits on this machine" in ran.stderr
     assert "the next run delivers" not in ran.stderr
     assert "nothing is reused: the journal cannot be used" in ran.stderr
-    for words in ([], ["1"], ["--fleet"], ["--keep", "1d", "--yes"], ["--deliver"], ["--forget", "--all", "--yes"]):
+    for words in (
+        [],
+        ["1"],
+        ["--fleet"],
+        ["--keep", "1d", "--yes"],
+        ["--deliver"],
+        ["--forget", "--all", "--yes"],
+    ):
         asked = oomguard("history", *at, *words)
         assert asked.returncode == 2, words
-        assert "not an oomguard journal: the schema oomguard holds another program's tables (run)" in asked.stderr, (
-            words
-        )
+        assert (
+            "not an oomguard journal: the schema oomguard holds another program's tables (run)"
+            in asked.stderr
+        ), words
         assert "name another database" in asked.stderr, words
 
 
@@ -139,7 +174,10 @@ def test_what_waits_here_is_delivered_when_asked(database: str):
     assert (ran.returncode, ran.stdout) == (2, "delivered: 1 attempt of 1 run\n")
     assert "later.jsonl: written in form 2 by another oomguard, this one reads 1" in ran.stderr
     (shared.outbox / "later.jsonl").unlink()
-    assert oomguard("history", "--deliver", "--journal", database).stdout == "delivered: 0 attempts of 0 runs\n"
+    assert (
+        oomguard("history", "--deliver", "--journal", database).stdout
+        == "delivered: 0 attempts of 0 runs\n"
+    )
     assert oomguard("history", "--deliver").returncode == 2
 
 
@@ -147,16 +185,23 @@ def test_the_fleet_is_told_what_held_how_often_and_who_measured_it(database: str
     for i in range(2):
         write(SharedJournal(JournalUrl(database)), f"s{i}")
     ran = oomguard("history", "--fleet", "--journal", database)
-    row = json.loads(oomguard("history", "--fleet", "--journal", database, "--format", "json").stdout)
+    row = json.loads(
+        oomguard("history", "--fleet", "--journal", database, "--format", "json").stdout
+    )
 
-    assert all(word in ran.stdout for word in ("2 of 2", "org/m", "vllm 0.33.0", "max_model_len 1792", "ann@node7 2"))
+    assert all(
+        word in ran.stdout
+        for word in ("2 of 2", "org/m", "vllm 0.33.0", "max_model_len 1792", "ann@node7 2")
+    )
     assert (row["held"], row["failed"], row["settings"]) == (2, 0, {"max_model_len": 1792})
     assert row["measured_by"] == [{"who": "ann", "host": "node7", "attempts": 2}]
     nothing = oomguard("history", "--fleet", "--model", "other", "--journal", database)
     assert (nothing.returncode, nothing.stdout.startswith("nothing is known to work")) == (0, True)
 
 
-def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(database: str, tmp_path: Path):
+def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
+    database: str, tmp_path: Path
+):
     (tmp_path / "bin").mkdir()
     engine = tmp_path / "bin" / "vllm"
     engine.write_text('#!/bin/sh\necho "$@"\n')
@@ -172,7 +217,18 @@ def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
     }
-    options = ["run", "--reuse", "--allow", "reduces-capacity", "--journal", database, "--", "vllm", "serve", "org/m"]
+    options = [
+        "run",
+        "--reuse",
+        "--allow",
+        "reduces-capacity",
+        "--journal",
+        database,
+        "--",
+        "vllm",
+        "serve",
+        "org/m",
+    ]
     same = oomguard(*options, "--served-model-name", "m", "--api-key", "k", env=env)
     other = oomguard(*options, "--kv-cache-dtype", "fp8", env=env)
 
@@ -197,7 +253,8 @@ def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
     assert "1 of 2 runs in" in asked.stdout
     assert oomguard(*keep, "--yes").stdout.endswith("removed: 1 run\n")
     rows = [
-        json.loads(line) for line in oomguard("history", "--journal", place, "--format", "json").stdout.splitlines()
+        json.loads(line)
+        for line in oomguard("history", "--journal", place, "--format", "json").stdout.splitlines()
     ]
     assert [row["session"] for row in rows] == ["new"]
     assert oomguard(*keep, "--yes").stdout == "nothing to remove: all of 1 run ended since\n"
@@ -213,8 +270,22 @@ def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_
     database: str, tmp_path: Path, kind: str
 ):
     place = str(tmp_path / "j") if kind == "file" else database
-    command = [sys.executable, "-m", "oomguard", "run", "--journal", place, "--", "sh", "-c", "read line; exit 3"]
-    runs = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--journal",
+        place,
+        "--",
+        "sh",
+        "-c",
+        "read line; exit 3",
+    ]
+    runs = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
     live, killed = runs
     try:
         until = time.monotonic() + LIMIT_S
@@ -237,17 +308,25 @@ def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_
 
 
 @pytest.mark.parametrize("kind", ["file", "shared"])
-def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(database: str, tmp_path: Path, kind: str):
+def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(
+    database: str, tmp_path: Path, kind: str
+):
     place = str(tmp_path / "j") if kind == "file" else database
     for session, days in (("older", 91), ("old", 89)):
         journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(JournalUrl(database))
-        journal.begin(Record(session, 1, ["x"], {}, [], started_at=time.time() - days * DAY_S, host="elsewhere"))
+        journal.begin(
+            Record(
+                session, 1, ["x"], {}, [], started_at=time.time() - days * DAY_S, host="elsewhere"
+            )
+        )
         assert journal.finish(LIMIT_S) is None
 
     assert oomguard("history", "--keep", "7d", "--yes", "--journal", place).returncode == 0
     assert [row["session"] for row in kept(place)] == ["old"]
     again = oomguard("history", "--keep", "7d", "--yes", "--journal", place)
-    assert again.stdout == "nothing to remove: all but 1 that may still go on of 1 run ended since\n"
+    assert (
+        again.stdout == "nothing to remove: all but 1 that may still go on of 1 run ended since\n"
+    )
 
 
 @each(
@@ -269,9 +348,17 @@ def test_options_that_do_not_go_together_are_one_message(arguments: tuple[str, .
 def test_forgetting_and_doctor_know_a_shared_journal(database: str):
     write(SharedJournal(JournalUrl(database)), "s")
     assert oomguard("history", "--forget", "1", "--yes", "--journal", database).returncode == 0
-    assert json.loads(oomguard("history", "1", "--format", "json", "--journal", database).stdout)["forgotten"] is True
+    assert (
+        json.loads(oomguard("history", "1", "--format", "json", "--journal", database).stdout)[
+            "forgotten"
+        ]
+        is True
+    )
     checks = [
-        json.loads(line) for line in oomguard("doctor", "--format", "json", "--journal", database).stdout.splitlines()
+        json.loads(line)
+        for line in oomguard(
+            "doctor", "--format", "json", "--journal", database
+        ).stdout.splitlines()
     ]
     text = json.dumps(checks)
     assert "1 attempts" in text

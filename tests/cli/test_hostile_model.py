@@ -40,7 +40,11 @@ MODELS: tuple[dict[str, Any], ...] = (
         "quantization_config": {
             "quant_method": "compressed-tensors",
             "ignore": ["lm_head", "re:.*gate$", "model.*.mlp"],
-            "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": False, "type": "int"}}},
+            "config_groups": {
+                "g": {
+                    "weights": {"num_bits": 4, "group_size": 128, "symmetric": False, "type": "int"}
+                }
+            },
             "kv_cache_scheme": {"num_bits": 8},
         },
     },
@@ -99,7 +103,12 @@ MODELS: tuple[dict[str, Any], ...] = (
     {
         **PLAIN,
         "model_type": "some_linear",
-        "linear_attn_config": {"kda_layers": [1, 2], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
+        "linear_attn_config": {
+            "kda_layers": [1, 2],
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        },
     },
     {
         **PLAIN,
@@ -126,7 +135,16 @@ MODELS: tuple[dict[str, Any], ...] = (
         "linear_conv_kernel_dim": 4,
     },
 )
-CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16", "--max-new-tokens", "4")
+CALL = (
+    "--engine",
+    "transformers",
+    "--batch-size",
+    "2",
+    "--prompt-tokens",
+    "16",
+    "--max-new-tokens",
+    "4",
+)
 HOSTILE = (
     st.sampled_from(
         (
@@ -175,7 +193,13 @@ HOSTILE = (
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of each value in an object, at every depth."""
-    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    rows = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key, inner in rows for place in ((*at, key), *places(inner, (*at, key)))]
 
 
@@ -219,7 +243,9 @@ def safetensors(path: Path, header: bytes, length: int | None = None) -> None:
 ENTRY = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
 ENTRIES = (
     st.fixed_dictionaries({"dtype": HOSTILE, "shape": st.just([2])})
-    | st.fixed_dictionaries({"dtype": st.just("BF16"), "shape": HOSTILE | st.lists(HOSTILE, max_size=4)})
+    | st.fixed_dictionaries(
+        {"dtype": st.just("BF16"), "shape": HOSTILE | st.lists(HOSTILE, max_size=4)}
+    )
     | HOSTILE
 )
 
@@ -239,7 +265,9 @@ def test_a_spoiled_image_processor_gives_a_plan_or_one_message(size, pixels, tmp
     folder = tmp_path_factory.mktemp("model")
     vision = {"hidden_size": 64, "intermediate_size": 128, "patch_size": 14, "num_hidden_layers": 2}
     (folder / "config.json").write_text(json.dumps({**MODELS[4], "vision_config": vision}))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": size}, "max_pixels": pixels}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"size": {"longest_edge": size}, "max_pixels": pixels})
+    )
     assert status(folder) in {0, 2}
 
 
@@ -252,7 +280,12 @@ def test_a_spoiled_index_gives_a_plan_or_one_message(names, tmp_path_factory):
     assert status(folder) in {0, 2}
 
 
-FILES = ("config.json", "preprocessor_config.json", "model.safetensors.index.json", "model.safetensors")
+FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "model.safetensors.index.json",
+    "model.safetensors",
+)
 IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
     "is a FIFO": os.mkfifo,
     "is a folder": Path.mkdir,
@@ -262,7 +295,11 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "is a FIFO") for name in FILES), ("config.json", "is a folder"), ("config.json", "is a device")],
+    [
+        *((name, "is a FIFO") for name in FILES),
+        ("config.json", "is a folder"),
+        ("config.json", "is a device"),
+    ],
 )
 def test_what_stands_in_a_file_s_place_is_told_and_not_waited_for(name, kind, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(MODELS[0]))
@@ -284,7 +321,10 @@ def test_a_model_that_is_neither_folder_nor_file_is_told(kind, tmp_path, capsys)
 @each(
     ("text", "said"),
     [
-        ('{"vocab_size": 8, "vocab_size": 9}', "'vocab_size' stands twice in one object, with two values"),
+        (
+            '{"vocab_size": 8, "vocab_size": 9}',
+            "'vocab_size' stands twice in one object, with two values",
+        ),
         ('{"a":' * 65 + "1" + "}" * 65, "nested more than 64 deep"),
         ('{"a":' * 5000 + "1" + "}" * 5000, "nested more than 64 deep"),
         ('{"a": ' + "9" * 5000 + "}", "has a number of thousands of digits"),
@@ -293,7 +333,9 @@ def test_a_model_that_is_neither_folder_nor_file_is_told(kind, tmp_path, capsys)
         ("{'a': 1}", "not JSON"),
     ],
 )
-def test_a_configuration_that_is_no_plain_object_is_told_with_its_file(text, said, tmp_path, capsys):
+def test_a_configuration_that_is_no_plain_object_is_told_with_its_file(
+    text, said, tmp_path, capsys
+):
     (tmp_path / "config.json").write_text(text)
 
     assert status(tmp_path) == 2
@@ -311,7 +353,11 @@ def test_a_configuration_that_is_no_plain_object_is_told_with_its_file(text, sai
         ("hidden_size", "64", "hidden_size is '64', not a count"),
         ("vocab_size", float("nan"), "vocab_size is nan, not a count"),
         ("vocab_size", [1000], "vocab_size is [1000], not a count"),
-        ("torch_dtype", {"dtype": "float16"}, "torch_dtype is {'dtype': 'float16'}, not the name of a data type"),
+        (
+            "torch_dtype",
+            {"dtype": "float16"},
+            "torch_dtype is {'dtype': 'float16'}, not the name of a data type",
+        ),
         ("torch_dtype", 16, "torch_dtype is 16, not the name of a data type"),
         ("head_dim", 0, "head_dim is 0, not a count above zero"),
         ("model_type", ["llama"], "model_type is ['llama'], not text"),
@@ -331,13 +377,18 @@ def test_heads_without_a_width_are_told(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({**config, "swa_head_dim": 0}))
 
     assert status(tmp_path) == 2
-    assert "config.json: layer 1 keeps no bytes: the width of its heads is 0" in capsys.readouterr().err
+    assert (
+        "config.json: layer 1 keeps no bytes: the width of its heads is 0"
+        in capsys.readouterr().err
+    )
 
 
 @each("field", ["num_local_experts", "num_experts", "vision_config"])
 def test_counts_that_would_never_end_are_not_built(field, tmp_path):
     absurd = {"depth": 10**9, "num_hidden_layers": 10**9} if field == "vision_config" else 10**9
-    (tmp_path / "config.json").write_text(json.dumps({**MODELS[0], "model_type": "mixtral", field: absurd}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**MODELS[0], "model_type": "mixtral", field: absurd})
+    )
     began = time.process_time()
 
     assert status(tmp_path) in {0, 2}
@@ -347,7 +398,9 @@ def test_counts_that_would_never_end_are_not_built(field, tmp_path):
 def test_an_index_names_only_files_of_its_own_folder(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(MODELS[0]))
     for name in ("../other.safetensors", "/dev/zero", 3, ["a"]):
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        (tmp_path / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"a": name}})
+        )
 
         assert status(tmp_path) == 2
         assert f"weight_map names {name!r}, not a file of this folder" in capsys.readouterr().err
@@ -368,10 +421,25 @@ def test_a_run_goes_on_without_a_model_that_cannot_be_read(tmp_path):
     (tmp_path / "model").mkdir()
     IN_ITS_PLACE[kind](tmp_path / "model" / "config.json")
     (tmp_path / "engine.log").write_text(LOG.format(model=tmp_path / "model"))
-    words = ["run", "--dry-run", "--journal", str(tmp_path / "j"), "--", "sh", "-c", "cat engine.log; exit 3"]
+    words = [
+        "run",
+        "--dry-run",
+        "--journal",
+        str(tmp_path / "j"),
+        "--",
+        "sh",
+        "-c",
+        "cat engine.log; exit 3",
+    ]
     command = [sys.executable, "-P", "-m", "oomguard", *words]
     ran = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **HERE}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, **HERE},
     )
 
     assert ran.returncode == 3, ran.stderr

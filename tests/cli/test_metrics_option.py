@@ -29,10 +29,14 @@ for name in ("prometheus_client", "opentelemetry"):
 
 
 @contextmanager
-def running(*options: str, command: tuple[str, ...] = WAITS) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(
+    *options: str, command: tuple[str, ...] = WAITS
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A run whose command prints READY and waits, and the address that it told."""
     words = [sys.executable, "-m", "oomguard", "run", *options, "--", *command]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         url = ""
         for line in process.stdout:
@@ -58,7 +62,12 @@ def test_a_scrape_tells_what_has_happened_while_the_command_runs_on():
         found = get(url)
 
     assert found[("oomguard_attempts_total",)] == 2
-    assert found["oomguard_incidents_total", "max_model_len_too_large", "kv_cache_too_small_for_max_len"] == 1
+    assert (
+        found[
+            "oomguard_incidents_total", "max_model_len_too_large", "kv_cache_too_small_for_max_len"
+        ]
+        == 1
+    )
     assert found["oomguard_patches_total", "reduces-capacity", "max_model_len"] == 1
     assert found[("oomguard_command_resident_memory_bytes",)] > 1 << 20
     assert found[("oomguard_attempt_start_time_seconds",)] > 1.7e9
@@ -69,7 +78,9 @@ def test_a_scrape_that_breaks_off_prints_nothing_into_the_commands_output():
         host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
         for sent in (b"", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
             with socket.create_connection((host, int(port)), timeout=30) as broken:
-                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+                broken.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )  # closing resets
                 broken.sendall(sent)
         assert wait_for(lambda: get(url)[("oomguard_attempts_total",)] == 2)
         process.terminate()
@@ -92,7 +103,9 @@ def test_a_port_in_use_is_told_with_the_command_that_finds_its_holder_and_the_co
         ran = run("--metrics", str(port), command=("echo", "ran"))
 
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    documented = next(line for line in DOCS.read_text().splitlines() if "no metrics are served" in line)
+    documented = next(
+        line for line in DOCS.read_text().splitlines() if "no metrics are served" in line
+    )
     assert documented.replace("9400", str(port)) in ran.stderr.splitlines()
 
 
@@ -107,7 +120,15 @@ SERVERS = {
     "bare": ("vllm", "serve", "./tiny", "--port", "19481"),
     "shell": ("bash", "-c", "export A=1; exec vllm serve ./tiny --port 19481"),
     "shell, second of two": ("sh", "-c", "true && vllm serve ./tiny --port 19481"),
-    "module": ("timeout", "60", "python3", "-m", "vllm.entrypoints.openai.api_server", "--port", "19481"),
+    "module": (
+        "timeout",
+        "60",
+        "python3",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--port",
+        "19481",
+    ),
     "run": (
         "env",
         "A=1",
@@ -142,7 +163,17 @@ def test_no_place_for_metrics_is_one_message_and_the_command_is_not_started(tmp_
 
 
 def test_without_the_library_the_extra_is_named_and_the_command_is_not_started(tmp_path):
-    words = [sys.executable, "-m", "oomguard", "run", "--metrics", "0", "--", "touch", str(tmp_path / "started")]
+    words = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--metrics",
+        "0",
+        "--",
+        "touch",
+        str(tmp_path / "started"),
+    ]
     env = hooked(tmp_path, WITHOUT)
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 2
@@ -168,7 +199,9 @@ def test_of_two_runs_inside_each_other_the_outer_one_heeds_the_variable(tmp_path
 
 def test_a_user_who_stops_a_healthy_run_is_no_failure(tmp_path):
     file = tmp_path / "run.prom"
-    with running("--metrics", str(file), command=(*BROKEN, "--max-model-len", "64", "--mode", "wait")):
+    with running(
+        "--metrics", str(file), command=(*BROKEN, "--max-model-len", "64", "--mode", "wait")
+    ):
         pass
     found = scraped(file.read_text())
     assert found[("oomguard_attempts_total",)] == 1
@@ -188,8 +221,21 @@ def test_a_library_that_breaks_when_it_is_loaded_is_told_once_and_the_command_ru
     target = "0"
     (tmp_path / "prometheus_client").mkdir()
     (tmp_path / "prometheus_client" / "__init__.py").write_text("raise RuntimeError('broken')")
-    words = [sys.executable, "-m", "oomguard", "run", "--metrics", target, "--", "sh", "-c", "echo ran; sleep 1"]
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", str(Path(__file__).parents[2])))))
+    words = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "run",
+        "--metrics",
+        target,
+        "--",
+        "sh",
+        "-c",
+        "echo ran; sleep 1",
+    ]
+    path = os.pathsep.join(
+        filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", str(Path(__file__).parents[2]))))
+    )
     ran = subprocess.run(
         words,
         capture_output=True,

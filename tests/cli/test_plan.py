@@ -51,7 +51,15 @@ def record(*words: object) -> dict:
 
 
 def test_the_json_holds_the_contract(model):
-    answer = record(model, "--gpu-memory", "79.19GiB", "--engine-version", "0.19.0", "--gpu-memory-utilization", "0.95")
+    answer = record(
+        model,
+        "--gpu-memory",
+        "79.19GiB",
+        "--engine-version",
+        "0.19.0",
+        "--gpu-memory-utilization",
+        "0.95",
+    )
 
     assert answer["schema"] == 1
     assert answer["fits"] is True
@@ -104,7 +112,11 @@ def test_what_cannot_fit_says_how_many_gpus_or_how_large(model):
 
 def test_a_sweep_is_one_row_a_value(model):
     ran = plan(model, "--gpu-memory", "24GiB", "--sweep", "max-model-len=4096,65536")
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["max_model_len", "4096", "65536"]
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == [
+        "max_model_len",
+        "4096",
+        "65536",
+    ]
     assert [line.split()[-1] for line in ran.stdout.splitlines()[1:]] == ["yes", "no"]
     rows = plan(
         model, "--gpu-memory", "24GiB", "--sweep", "max_model_len=4096,65536", "--format", "json"
@@ -114,7 +126,10 @@ def test_a_sweep_is_one_row_a_value(model):
 
 @pytest.mark.parametrize(("length", "status"), [("4096", 0), ("131072", 1)])
 def test_the_exit_status_can_tell_whether_it_fits(model, length, status):
-    assert plan(model, "--gpu-memory", "24GiB", "--max-model-len", length, "--exit-code").returncode == status
+    assert (
+        plan(model, "--gpu-memory", "24GiB", "--max-model-len", length, "--exit-code").returncode
+        == status
+    )
 
 
 def test_a_gpu_is_known_by_its_name(model):
@@ -124,7 +139,12 @@ def test_a_gpu_is_known_by_its_name(model):
 def test_settings_come_from_variables_too(model):
     import os
 
-    env = {**os.environ, "OOMGUARD_GPU_MEMORY": "24GiB", "OOMGUARD_MAX_MODEL_LEN": "4096", "OOMGUARD_FORMAT": "json"}
+    env = {
+        **os.environ,
+        "OOMGUARD_GPU_MEMORY": "24GiB",
+        "OOMGUARD_MAX_MODEL_LEN": "4096",
+        "OOMGUARD_FORMAT": "json",
+    }
     assert json.loads(plan(model, env=env).stdout)["max_model_len"] == 4096
 
 
@@ -138,7 +158,10 @@ def test_settings_come_from_variables_too(model):
         (["--gpu", "99"], "GPU 99 cannot be seen here"),
         (["--gpu-memory", "24GiB", "--max-model-len", "-5"], "--max-model-len"),
         (["--gpu-memory", "24GiB", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
-        (["--gpu-memory", "24GiB", "--tensor-parallel-size", "5"], "does not divide the 32 attention heads"),
+        (
+            ["--gpu-memory", "24GiB", "--tensor-parallel-size", "5"],
+            "does not divide the 32 attention heads",
+        ),
         (["--gpu-memory", "24GiB", "--kv-cache-dtype", "int3"], "kv_cache_dtype is 'int3'"),
         (["--gpu-memory", "24GiB", "--quantization", "awq"], "needs a checkpoint"),
         (["--gpu-memory", "24GiB", "--engine-version", "latest"], "engine_version is 'latest'"),
@@ -161,7 +184,10 @@ def test_a_mistake_is_one_message(model, words, message):
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"vocab_size": "many"}, "vocab_size is 'many', not a count"),
-        ({"layer_types": ["full_attention"]}, "the layer types name 1 layers, num_hidden_layers is 32"),
+        (
+            {"layer_types": ["full_attention"]},
+            "the layer types name 1 layers, num_hidden_layers is 32",
+        ),
     ],
     ids=str,
 )
@@ -190,18 +216,46 @@ def test_without_a_gpu_here_it_says_what_to_give(model):
 
 
 def test_a_call_of_generate_is_planned_too(model):
-    asked = (model, "--engine", "transformers", "--gpu-memory", "24GiB", "--batch-size", "8", "--prompt-tokens", "2048")
+    asked = (
+        model,
+        "--engine",
+        "transformers",
+        "--gpu-memory",
+        "24GiB",
+        "--batch-size",
+        "8",
+        "--prompt-tokens",
+        "2048",
+    )
     answer = record(*asked, "--max-new-tokens", "512")
-    assert (answer["engine"], answer["fits"], answer["kv_cache_tokens"]) == ("transformers", True, 8 * 2560)
-    assert answer["peak_allocated_bytes"] / GIB == pytest.approx(18.78, rel=0.02)  # a fake-tensor run of this model
+    assert (answer["engine"], answer["fits"], answer["kv_cache_tokens"]) == (
+        "transformers",
+        True,
+        8 * 2560,
+    )
+    assert answer["peak_allocated_bytes"] / GIB == pytest.approx(
+        18.78, rel=0.02
+    )  # a fake-tensor run of this model
     text = plan(*asked).stdout
     assert "peak allocated" in text
     assert "largest batch that does: " in text
 
 
 def test_the_token_table_of_a_call_is_a_sweep(model):
-    ran = plan(model, "--engine", "transformers", "--gpu-memory", "24GiB", "--sweep", "max_new_tokens=512,4096")
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["max_new_tokens", "512", "4096"]
+    ran = plan(
+        model,
+        "--engine",
+        "transformers",
+        "--gpu-memory",
+        "24GiB",
+        "--sweep",
+        "max_new_tokens=512,4096",
+    )
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == [
+        "max_new_tokens",
+        "512",
+        "4096",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,9 +275,16 @@ def test_a_mistake_in_a_call_is_one_message(model, words, message):
 
 def test_the_example_answers_its_four_questions(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "plan_seeds.py"), run_name="__main__")
+    runpy.run_path(
+        str(Path(__file__).parents[2] / "examples" / "plan_seeds.py"), run_name="__main__"
+    )
     shown = capsys.readouterr().out
-    assert [line[:2] for line in shown.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "4."]
+    assert [line[:2] for line in shown.splitlines() if line[:1].isdigit()] == [
+        "1.",
+        "2.",
+        "3.",
+        "4.",
+    ]
     assert "one token is 0.25 MiB. The weights are 61.02 GiB" in shown
 
 
@@ -249,11 +310,18 @@ def test_several_measured_starts_are_kept_and_the_one_like_the_plan_counts(model
     options = ["--max-model-len", 32768, "--max-num-batched-tokens", 2048]
     gpu = ["--gpu-memory", "24GiB"]
 
-    both = record(model, "--calibrate", log, "--calibrate", other, *gpu, "--engine-version", "0.12", *options)
+    both = record(
+        model, "--calibrate", log, "--calibrate", other, *gpu, "--engine-version", "0.12", *options
+    )
     later = record(model, *gpu, "--engine-version", "0.13", *options)
-    neither = plan(model, "--calibrate", log, "--calibrate", other, *gpu, "--engine-version", "0.9", *options)
+    neither = plan(
+        model, "--calibrate", log, "--calibrate", other, *gpu, "--engine-version", "0.9", *options
+    )
 
-    assert both["kv_cache_tokens"] == record(model, "--calibrate", log, *gpu, *options)["kv_cache_tokens"]
+    assert (
+        both["kv_cache_tokens"]
+        == record(model, "--calibrate", log, *gpu, *options)["kv_cache_tokens"]
+    )
     assert any("vLLM 0.13.0, other.log" in line for line in later["assumptions"])
     assert neither.returncode == 2
     assert "2 logs are kept, and none is of a start like this plan" in neither.stderr
@@ -295,9 +363,19 @@ def test_a_utilization_above_what_wsl2_leaves_is_lowered_below_it(model):
 
 def test_engines_that_share_a_time_sliced_gpu_get_their_part(model):
     found = record(
-        model, "--gpu-memory", "48GiB", "--gpu-replicas", 2, "--engine-version", "0.32", "--max-model-len", 8192
+        model,
+        "--gpu-memory",
+        "48GiB",
+        "--gpu-replicas",
+        2,
+        "--engine-version",
+        "0.32",
+        "--max-model-len",
+        8192,
     )
-    assert [(change["setting"], change["to"]) for change in found["changes"]] == [("gpu_memory_utilization", 0.5)]
+    assert [(change["setting"], change["to"]) for change in found["changes"]] == [
+        ("gpu_memory_utilization", 0.5)
+    ]
 
 
 def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
@@ -308,8 +386,12 @@ def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
     from oomguard.probe import nvml
 
     def found(name: str) -> list[str]:
-        monkeypatch.setattr(nvml, "devices", lambda: (nvml.Device(0, name, 80 * GIB, 79 * GIB, {}),))
-        ran = CliRunner().invoke(command, [str(model), "--gpu", "0", "--format", "json", "--engine-version", "0.32"])
+        monkeypatch.setattr(
+            nvml, "devices", lambda: (nvml.Device(0, name, 80 * GIB, 79 * GIB, {}),)
+        )
+        ran = CliRunner().invoke(
+            command, [str(model), "--gpu", "0", "--format", "json", "--engine-version", "0.32"]
+        )
         assert ran.exit_code == 0, ran.output
         return json.loads(ran.stdout)["assumptions"]
 
@@ -320,7 +402,14 @@ def test_a_gpu_of_this_machine_keeps_its_name(model, monkeypatch):
 
 def test_a_value_that_the_engine_would_refuse_does_not_end_the_sweep(model):
     ran = plan(
-        model, "--gpu-memory", "80GiB", "--sweep", "tensor_parallel_size=2,3,4", "--format", "json", "--exit-code"
+        model,
+        "--gpu-memory",
+        "80GiB",
+        "--sweep",
+        "tensor_parallel_size=2,3,4",
+        "--format",
+        "json",
+        "--exit-code",
     )
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [row["fits"] for row in rows] == [True, False, True]

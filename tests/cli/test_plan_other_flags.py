@@ -54,7 +54,10 @@ def plan(tmp_path, monkeypatch):
             "vllm serve --trust-remote-code m --served-model-name a b --gpu-memory 24GiB --max-model-len 4096",
             " --trust-remote-code --served-model-name a b",
         ),
-        ("vllm serve --gpu-memory 24GiB --max-model-len 4096 --served-model-name a m", " --served-model-name a"),
+        (
+            "vllm serve --gpu-memory 24GiB --max-model-len 4096 --served-model-name a m",
+            " --served-model-name a",
+        ),
         (
             "vllm serve m --tool-call-parser hermes --enable-auto-tool-choice --gpu-memory 24GiB --max-model-l 4096",
             " --tool-call-parser hermes --enable-auto-tool-choice",
@@ -65,12 +68,17 @@ def test_a_command_is_planned_however_it_is_pasted_and_keeps_its_other_flags(pla
     ran = plan(f"{line} --format json")
 
     answer = json.loads(ran.output)
-    assert (answer["max_model_len"], answer["command"]) == (4096, f"vllm serve m --max-model-len 4096{kept}")
+    assert (answer["max_model_len"], answer["command"]) == (
+        4096,
+        f"vllm serve m --max-model-len 4096{kept}",
+    )
     assert not [assumed for assumed in answer["assumptions"] if "not counted" in assumed]
 
 
 def test_flags_that_take_memory_and_are_not_counted_are_named_once_with_the_reason(plan):
-    ran = plan("vllm serve m --swap-space 4 --enable-dbo --load-format dummy --swap-space 8 --gpu-memory 24GiB")
+    ran = plan(
+        "vllm serve m --swap-space 4 --enable-dbo --load-format dummy --swap-space 8 --gpu-memory 24GiB"
+    )
 
     (line,) = [line for line in ran.output.splitlines() if "not counted" in line]
     assert line.endswith(
@@ -83,7 +91,8 @@ def test_a_switch_that_is_off_takes_nothing(plan):
 
 
 @pytest.mark.parametrize(
-    ("word", "nearest"), [("--trust-remote-codee", "--trust-remote-code"), ("--max-modle-len", "--max-model-len")]
+    ("word", "nearest"),
+    [("--trust-remote-codee", "--trust-remote-code"), ("--max-modle-len", "--max-model-len")],
 )
 def test_a_flag_that_no_version_has_is_a_mistake_with_the_nearest_spelling(plan, word, nearest):
     ran = plan(f"m --gpu-memory 24GiB {word} 8")
@@ -96,7 +105,9 @@ def test_a_flag_that_no_version_has_is_a_mistake_with_the_nearest_spelling(plan,
 def test_the_file_of_flags_is_read_and_a_flag_beats_it(plan, tmp_path):
     (tmp_path / "serve.yaml").write_text("max-model-len: 2048\nmax-num-seqs: 8\n")
     answer = json.loads(
-        plan("vllm serve m --config serve.yaml --max-model-len 1024 --gpu-memory 24GiB --format json").output
+        plan(
+            "vllm serve m --config serve.yaml --max-model-len 1024 --gpu-memory 24GiB --format json"
+        ).output
     )
 
     assert (answer["max_model_len"], answer["max_num_seqs"]) == (1024, 8)
@@ -105,6 +116,8 @@ def test_the_file_of_flags_is_read_and_a_flag_beats_it(plan, tmp_path):
 def test_sizes_that_are_captured_are_printed_as_the_engine_takes_them(plan):
     line = "m --gpu-memory 24GiB --cudagraph-capture-sizes 1 2 4 --format json --engine-version"
 
-    assert json.loads(plan(f"{line} 0.27").output)["command"].endswith("--cudagraph-capture-sizes 1 2 4")
+    assert json.loads(plan(f"{line} 0.27").output)["command"].endswith(
+        "--cudagraph-capture-sizes 1 2 4"
+    )
     older = shlex.split(json.loads(plan(f"{line} 0.9.2").output)["command"])
     assert older[-2:] == ["--compilation-config", '{"cudagraph_capture_sizes": [1, 2, 4]}']

@@ -27,7 +27,9 @@ def make_logs(folder: Path) -> None:
         shutil.copyfile(sorted(LOGS.glob("*.log"))[i % 4], logs / f"slurm-7_{i:02}.out")
     (logs / "a.log").write_text("INFO: all is well\n")
     (logs / "empty.log").write_text("")
-    (logs / "cut.gz").write_bytes(gzip.compress((LOGS / "vllm_serve_kv_cache.log").read_bytes())[:-500])
+    (logs / "cut.gz").write_bytes(
+        gzip.compress((LOGS / "vllm_serve_kv_cache.log").read_bytes())[:-500]
+    )
     (folder / "regex.py").write_text("raise SystemExit('imported from the working directory')\n")
 
 

@@ -30,7 +30,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def diagnose(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command(*arguments), input=stdin, capture_output=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(
+        command(*arguments), input=stdin, capture_output=True, timeout=LIMIT_S, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +61,35 @@ def reader_of(path: str, process: psutil.Process) -> psutil.Process:
 
 
 @settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=3,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data())
 def test_any_number_of_processes_prints_the_same_bytes(tmp_path, data):
     (tmp_path / "fine.log").write_text("INFO fine\n")
     (tmp_path / "cut.log.gz").write_bytes(gzip.compress(Path(OOM).read_bytes())[:-50])
-    names = [OOM, str(tmp_path / "fine.log"), str(tmp_path / "cut.log.gz"), str(tmp_path / "no.log"), "-"]
+    names = [
+        OOM,
+        str(tmp_path / "fine.log"),
+        str(tmp_path / "cut.log.gz"),
+        str(tmp_path / "no.log"),
+        "-",
+    ]
     paths = data.draw(st.lists(st.sampled_from(names), min_size=2, max_size=6))
     form = data.draw(st.sampled_from(["terminal", "json", "markdown", "html"]))
     jobs = str(data.draw(st.integers(2, 3)))
     alone, together = (
-        diagnose("--format", form, "--jobs", n, *paths, stdin=Path(OOM).read_bytes()) for n in ("1", jobs)
+        diagnose("--format", form, "--jobs", n, *paths, stdin=Path(OOM).read_bytes())
+        for n in ("1", jobs)
     )
 
     assert alone.stdout or set(paths) == {names[3]}  # of one that is not there nothing is printed
-    assert (together.returncode, together.stdout, together.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert (together.returncode, together.stdout, together.stderr) == (
+        alone.returncode,
+        alone.stdout,
+        alone.stderr,
+    )
 
 
 def test_a_worker_that_dies_costs_its_own_file_only(tmp_path, long_log):
@@ -94,7 +109,9 @@ def test_a_worker_that_dies_costs_its_own_file_only(tmp_path, long_log):
 
 
 def test_the_first_result_is_printed_while_the_second_is_still_read(long_log):
-    process = subprocess.Popen(command("--format", "json", "--jobs", "2", OOM, long_log), stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command("--format", "json", "--jobs", "2", OOM, long_log), stdout=subprocess.PIPE
+    )
     try:
         assert json.loads(process.stdout.readline())["source"] == OOM
         assert process.poll() is None
@@ -116,7 +133,9 @@ def test_ctrl_c_ends_all_processes_at_once_without_a_traceback(long_log, jobs):
         else:
             reader_of(long_log, watched)
         for each in [watched, *watched.children(recursive=True)]:  # as a terminal does
-            with contextlib.suppress(psutil.NoSuchProcess):  # the first signal may have ended the others
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # the first signal may have ended the others
                 each.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     finally:
@@ -127,7 +146,9 @@ def test_ctrl_c_ends_all_processes_at_once_without_a_traceback(long_log, jobs):
 
 def test_a_reader_that_goes_away_ends_the_workers_too(long_log):
     line = shlex.join(command("--jobs", "2", "--format", "json", *[OOM] * 30, long_log))
-    ran = subprocess.run(["bash", "-c", f"{line} | head -c 20"], capture_output=True, timeout=LIMIT_S, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", f"{line} | head -c 20"], capture_output=True, timeout=LIMIT_S, check=False
+    )
     assert b"Traceback" not in ran.stderr
 
 

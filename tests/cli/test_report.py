@@ -14,12 +14,18 @@ from support.in_process import oomguard_text
 
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
 CONFIG = {
-    **json.loads((Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()),
+    **json.loads(
+        (Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()
+    ),
     "_name_or_path": "/home/mary/secret-model",
     "auto_map": {"AutoModel": "mary/secret--modeling.Secret"},
     "hub token": "hf_abcdefghijklmnop",
     "note": "hf_abcdefghijklmnop",
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+    },
 }
 
 
@@ -62,13 +68,36 @@ def test_records_are_appended_to_a_file_line_by_line(model, tmp_path):
 def test_what_it_writes_is_planned_as_the_start_it_came_from(model, tmp_path):
     record = json.loads(report(LOG, "--model", model).stdout)
     (tmp_path / "config.json").write_text(json.dumps(record["config"]))
-    given = ["--engine-version", record["vllm_version"], "--gpu-memory", f"{record['gpu_total_gib']}GiB"]
-    command = [sys.executable, "-m", "oomguard", "plan", tmp_path, *given, "--no-calibration", "--format", "json"]
+    given = [
+        "--engine-version",
+        record["vllm_version"],
+        "--gpu-memory",
+        f"{record['gpu_total_gib']}GiB",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "plan",
+        tmp_path,
+        *given,
+        "--no-calibration",
+        "--format",
+        "json",
+    ]
 
-    ran = subprocess.run([*map(str, command), *record["flags"]], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [*map(str, command), *record["flags"]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
 
     planned = json.loads(ran.stdout)
-    assert planned["weights_bytes"] / 2**30 == pytest.approx(record["printed"]["weights_gib"], rel=0.01)
+    assert planned["weights_bytes"] / 2**30 == pytest.approx(
+        record["printed"]["weights_gib"], rel=0.01
+    )
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ def test_every_rule_and_signature_can_be_shown():
         assert _signature_page(signature).startswith(f"# {signature.name}\n")
 
 
-@each(("name", "hint"), [("OG20l", "OG20"), ("max_model_len_to_large", "'max_model_len_too_large'")])
+@each(
+    ("name", "hint"), [("OG20l", "OG20"), ("max_model_len_to_large", "'max_model_len_too_large'")]
+)
 def test_an_unknown_name_is_refused_with_the_nearest_one(name, hint):
     ran = rules("show", name)
 
@@ -156,11 +158,21 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
         ("schema = 1", "schema = ", ":1, column 10"),
         ('status = "experimental"', 'status = "new"', ", status: 'new' is not a known status"),
         ("tried_bytes > 0.0", "tried_byte > 0.0", ", column 1, when[0]: unknown fact 'tried_byte'"),
-        ("tried_bytes = 1073741824", 'tried_bytes = "much"', ", test[0].facts.tried_bytes: expected int, found 'much'"),
-        ("facts = {}", "facts = {}\nexpect = { plan = [{ to = 1 }] }", ", test[1].expect.plan: expected a list"),
+        (
+            "tried_bytes = 1073741824",
+            'tried_bytes = "much"',
+            ", test[0].facts.tried_bytes: expected int, found 'much'",
+        ),
+        (
+            "facts = {}",
+            "facts = {}\nexpect = { plan = [{ to = 1 }] }",
+            ", test[1].expect.plan: expected a list",
+        ),
     ],
 )
-def test_a_mistake_is_one_message_with_file_key_and_place(mine, old, new, where, monkeypatch, capsys):
+def test_a_mistake_is_one_message_with_file_key_and_place(
+    mine, old, new, where, monkeypatch, capsys
+):
     from oomguard.cli import main
 
     assert old in RULE
@@ -192,7 +204,9 @@ def test_a_fix_that_names_no_setting_is_told_with_its_file_and_key(mine):
 
     assert ran.returncode == 2
     assert f"{mine / 'mine.toml'}:" in ran.stderr
-    assert "fix[0].setting: unknown setting 'batch_sise'\n  did you mean 'batch_size'?" in ran.stderr
+    assert (
+        "fix[0].setting: unknown setting 'batch_sise'\n  did you mean 'batch_size'?" in ran.stderr
+    )
 
 
 def test_the_committed_pages_are_those_of_the_rules():
@@ -236,7 +250,9 @@ def test_check_names_the_pages_that_differ_and_writes_nothing(tmp_path):
     ran = rules("pages", str(tmp_path), "--check")
 
     assert ran.returncode == 1
-    assert ran.stdout.splitlines() == [f"{tmp_path / name} is not up to date" for name in ("OG201.md", "OG202.md")]
+    assert ran.stdout.splitlines() == [
+        f"{tmp_path / name} is not up to date" for name in ("OG201.md", "OG202.md")
+    ]
     assert not (tmp_path / "OG202.md").exists()
 
 

@@ -17,7 +17,11 @@ from support.supervising import RUN
 
 def oomguard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "oomguard", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "oomguard", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -108,10 +112,21 @@ def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
 
 
 @each("form", ["console", "json"])
-def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report_or_the_journal(tmp_path, form):
+def test_no_secret_and_no_escape_of_a_command_line_reaches_the_screen_the_report_or_the_journal(
+    tmp_path, form
+):
     engine = str(Path(__file__).parents[1] / "analyst" / "fake_engine.py")
     line = "DBPASS=Hunter2 mysql -pHunter2 | curl -u me:Hunter2 'https://h/x?key=Hunter2' \x1b]0;owned\x07 \x1b[31m"
-    words = [line, "--auth", "Hunter2", "--key", "Hunter2", "FOO_KEY=Hunter2", "gsk_" + "a1B2" * 8, "\x1b[2J"]
+    words = [
+        line,
+        "--auth",
+        "Hunter2",
+        "--key",
+        "Hunter2",
+        "FOO_KEY=Hunter2",
+        "gsk_" + "a1B2" * 8,
+        "\x1b[2J",
+    ]
     report, journal = tmp_path / "report.html", tmp_path / "journal.sqlite3"
     options = ("--log-format", form, "--report", str(report), "--journal", str(journal), "-v", "--")
     ran = oomguard("run", *options, sys.executable, engine, *words)
@@ -134,7 +149,10 @@ def test_a_home_folder_stays_in_what_there_is_to_paste(tmp_path):
 
 
 def test_a_home_folder_stays_in_the_hint_that_adds_the_dashes():
-    assert "-- python '/home/alice/my job.py'" in oomguard_text("run", "python", "/home/alice/my job.py").stderr
+    assert (
+        "-- python '/home/alice/my job.py'"
+        in oomguard_text("run", "python", "/home/alice/my job.py").stderr
+    )
 
 
 def test_without_colour_no_escape_reaches_a_terminal():
@@ -142,7 +160,9 @@ def test_without_colour_no_escape_reaches_a_terminal():
     shown = {}
     for color in ("always", "never"):
         options = ["--color", color, "--journal", "/dev/null/none"]
-        shown[color] = transcript([*RUN, *options, "--", sys.executable, engine, "--count", "/dev/null"])
+        shown[color] = transcript(
+            [*RUN, *options, "--", sys.executable, engine, "--count", "/dev/null"]
+        )
     assert b"\x1b[" in shown["always"]
     assert b"\x1b" not in shown["never"]
     assert "╭".encode() in shown["never"]
@@ -155,9 +175,16 @@ def test_a_command_to_paste_where_the_dashes_are_missing_has_no_secret():
 
 
 def test_one_value_of_a_repeatable_option_needs_no_list(tmp_path):
-    (tmp_path / "pyproject.toml").write_text("[tool.oomguard]\npin = 'max_model_len'\nmin = { max_model_len = 8192 }\n")
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.oomguard]\npin = 'max_model_len'\nmin = { max_model_len = 8192 }\n"
+    )
     command = [sys.executable, "-m", "oomguard", "run", "-q", "--", "echo", "hi"]
-    assert subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=tmp_path).returncode == 0
+    assert (
+        subprocess.run(
+            command, capture_output=True, timeout=60, check=False, cwd=tmp_path
+        ).returncode
+        == 0
+    )
 
 
 @each("value", ["nan", "-1", "soon"])
@@ -166,7 +193,14 @@ def test_a_deadline_that_is_no_time_is_refused(value):
 
 
 def test_a_report_in_a_folder_that_does_not_exist_is_told_before_anything_runs(tmp_path):
-    ran = oomguard_text("run", "--report", str(tmp_path / "no" / "report.json"), "--", "touch", str(tmp_path / "ran"))
+    ran = oomguard_text(
+        "run",
+        "--report",
+        str(tmp_path / "no" / "report.json"),
+        "--",
+        "touch",
+        str(tmp_path / "ran"),
+    )
     assert ran.returncode == 2
     assert not (tmp_path / "ran").exists()
 
@@ -178,7 +212,9 @@ def test_a_report_is_written_after_a_success_too_under_the_name_that_is_given(tm
 
 
 LOG = Path(__file__).parents[2] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
-EIGHT_B = json.loads((Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text())
+EIGHT_B = json.loads(
+    (Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()
+)
 
 
 def weights_of(config: dict) -> bytes:
@@ -193,9 +229,15 @@ def weights_of(config: dict) -> bytes:
         "mlp.down_proj": (4096, 14336),
     }
     layers = config["num_hidden_layers"]
-    shapes = {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in layer.items()}
+    shapes = {
+        f"model.layers.{i}.{name}.weight": shape
+        for i in range(layers)
+        for name, shape in layer.items()
+    }
     shapes |= {"model.embed_tokens.weight": (128256, 4096), "lm_head.weight": (128256, 4096)}
-    head = json.dumps({n: {"dtype": "BF16", "shape": s, "data_offsets": [0, 0]} for n, s in shapes.items()}).encode()
+    head = json.dumps(
+        {n: {"dtype": "BF16", "shape": s, "data_offsets": [0, 0]} for n, s in shapes.items()}
+    ).encode()
     return struct.pack("<Q", len(head)) + head
 
 

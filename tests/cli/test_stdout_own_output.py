@@ -65,7 +65,9 @@ def test_a_run_whose_reader_has_gone_ends_with_the_commands_status(streams, code
     assert run_both(code, stdout, stderr) == code
 
 
-def test_a_run_that_has_something_to_say_ends_with_the_commands_status_where_nobody_can_read_it(full, gone):
+def test_a_run_that_has_something_to_say_ends_with_the_commands_status_where_nobody_can_read_it(
+    full, gone
+):
     for stderr in (full, gone):
         failing = ["sh", "-c", f"echo '{OOM}'; exit 3"]
         assert ended("run", "-v", "--no-pty", "--", *failing, stderr=stderr).returncode == 3
@@ -77,11 +79,16 @@ PRINTING = [["--help"], ["diagnose"]]
 @pytest.mark.parametrize("command", PRINTING, ids=" ".join)
 def test_what_is_printed_on_a_full_disk_is_one_line_and_status_2(command, full, log):
     ran = ended(*command, *([str(log)] if "diagnose" in command else []), stdout=full)
-    assert (ran.returncode, ran.stderr) == (2, b"oomguard: standard output: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        b"oomguard: standard output: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("command", PRINTING, ids=" ".join)
-def test_what_is_printed_for_a_reader_that_has_gone_ends_as_by_the_pipes_signal_without_a_word(command, gone, log):
+def test_what_is_printed_for_a_reader_that_has_gone_ends_as_by_the_pipes_signal_without_a_word(
+    command, gone, log
+):
     ran = ended(*command, *([str(log)] if "diagnose" in command else []), stdout=gone)
     assert (ran.returncode, ran.stderr) == (141, b"")
 

@@ -40,21 +40,30 @@ def run(*arguments: object, code: int = 0) -> None:
     assert ended.value.code == code
 
 
-def test_a_summary_is_one_object_with_groups_the_largest_first(fleet: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_summary_is_one_object_with_groups_the_largest_first(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+):
     run("diagnose", "--summary", "--format", "json", fleet / "pods", fleet)
     told = json.loads(capsys.readouterr().out)
     assert (told["inputs"], told["inputs_with_oom"], told["incidents"]) == (7, 6, 6)
-    assert [group["cause"] for group in told["groups"]] == ["max_model_len_too_large", "utilization_too_low"]
+    assert [group["cause"] for group in told["groups"]] == [
+        "max_model_len_too_large",
+        "utilization_too_low",
+    ]
     first = told["groups"][0]
     assert first["fix"]["changes"][0]["as_flag"] == "--max-model-len 1792"
     assert first["fix"]["fixes"] == 3
-    assert [row["who"] for row in first["writers"]] == [f"pod prod/llm-{i} container engine" for i in range(3)]
+    assert [row["who"] for row in first["writers"]] == [
+        f"pod prod/llm-{i} container engine" for i in range(3)
+    ]
     assert first["first_seen"] <= first["last_seen"]
     assert told["best"] == 0
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
-def test_a_summary_is_the_same_however_many_processes_read(fleet: Path, jobs: str, capsys: pytest.CaptureFixture[str]):
+def test_a_summary_is_the_same_however_many_processes_read(
+    fleet: Path, jobs: str, capsys: pytest.CaptureFixture[str]
+):
     run("diagnose", "--summary", "--format", "json", "--jobs", jobs, fleet / "pods", fleet)
     told = capsys.readouterr().out
     run("diagnose", "--summary", "--format", "json", fleet / "pods", fleet)
@@ -78,7 +87,10 @@ def test_a_page_is_refused_before_anything_is_read_or_written(
     for asked in (["--output", page], ["--format", "html"]):
         run("diagnose", "--summary", *asked, fleet, code=2)
         shown = capsys.readouterr()
-        assert "use terminal, json or markdown: oomguard diagnose --summary --format markdown" in shown.err
+        assert (
+            "use terminal, json or markdown: oomguard diagnose --summary --format markdown"
+            in shown.err
+        )
         assert not shown.out
     assert not page.exists()
 
@@ -115,18 +127,25 @@ def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_th
     [
         (["--min", "max_model_len=4096"], "below your floor of 4096"),
         (["--pin", "max_model_len"], "pinned"),
-        (["--allow", "output-preserving"], "--allow output-preserving forbids what reduces-capacity"),
+        (
+            ["--allow", "output-preserving"],
+            "--allow output-preserving forbids what reduces-capacity",
+        ),
     ],
 )
 def test_a_patch_that_the_policy_forbids_would_have_fixed_nothing_and_is_named_with_the_reason(
     fleet: Path, policy: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ):
     log = fleet / "higher.log"
-    log.write_text(KV_CACHE.read_text().replace("maximum model length is 1792", "maximum model length is 8192"))
+    log.write_text(
+        KV_CACHE.read_text().replace("maximum model length is 1792", "maximum model length is 8192")
+    )
     run("diagnose", "--summary", "--format", "json", *policy, fleet / "pods", log)
     (group,) = json.loads(capsys.readouterr().out)["groups"]
     is_floor = policy[0] == "--min"
-    assert group["refused"] == [{"setting": "max_model_len", "why": why, "incidents": 3 if is_floor else 4}]
+    assert group["refused"] == [
+        {"setting": "max_model_len", "why": why, "incidents": 3 if is_floor else 4}
+    ]
     assert (group["fix"] or {}).get("fixes") == (1 if is_floor else None)
 
     run("diagnose", "--summary", *policy, fleet / "pods")
@@ -136,7 +155,9 @@ def test_a_patch_that_the_policy_forbids_would_have_fixed_nothing_and_is_named_w
     assert "would have fixed most" not in told
 
 
-def test_what_was_last_written_before_is_left_out_and_told(fleet: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_was_last_written_before_is_left_out_and_told(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+):
     old = time.time() - 3 * 86400
     os.utime(fleet / "slurm-7_0.out", (old, old))
     run("diagnose", "--since", "24h", "--format", "json", fleet)
@@ -152,7 +173,9 @@ def test_what_was_last_written_before_is_left_out_and_told(fleet: Path, capsys: 
     assert "1 input was last written before --since" in shown.err
 
 
-def test_a_summary_leaves_out_incidents_printed_before(fleet: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_summary_leaves_out_incidents_printed_before(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+):
     run("diagnose", "--summary", "--since", "2099-01-01", "-q", "--format", "json", fleet)
     told = json.loads(capsys.readouterr().out)
     assert (told["incidents"], told["inputs_left_out"]) == (0, 7)
@@ -168,12 +191,19 @@ def test_the_time_is_that_of_journald_where_the_lines_came_through_it(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.25 GiB is free.",
     ]
     entries = [
-        {"__CURSOR": f"s=1;i={i}", "__REALTIME_TIMESTAMP": str(1795598092000000 + i), "_PID": "7", "MESSAGE": line}
+        {
+            "__CURSOR": f"s=1;i={i}",
+            "__REALTIME_TIMESTAMP": str(1795598092000000 + i),
+            "_PID": "7",
+            "MESSAGE": line,
+        }
         for i, line in enumerate(lines)
     ]
     texts = {
         "json": "".join(f"{json.dumps(entry)}\n" for entry in entries),
-        "export": "\n".join("".join(f"{key}={value}\n" for key, value in entry.items()) for entry in entries),
+        "export": "\n".join(
+            "".join(f"{key}={value}\n" for key, value in entry.items()) for entry in entries
+        ),
     }
     (tmp_path / "x.log").write_text(texts[form])
     run("diagnose", "--summary", "--format", "json", tmp_path / "x.log")
@@ -182,7 +212,9 @@ def test_the_time_is_that_of_journald_where_the_lines_came_through_it(
 
 
 @pytest.mark.parametrize("since", ["7", "yesterday", "-3d", "2026-13-01"])
-def test_a_moment_that_is_none_is_a_usage_error(fleet: Path, since: str, capsys: pytest.CaptureFixture[str]):
+def test_a_moment_that_is_none_is_a_usage_error(
+    fleet: Path, since: str, capsys: pytest.CaptureFixture[str]
+):
     run("diagnose", "--since", since, fleet, code=2)
     assert "is no moment" in capsys.readouterr().err
 
@@ -192,14 +224,26 @@ def test_exit_code_tells_whether_any_input_ran_out_of_memory(fleet: Path):
     run("diagnose", "--summary", "--exit-code", fleet / "healthy.log")
 
 
-def test_an_input_that_cannot_be_read_is_counted_and_told(fleet: Path, capsys: pytest.CaptureFixture[str]):
-    run("diagnose", "--summary", "--format", "json", fleet / "slurm-7_0.out", fleet / "none.log", code=2)
+def test_an_input_that_cannot_be_read_is_counted_and_told(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+):
+    run(
+        "diagnose",
+        "--summary",
+        "--format",
+        "json",
+        fleet / "slurm-7_0.out",
+        fleet / "none.log",
+        code=2,
+    )
     shown = capsys.readouterr()
     assert json.loads(shown.out)["inputs_unread"] == 1
     assert "none.log" in shown.err
 
 
-def test_the_rank_of_a_line_that_srun_labelled_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_rank_of_a_line_that_srun_labelled_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     log = tmp_path / "slurm-950.out-20261120"
     log.write_text("".join(f"3: {line}\n" for line in KV_CACHE.read_text().splitlines()))
     run("diagnose", "--summary", "--format", "json", log)
@@ -218,7 +262,9 @@ def test_a_path_that_leads_to_no_input_is_counted_and_told(
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown"])
-def test_quiet_a_summary_without_incidents_says_nothing(fleet: Path, form: str, capsys: pytest.CaptureFixture[str]):
+def test_quiet_a_summary_without_incidents_says_nothing(
+    fleet: Path, form: str, capsys: pytest.CaptureFixture[str]
+):
     run("diagnose", "-q", "--summary", "--format", form, fleet / "healthy.log")
     assert capsys.readouterr().out == ""
 
@@ -238,7 +284,9 @@ def test_a_half_written_packed_log_counts_with_what_could_be_read(
 
 
 @pytest.mark.parametrize("option", [["--summary"], ["--engine", "ray"]])
-def test_what_is_followed_has_no_end_to_sum_up(fleet: Path, option: list[str], capsys: pytest.CaptureFixture[str]):
+def test_what_is_followed_has_no_end_to_sum_up(
+    fleet: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+):
     run("diagnose", "--follow", *option, fleet / "healthy.log", code=2)
     assert "--follow cannot go with" in capsys.readouterr().err
 
@@ -247,7 +295,9 @@ def test_without_ray_the_extra_is_named(fleet: Path, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['ray'] = None\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
     command = [sys.executable, "-m", "oomguard", "diagnose", "--engine", "ray", str(fleet)]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
     assert ran.returncode == 2
     assert install_hint("ray") in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -259,5 +309,7 @@ def test_reading_files_here_loads_nothing_for_clusters_and_stores(fleet: Path):
         "atexit.register(lambda: print(sorted({'ray', 'fsspec', 'pandas', 'pyarrow'} & set(sys.modules)), file=sys.stderr));"
         "main(['diagnose', '-q', sys.argv[1]])"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(fleet)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(fleet)], capture_output=True, text=True, check=True
+    )
     assert ran.stderr.splitlines()[-1] == "[]"

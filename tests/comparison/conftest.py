@@ -48,15 +48,22 @@ def vllm_log(**given: object) -> str:
         **given,
     }
     text = _ECHO.format(**values) if given.get("echo", True) else ""
-    text += _START.format(
-        **values
-    ) + "INFO [gpu_model_runner.py:3549] Model loading took {weights} GiB memory and 5.2 seconds\n".format(**values)
+    text += (
+        _START.format(**values)
+        + "INFO [gpu_model_runner.py:3549] Model loading took {weights} GiB memory and 5.2 seconds\n".format(
+            **values
+        )
+    )
     if given.get("fails") and given.get("graphs"):
-        text += "INFO [gpu_model_runner.py:5955] Estimated CUDA graph memory: {graphs} GiB total\n".format(**values)
+        text += "INFO [gpu_model_runner.py:5955] Estimated CUDA graph memory: {graphs} GiB total\n".format(
+            **values
+        )
     text += "INFO [gpu_worker.py:359] Available KV cache memory: {pool} GiB\n".format(**values)
     if given.get("fails"):
         return text + _TOO_SMALL.format(**values)
-    tokens = int(float(str(values["pool"])) / float(str(values["need"])) * int(str(values["length"])))
+    tokens = int(
+        float(str(values["pool"])) / float(str(values["need"])) * int(str(values["length"]))
+    )
     text += f"INFO [kv_cache_utils.py:1286] GPU KV cache size: {tokens:,} tokens\n"
     return text + _SUMMARY.format(**values)
 

@@ -29,7 +29,10 @@ def test_the_policy_rules_the_plan_of_the_failed_start(vllm):
     worked, failed = vllm(pool="4.75"), vllm(fails=True, pool="3.25")
     pinned = oomguard.Policy(pinned=frozenset({"max_model_len"}))
     free, held = oomguard.diff(worked, failed), oomguard.diff(worked, failed, policy=pinned)
-    blocked = [{p.setting: p.blocked_by for p in c.new.incident.plan}["max_model_len"] for c in (free, held)]
+    blocked = [
+        {p.setting: p.blocked_by for p in c.new.incident.plan}["max_model_len"]
+        for c in (free, held)
+    ]
     assert blocked[0] != blocked[1]
     assert "pinned" in blocked[1]
 

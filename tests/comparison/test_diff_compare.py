@@ -23,7 +23,8 @@ def test_a_failure_alone_is_a_difference(compared, vllm):
     log = vllm()
     comparison = compared(
         log,
-        log + "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. "
+        log
+        + "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. "
         "Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.\n",
     )
     assert comparison.differs
@@ -34,7 +35,10 @@ def test_a_failure_alone_is_a_difference(compared, vllm):
 def test_a_failure_of_another_kind_is_named_beside_the_kv_cache(compared, vllm):
     text = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering `max_num_seqs`"
     comparison = compared(vllm(pool="4.75"), vllm(pool="5.75") + text)
-    assert comparison.headline == "0.12.0, both: the KV cache gained 1.0 GiB; NEW failed: sampler_warmup_oom"
+    assert (
+        comparison.headline
+        == "0.12.0, both: the KV cache gained 1.0 GiB; NEW failed: sampler_warmup_oom"
+    )
 
 
 def test_a_start_that_works_again_is_told(compared, vllm):
@@ -54,4 +58,7 @@ def test_what_the_parts_explain_leaves_nothing_unknown(compared, vllm):
 
 
 def test_a_log_that_lists_no_settings_is_named(compared, vllm):
-    assert "NEW does not list all settings that the user gave" in compared(vllm(), vllm(echo=False)).unknown
+    assert (
+        "NEW does not list all settings that the user gave"
+        in compared(vllm(), vllm(echo=False)).unknown
+    )

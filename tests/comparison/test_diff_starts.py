@@ -11,7 +11,12 @@ MEANWHILE = "INFO [launcher.py:1] waiting for the next start\n" * 20
 
 
 def test_the_last_start_with_figures_is_taken(side, vllm):
-    log = vllm(version="0.12.0", fails=True) + MEANWHILE + vllm(version="0.13.0") + "INFO [gpu_worker.py:1] nothing\n"
+    log = (
+        vllm(version="0.12.0", fails=True)
+        + MEANWHILE
+        + vllm(version="0.13.0")
+        + "INFO [gpu_worker.py:1] nothing\n"
+    )
     chosen = side(log)
     assert chosen.start.number == 2
     assert chosen.version == "0.13.0"

@@ -18,7 +18,11 @@ def rows(comparison) -> dict[str, Row]:
 def test_a_default_that_moved_with_the_version_is_told_as_such(compared, vllm):
     old = vllm(version="0.19.1", fails=True)
     row = rows(compared(old, vllm(version="0.20.0", fails=True)))["gpu_memory_utilization"]
-    assert (row.kind, row.old, row.new) == ("default", ComparedValue(0.9, "default"), ComparedValue(0.92, "default"))
+    assert (row.kind, row.old, row.new) == (
+        "default",
+        ComparedValue(0.9, "default"),
+        ComparedValue(0.92, "default"),
+    )
     assert row.difference == 0.02
 
 
@@ -84,8 +88,20 @@ def test_a_difference_within_the_rounding_of_both_figures_is_no_change(printed, 
 
 @given(old=st.integers(0, 10**12), new=st.integers(0, 10**12), slack=st.integers(0, 10**9))
 def test_what_changed_one_way_changed_the_other_way_too(old, new, slack):
-    there = Row("weights", "budget", ComparedValue(old, slack=slack), ComparedValue(new, slack=slack), "bytes")
-    back = Row("weights", "budget", ComparedValue(new, slack=slack), ComparedValue(old, slack=slack), "bytes")
+    there = Row(
+        "weights",
+        "budget",
+        ComparedValue(old, slack=slack),
+        ComparedValue(new, slack=slack),
+        "bytes",
+    )
+    back = Row(
+        "weights",
+        "budget",
+        ComparedValue(new, slack=slack),
+        ComparedValue(old, slack=slack),
+        "bytes",
+    )
     assert there.changed == back.changed
     assert there.difference == -back.difference
 

@@ -7,18 +7,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.errors import SettingError
-from oomguard.core.facts import GIB, MIB, REGISTRY, Fact, coerce, format_gib, format_rounded, parse_size
+from oomguard.core.facts import (
+    GIB,
+    MIB,
+    REGISTRY,
+    Fact,
+    coerce,
+    format_gib,
+    format_rounded,
+    parse_size,
+)
 from oomguard.core.text import render
 from support.each import each
 
 
 def facts(**values) -> dict[str, Fact]:
-    return {name: value if isinstance(value, Fact) else Fact(name, value) for name, value in values.items()}
+    return {
+        name: value if isinstance(value, Fact) else Fact(name, value)
+        for name, value in values.items()
+    }
 
 
 @each("spec", REGISTRY.values())
 def test_a_fact_s_unit_is_the_end_of_its_name(spec):
-    expected = {"bytes": "int", "tokens": "int", "ratio": "float", "set": "bool"}.get(spec.name.rpartition("_")[2])
+    expected = {"bytes": "int", "tokens": "int", "ratio": "float", "set": "bool"}.get(
+        spec.name.rpartition("_")[2]
+    )
 
     assert expected is None or spec.type == expected or spec.name == "max_new_tokens"
     assert spec.meaning
@@ -46,7 +60,21 @@ def test_a_size_is_read_with_half_of_its_last_digit(text, size, slack):
     assert read.slack_bytes == pytest.approx(slack)
 
 
-@each("text", ["", "GiB", "8 apples", "1.2.3 GiB", "five", "8 GiB of memory", "5. GiB", "1e5", "9" * 400, "nan"])
+@each(
+    "text",
+    [
+        "",
+        "GiB",
+        "8 apples",
+        "1.2.3 GiB",
+        "five",
+        "8 GiB of memory",
+        "5. GiB",
+        "1e5",
+        "9" * 400,
+        "nan",
+    ],
+)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(SettingError, match="not a size"):
         parse_size(text)
@@ -212,7 +240,10 @@ def test_a_printed_zero_is_filled_in_as_less_than_its_last_digit():
     assert render("{kv_cache_available_bytes:GiB}", known) == "less than 0.05 GiB"
 
 
-@each("template", ["{model.__class__}", "{model!r}", "{model[0]}", "{model:>99}", "{}", "{ model }", "{model"])
+@each(
+    "template",
+    ["{model.__class__}", "{model!r}", "{model[0]}", "{model:>99}", "{}", "{ model }", "{model"],
+)
 def test_a_template_reaches_nothing_but_facts(template):
     assert render(template, facts(model="org/name")) == template
 

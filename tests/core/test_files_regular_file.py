@@ -45,7 +45,9 @@ def loop(path: Path) -> None:
 
 def huge(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(1 << 50 if os.uname().sysname == "Linux" and _sparse(path.parent) else 1 << 30)
+        file.truncate(
+            1 << 50 if os.uname().sysname == "Linux" and _sparse(path.parent) else 1 << 30
+        )
 
 
 def _sparse(folder: Path) -> bool:

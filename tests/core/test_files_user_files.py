@@ -19,7 +19,9 @@ def test_a_kept_file_is_whole_and_leaves_nothing_beside_it(tmp_path):
     keep(tmp_path / "new" / "a.json", b"first")
     keep(tmp_path / "new" / "a.json", b"second")
 
-    assert [(p.name, p.read_bytes()) for p in (tmp_path / "new").iterdir()] == [("a.json", b"second")]
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "new").iterdir()] == [
+        ("a.json", b"second")
+    ]
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path):

@@ -7,11 +7,24 @@ import dataclasses
 import pytest
 
 from oomguard.core.facts import Fact
-from oomguard.core.incident import CAUSES, PHASES, Attempt, Diagnosis, Effect, Evidence, Incident, Patch
+from oomguard.core.incident import (
+    CAUSES,
+    PHASES,
+    Attempt,
+    Diagnosis,
+    Effect,
+    Evidence,
+    Incident,
+    Patch,
+)
 from oomguard.core.kinds import KINDS, NOT_OOM_KINDS
 from support.each import each
 
-DEAD, OOM, SECOND = Incident("engine_dead", "dead"), Incident("cuda_oom", "boom"), Incident("host_oom", "killed")
+DEAD, OOM, SECOND = (
+    Incident("engine_dead", "dead"),
+    Incident("cuda_oom", "boom"),
+    Incident("host_oom", "killed"),
+)
 
 
 @each("names", [KINDS, CAUSES, PHASES])
@@ -37,7 +50,9 @@ def test_another_text_is_no_effect(text):
 
 @each("kind", KINDS)
 def test_an_oom_is_every_kind_but_those_where_no_memory_ran_short(kind):
-    assert Incident(kind, "boom").is_oom == (kind not in {"memory_profiling_changed", "encoder_budget", "engine_dead"})
+    assert Incident(kind, "boom").is_oom == (
+        kind not in {"memory_profiling_changed", "encoder_budget", "engine_dead"}
+    )
 
 
 def test_the_kinds_that_are_no_oom_are_kinds():
@@ -46,7 +61,12 @@ def test_the_kinds_that_are_no_oom_are_kinds():
 
 @each(
     ("incidents", "verdict", "first"),
-    [((), "no_oom", None), ((DEAD,), "no_oom", DEAD), ((DEAD, OOM, SECOND), "oom", OOM), ((OOM, DEAD), "oom", OOM)],
+    [
+        ((), "no_oom", None),
+        ((DEAD,), "no_oom", DEAD),
+        ((DEAD, OOM, SECOND), "oom", OOM),
+        ((OOM, DEAD), "oom", OOM),
+    ],
 )
 def test_a_verdict_and_the_incident_to_act_on(incidents, verdict, first):
     diagnosis = Diagnosis("a.log", incidents)
@@ -71,10 +91,21 @@ def test_slack_is_zero_where_nothing_is_known():
 
 @each(
     ("new", "blocked_by", "applicable"),
-    [(1, None, True), (0, None, True), (False, None, True), (None, None, False), (1, "pinned", False)],
+    [
+        (1, None, True),
+        (0, None, True),
+        (False, None, True),
+        (None, None, False),
+        (1, "pinned", False),
+    ],
 )
-def test_a_patch_is_applicable_where_it_has_a_value_and_nothing_blocks_it(new, blocked_by, applicable):
-    assert Patch("x", 2, new, Effect.OUTPUT_PRESERVING, "r", blocked_by=blocked_by).applicable is applicable
+def test_a_patch_is_applicable_where_it_has_a_value_and_nothing_blocks_it(
+    new, blocked_by, applicable
+):
+    assert (
+        Patch("x", 2, new, Effect.OUTPUT_PRESERVING, "r", blocked_by=blocked_by).applicable
+        is applicable
+    )
 
 
 @each(

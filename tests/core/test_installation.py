@@ -14,7 +14,9 @@ from oomguard.core import installation
 from oomguard.core.installation import install_hint, reinstall_hint, upgrade_hint
 
 ROOT = Path(__file__).parents[2]
-INDEX_INSTALL = re.compile(r"pip install (?:-\S+ |--\S+ )*['\"]?oomguard(?![\w.-]*\.whl|[\[\w\]]* @)")
+INDEX_INSTALL = re.compile(
+    r"pip install (?:-\S+ |--\S+ )*['\"]?oomguard(?![\w.-]*\.whl|[\[\w\]]* @)"
+)
 
 
 @pytest.fixture
@@ -47,7 +49,10 @@ def test_an_extra_of_a_wheel_file_is_installed_from_that_file(installed_from, tm
 
 def test_an_extra_of_a_repository_is_installed_from_its_address(installed_from):
     installed_from(url="https://git.example/oomguard.git", vcs_info={"vcs": "git"})
-    assert install_hint("fast") == "pip install 'oomguard[fast] @ git+https://git.example/oomguard.git'"
+    assert (
+        install_hint("fast")
+        == "pip install 'oomguard[fast] @ git+https://git.example/oomguard.git'"
+    )
     assert upgrade_hint().endswith("'oomguard @ git+https://git.example/oomguard.git'")
 
 
@@ -60,7 +65,13 @@ def test_an_extra_of_an_unknown_or_vanished_place_names_its_own_packages(install
 
 def test_every_extra_can_be_installed_where_its_place_is_unknown(installed_from):
     installed_from()
-    extras = set(metadata.metadata("oomguard").get_all("Provides-Extra")) - {"all", "dev", "bench", "docs", "fuzz"}
+    extras = set(metadata.metadata("oomguard").get_all("Provides-Extra")) - {
+        "all",
+        "dev",
+        "bench",
+        "docs",
+        "fuzz",
+    }
     assert {"postgres", "fast", "zstd", "plots", "metrics", "otel", "fleet", "ray"} <= extras
     for extra in extras:
         assert install_hint(extra).startswith("pip install '"), extra
@@ -79,7 +90,9 @@ def test_a_damaged_record_of_the_installation_is_as_none(monkeypatch):
 
 
 def test_no_text_asks_an_index_for_oomguard():
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     found = []
     for name in filter(None, names):
         path = ROOT / name

@@ -42,7 +42,9 @@ def test_without_facts_the_headline_claims_no_figure(kind):
     ],
 )
 def test_the_headline_holds_what_was_needed_and_what_was_there(kind, facts, figures):
-    text = incident(kind, max_model_len_tokens=4096, **{name: value * GIB for name, value in facts.items()}).headline
+    text = incident(
+        kind, max_model_len_tokens=4096, **{name: value * GIB for name, value in facts.items()}
+    ).headline
 
     for figure in figures:
         assert figure in text

@@ -30,7 +30,9 @@ assert random.getstate() == before
 """
 
 
-def test_a_library_that_draws_as_it_is_loaded_leaves_the_numbers_as_they_were(tmp_path, monkeypatch):
+def test_a_library_that_draws_as_it_is_loaded_leaves_the_numbers_as_they_were(
+    tmp_path, monkeypatch
+):
     (tmp_path / "drawing_library.py").write_text("import random\nrandom.random()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "drawing_library", raising=False)
@@ -56,5 +58,7 @@ def test_where_it_is_loaded_already_nothing_is_put_back():
 
 def test_a_call_that_is_split_in_a_fresh_process_draws_nothing():
     pytest.importorskip("torch", reason="torch is not installed")
-    ran = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=False
+    )
     assert ran.returncode == 0, ran.stderr

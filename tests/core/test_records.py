@@ -31,7 +31,9 @@ from oomguard.report.redact import unmasked
 from support.each import each
 
 SECRET = "Hunter2!x"
-LINE = Evidence(f"non-default args: mysql -p{SECRET} FOO_KEY={SECRET} 'auth': --auth {SECRET} \x1b[31m", 3)
+LINE = Evidence(
+    f"non-default args: mysql -p{SECRET} FOO_KEY={SECRET} 'auth': --auth {SECRET} \x1b[31m", 3
+)
 LADEN = Incident(
     "cuda_oom",
     f"DBPASS={SECRET} curl -u me:{SECRET} host",
@@ -41,33 +43,60 @@ LADEN = Incident(
     wrappers=(LINE,),
     causes=(Cause("unknown", "OG1", 0.5, (LINE,), f"--key {SECRET}"),),
     plan=(
-        Patch("max_model_len", 2, 1, Effect.REDUCES_CAPACITY, f"--password {SECRET}", as_flag=f"--api-key {SECRET}"),
+        Patch(
+            "max_model_len",
+            2,
+            1,
+            Effect.REDUCES_CAPACITY,
+            f"--password {SECRET}",
+            as_flag=f"--api-key {SECRET}",
+        ),
     ),
     unknown=(f"REDISCLI_AUTH={SECRET}",),
 )
 RECORDS = (
     LINE,
     LADEN,
-    Diagnosis(f"--db-pass={SECRET}", (LADEN,), (f"PGPASSWORD={SECRET}",), (EngineStart(1, settings=LADEN.settings),)),
+    Diagnosis(
+        f"--db-pass={SECRET}",
+        (LADEN,),
+        (f"PGPASSWORD={SECRET}",),
+        (EngineStart(1, settings=LADEN.settings),),
+    ),
     Attempt(1, {"api_key": SECRET}, LADEN.plan, LADEN, error=f"redis://:{SECRET}@host"),
     *LADEN.facts.values(),
     *LADEN.settings.values(),
     *LADEN.causes,
     *LADEN.plan,
-    compared.Row("api_key", "setting", compared.ComparedValue(SECRET), compared.ComparedValue(None)),
+    compared.Row(
+        "api_key", "setting", compared.ComparedValue(SECRET), compared.ComparedValue(None)
+    ),
 )
 
 
 @each("record", RECORDS)
 def test_no_text_of_a_record_shows_a_secret(record):
-    texts = (repr(record), str(record), f"{record}", repr([record]), pprint.pformat({"a": record}), f"{record!r:s}")
+    texts = (
+        repr(record),
+        str(record),
+        f"{record}",
+        repr([record]),
+        pprint.pformat({"a": record}),
+        f"{record!r:s}",
+    )
 
     assert all("Hunter2" not in text for text in texts)
 
 
 def test_no_report_of_a_record_shows_a_secret():
     diagnosis = RECORDS[2]
-    texts = (to_html(diagnosis), to_markdown(diagnosis), to_json(LADEN_DIAGNOSIS), note(LADEN), diagnosis._repr_html_())
+    texts = (
+        to_html(diagnosis),
+        to_markdown(diagnosis),
+        to_json(LADEN_DIAGNOSIS),
+        note(LADEN),
+        diagnosis._repr_html_(),
+    )
 
     assert all("Hunter2" not in text for text in texts)
 
@@ -99,13 +128,23 @@ def test_every_public_record_and_what_it_holds_is_one():
     public = [getattr(oomguard, name) for name in oomguard.__all__]
     classes = {kind for kind in public if isinstance(kind, type) and is_dataclass(kind)}
     for module in (incident, facts, compared):
-        classes |= {kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)}
-    plain = {"Policy", "FactSpec", "Size", "Guard", "Explanation"}  # they hold numbers and oomguard's own words
+        classes |= {
+            kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)
+        }
+    plain = {
+        "Policy",
+        "FactSpec",
+        "Size",
+        "Guard",
+        "Explanation",
+    }  # they hold numbers and oomguard's own words
 
     assert {kind.__name__ for kind in classes if not issubclass(kind, Record)} <= plain
 
 
 def test_showing_a_record_is_all_that_loads_the_masks():
     code = "import oomguard, sys; oomguard.Incident; print([n for n in sys.modules if n.startswith('oomguard.report')])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ran.stdout == "[]\n"

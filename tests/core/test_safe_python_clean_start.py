@@ -31,12 +31,23 @@ CONFIG = {
     "vocab_size": 4000,
     "max_position_embeddings": 1024,
 }
-CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16", "--max-new-tokens", "4")
+CALL = (
+    "--engine",
+    "transformers",
+    "--batch-size",
+    "2",
+    "--prompt-tokens",
+    "16",
+    "--max-new-tokens",
+    "4",
+)
 COMMANDS = {
     "trace": ("plan", ".", "--gpu-memory", "24GiB", *CALL, "--trace"),
     "jobs": ("diagnose", "--jobs", "2", "one.log", "two.log"),
 }
-NEEDS_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+NEEDS_TRANSFORMERS = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs transformers"
+)
 # The path that the user set; {} stands for absolute folders. As a script oomguard is found without it.
 CASES = [
     pytest.param("script", "", "trace", marks=NEEDS_TRANSFORMERS),
@@ -54,11 +65,15 @@ def elsewhere(tmp_path: Path) -> Path:
         (folder / "nothing" / name).touch()
     (folder / "nothing.py").touch()
     finds = f"import sys\nsys.path.insert(1, {str(ROOT)!r})\n"
-    (folder / "oomguard").write_text(f"{finds}from oomguard.__main__ import main\nsys.exit(main())\n")
+    (folder / "oomguard").write_text(
+        f"{finds}from oomguard.__main__ import main\nsys.exit(main())\n"
+    )
     return folder
 
 
-def run(stranger, elsewhere: Path, way: str, pythonpath: str, *arguments: str, stdin: str = "") -> int:
+def run(
+    stranger, elsewhere: Path, way: str, pythonpath: str, *arguments: str, stdin: str = ""
+) -> int:
     """Run oomguard in the stranger's folder and return its process's number; it must succeed."""
     (stranger.folder / "config.json").write_text(json.dumps(CONFIG))
     for name in ("one.log", "two.log"):
@@ -106,7 +121,9 @@ def test_no_module_of_the_working_directory_runs(way, pythonpath, name, stranger
 def test_what_a_notebook_starts_takes_nothing_from_its_folder_either(stranger, elsewhere):
     """There the working directory comes first in the user's own process, which is the user's to answer for."""
     notebook = elsewhere / "oomguard"
-    notebook.write_text(f"import sys\nsys.path[:1] = ['', {str(ROOT)!r}]\nfrom oomguard.cli import main\nmain()\n")
+    notebook.write_text(
+        f"import sys\nsys.path[:1] = ['', {str(ROOT)!r}]\nfrom oomguard.cli import main\nmain()\n"
+    )
     (stranger.folder / "oomguard.py").unlink()
     pid = run(stranger, elsewhere, "script", "", *COMMANDS["jobs"])
     ran = stranger.ran()
@@ -117,12 +134,20 @@ def test_what_a_notebook_starts_takes_nothing_from_its_folder_either(stranger, e
 def test_a_checkout_runs_itself_and_nothing_else_of_its_folder(stranger, elsewhere):
     pythonpath = "."
     (stranger.folder / "oomguard.py").unlink()
-    before_us = of_python_itself(stranger, elsewhere, "-m", f"{pythonpath}:{{}}" if pythonpath else "{}")
-    shutil.copytree(ROOT / "oomguard", stranger.folder / "oomguard", ignore=shutil.ignore_patterns("__pycache__"))
+    before_us = of_python_itself(
+        stranger, elsewhere, "-m", f"{pythonpath}:{{}}" if pythonpath else "{}"
+    )
+    shutil.copytree(
+        ROOT / "oomguard",
+        stranger.folder / "oomguard",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (stranger.folder / "rules").symlink_to(ROOT / "rules")
     stranger.plant("it", "it.py")
     init = stranger.folder / "oomguard" / "__init__.py"
-    note = (stranger.folder / "it.py").read_text().split("before")[0]  # the checkout itself tells that it runs
+    note = (
+        (stranger.folder / "it.py").read_text().split("before")[0]
+    )  # the checkout itself tells that it runs
     init.write_text(init.read_text() + note)
     pid = run(stranger, elsewhere, "-m", pythonpath, *COMMANDS["jobs"])
     ran = stranger.ran()
@@ -133,13 +158,17 @@ def test_a_checkout_runs_itself_and_nothing_else_of_its_folder(stranger, elsewhe
 
 
 @pytest.mark.parametrize(("way", "pythonpath"), [("-m", ":{}:")])
-def test_the_users_own_command_keeps_its_path_and_its_variables(way, pythonpath, stranger, elsewhere):
+def test_the_users_own_command_keeps_its_path_and_its_variables(
+    way, pythonpath, stranger, elsewhere
+):
     tell = "import mine, json, os, sys; json.dump([sys.path, dict(os.environ)], open('told.json', 'w')); print('told')"
     for path in stranger.folder.glob("*.py"):
         path.unlink()
     (stranger.folder / "mine.py").touch()
     env = variables(elsewhere, pythonpath)
-    subprocess.run([sys.executable, "-c", tell], cwd=stranger.folder, env=env, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", tell], cwd=stranger.folder, env=env, check=True, timeout=60
+    )
     alone = json.loads((stranger.folder / "told.json").read_text())
     run(stranger, elsewhere, way, pythonpath, "run", "--", sys.executable, "-c", tell)
     under_us = json.loads((stranger.folder / "told.json").read_text())
@@ -180,7 +209,9 @@ def test_only_absolute_folders_of_code_reach_a_python_of_ours(name, given, kept,
 def test_a_folder_that_the_user_named_in_full_stays(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:lib:.")
-    monkeypatch.setattr(sys, "path", ["/bin", str(tmp_path), str(tmp_path / "lib"), "", "lib", "/usr/lib"])
+    monkeypatch.setattr(
+        sys, "path", ["/bin", str(tmp_path), str(tmp_path / "lib"), "", "lib", "/usr/lib"]
+    )
     safe_python.leave_working_directory()
     assert sys.path == ["/bin", str(tmp_path), "/usr/lib"]
 
@@ -190,7 +221,12 @@ def test_a_working_directory_that_was_removed_is_no_failure(tmp_path, elsewhere)
     gone = f"cd {folder} && rmdir {folder} && exec '{sys.executable}' -m oomguard --version"
     folder.mkdir()
     ran = subprocess.run(
-        ["sh", "-c", gone], env=variables(elsewhere, "{}"), capture_output=True, text=True, timeout=60, check=False
+        ["sh", "-c", gone],
+        env=variables(elsewhere, "{}"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("oomguard ")
@@ -198,5 +234,7 @@ def test_a_working_directory_that_was_removed_is_no_failure(tmp_path, elsewhere)
 
 def test_flags_that_shut_the_environment_out_go_on(elsewhere):
     told = "import sys; sys.path.insert(0, sys.argv[1]); from oomguard import clean_start; print(clean_start.command('m')[1:4])"
-    ran = subprocess.run([sys.executable, "-I", "-c", told, str(ROOT)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", told, str(ROOT)], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip() == "['-P', '-E', '-s']"

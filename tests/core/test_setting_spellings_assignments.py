@@ -31,7 +31,19 @@ def test_an_assignment_is_read(text, expected):
     assert parse_assignment(text) == expected
 
 
-@each("text", ["", "=", "max_model_len", "max_model_len=", "=8192", "max_model_len=a", "zzz=1", "max_model_len=1.5K"])
+@each(
+    "text",
+    [
+        "",
+        "=",
+        "max_model_len",
+        "max_model_len=",
+        "=8192",
+        "max_model_len=a",
+        "zzz=1",
+        "max_model_len=1.5K",
+    ],
+)
 def test_what_is_no_assignment_is_refused_with_a_message(text):
     with pytest.raises(SettingError) as caught:
         parse_assignment(text)

@@ -25,9 +25,21 @@ from support.each import each
     ("name", "value", "flag", "kwarg", "env"),
     [
         ("max_model_len", 8192, "--max-model-len 8192", "max_model_len=8192", None),
-        ("gpu_memory_utilization", 0.85, "--gpu-memory-utilization 0.85", "gpu_memory_utilization=0.85", None),
+        (
+            "gpu_memory_utilization",
+            0.85,
+            "--gpu-memory-utilization 0.85",
+            "gpu_memory_utilization=0.85",
+            None,
+        ),
         ("enforce_eager", True, "--enforce-eager", "enforce_eager=True", None),
-        ("enable_prefix_caching", False, "--no-enable-prefix-caching", "enable_prefix_caching=False", None),
+        (
+            "enable_prefix_caching",
+            False,
+            "--no-enable-prefix-caching",
+            "enable_prefix_caching=False",
+            None,
+        ),
         ("kv_cache_dtype", "fp8", "--kv-cache-dtype fp8", "kv_cache_dtype='fp8'", None),
         ("batch_size", 4, None, "batch_size=4", None),
         ("num_speculative_tokens", 2, None, None, None),
@@ -43,7 +55,11 @@ from support.each import each
     ],
 )
 def test_a_value_is_written_for_each_surface_that_the_setting_has(name, value, flag, kwarg, env):
-    assert (as_flag(name, value, "any"), as_kwarg(name, value, "any"), as_env(name, value)) == (flag, kwarg, env)
+    assert (as_flag(name, value, "any"), as_kwarg(name, value, "any"), as_env(name, value)) == (
+        flag,
+        kwarg,
+        env,
+    )
 
 
 def test_a_flag_can_be_pasted_into_a_shell():
@@ -66,7 +82,9 @@ def test_a_flag_can_be_pasted_into_a_shell():
         ("cpu_offload_bytes", 4 * 2**30, "vllm", "--cpu-offload-gb 4"),
     ],
 )
-def test_each_engine_has_its_own_spelling_and_an_unknown_one_the_first_that_there_is(name, value, engine, flag):
+def test_each_engine_has_its_own_spelling_and_an_unknown_one_the_first_that_there_is(
+    name, value, engine, flag
+):
     assert as_flag(name, value, engine) == flag
 
 
@@ -94,7 +112,10 @@ def renamed(monkeypatch):
             "kwarg": "max_sequences",
             "spelled": [{"versions": "<2", "flags": ["--max-batch"], "kwarg": "max_batch"}],
         },
-        "enforce_eager": {"flags": ["--eager"], "spelled": [{"versions": "<2", "flags": ["--no-graphs"]}]},
+        "enforce_eager": {
+            "flags": ["--eager"],
+            "spelled": [{"versions": "<2", "flags": ["--no-graphs"]}],
+        },
         "cpu_offload_bytes": {
             "flags": ["--offload-gib"],
             "unit_bytes": 2**30,
@@ -116,7 +137,9 @@ def renamed(monkeypatch):
         (None, "--max-sequences 8", "max_sequences=8", "--no-eager", "--offload-gib 2"),
     ],
 )
-def test_a_renamed_flag_is_written_as_the_engine_s_version_has_it(version, flag, kwarg, off, offload, renamed):
+def test_a_renamed_flag_is_written_as_the_engine_s_version_has_it(
+    version, flag, kwarg, off, offload, renamed
+):
     assert as_flag("max_num_seqs", 8, "renamed", version) == flag
     assert as_kwarg("max_num_seqs", 8, "renamed", version) == kwarg
     assert as_flag("enforce_eager", False, "renamed", version) == off
@@ -189,7 +212,12 @@ def test_before_0_9_an_a100_was_a_large_device():
         ("max_num_seqs", "0.10.0", "cpu", 128),
         ("max_num_batched_tokens", "0.27.1", "huge", 8192),
         ("max_num_batched_tokens", "0.28.0", "huge", 16384),
-        ("max_num_batched_tokens", None, "huge", 16384),  # the newest where the version is not known
+        (
+            "max_num_batched_tokens",
+            None,
+            "huge",
+            16384,
+        ),  # the newest where the version is not known
     ],
 )
 def test_a_default_is_that_of_the_version(name, version, size, value):
@@ -210,7 +238,9 @@ def test_a_default_is_that_of_the_version(name, version, size, value):
 )
 def test_a_version_without_a_setting_has_no_flag_for_it(name, version, flags):
     assert surface(name, "vllm", version).flags == flags
-    assert (as_kwarg(name, 1, "vllm", version) is None) is (not flags or name == "cudagraph_capture_sizes")
+    assert (as_kwarg(name, 1, "vllm", version) is None) is (
+        not flags or name == "cudagraph_capture_sizes"
+    )
 
 
 def test_a_default_by_size_of_device_needs_the_size():

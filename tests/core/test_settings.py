@@ -10,7 +10,11 @@ from oomguard.core.incident import Effect, SettingInForce
 from oomguard.core.settings import SETTINGS, effect_of, parse_value, setting, value_in_force
 from support.each import each
 
-PRESERVES, REDUCES, CHANGES = Effect.OUTPUT_PRESERVING, Effect.REDUCES_CAPACITY, Effect.CHANGES_OUTPUTS
+PRESERVES, REDUCES, CHANGES = (
+    Effect.OUTPUT_PRESERVING,
+    Effect.REDUCES_CAPACITY,
+    Effect.CHANGES_OUTPUTS,
+)
 
 # The table "Effects" of the design, one row for each patch that it lists and that the registry has a setting for.
 EFFECTS = [
@@ -69,7 +73,12 @@ EFFECTS = [
     ("block_size", 16, 32, PRESERVES),
     ("enable_lora", True, False, CHANGES),
     ("max_lora_rank", 64, 16, REDUCES),
-    ("speculative_config", '{"num_speculative_tokens": 5}', '{"num_speculative_tokens": 2}', CHANGES),
+    (
+        "speculative_config",
+        '{"num_speculative_tokens": 5}',
+        '{"num_speculative_tokens": 2}',
+        CHANGES,
+    ),
     ("mamba_ssm_cache_dtype", "float32", "float16", CHANGES),
     ("mm_processor_kwargs", None, '{"max_pixels": 1003520}', CHANGES),
     ("pipeline_parallel_size", 1, 2, PRESERVES),
@@ -168,7 +177,9 @@ def test_a_present_value_is_found_under_the_fact_s_name(name, fact, value):
 def test_what_the_command_gives_comes_before_what_the_log_prints():
     in_force = {"max_model_len": SettingInForce("max_model_len", 5, True, "command")}
 
-    assert value_in_force("max_model_len", in_force, {"max_model_len_tokens": Fact("max_model_len_tokens", 9)}) == (
+    assert value_in_force(
+        "max_model_len", in_force, {"max_model_len_tokens": Fact("max_model_len_tokens", 9)}
+    ) == (
         5,
         "command",
     )

@@ -21,8 +21,12 @@ WITHOUT_TOTAL = "ValueError: No available memory for the cache blocks. Try incre
 
 
 @each("source", [5, 2.5, None, b"CUDA out of memory", ["error.log"], ValueError, object()])
-def test_anything_but_a_text_a_path_and_an_exception_is_a_usage_error_that_says_what_was_expected(source):
-    with pytest.raises(oomguard.UsageError, match="a log's text, the path of a log or an exception"):
+def test_anything_but_a_text_a_path_and_an_exception_is_a_usage_error_that_says_what_was_expected(
+    source,
+):
+    with pytest.raises(
+        oomguard.UsageError, match="a log's text, the path of a log or an exception"
+    ):
         oomguard.diagnose(source)
 
 
@@ -64,7 +68,9 @@ def test_a_size_that_no_device_has_is_a_setting_error(size):
 
 @each("value", [0.85, "0.85"])
 def test_settings_in_force_are_plain_values_by_name_and_read_as_the_command_line_reads_them(value):
-    incident = oomguard.diagnose(WITHOUT_TOTAL, settings={"gpu-memory-utilization": value}).incidents[0]
+    incident = oomguard.diagnose(
+        WITHOUT_TOTAL, settings={"gpu-memory-utilization": value}
+    ).incidents[0]
 
     assert incident.settings["gpu_memory_utilization"].value == 0.85
     assert incident.number("gpu_memory_utilization_ratio") == 0.85
@@ -77,7 +83,11 @@ def test_an_unknown_setting_or_a_value_it_cannot_take_is_a_setting_error(setting
 
 
 def test_every_parameter_is_of_a_public_or_a_plain_type():
-    public = {getattr(oomguard, name) for name in oomguard.__all__ if inspect.isclass(getattr(oomguard, name))}
+    public = {
+        getattr(oomguard, name)
+        for name in oomguard.__all__
+        if inspect.isclass(getattr(oomguard, name))
+    }
     plain = {str, int, float, bool, Path, BaseException, type(None)}
 
     def leaves(kind: object) -> set[object]:
@@ -94,7 +104,9 @@ def test_a_string_that_is_written_as_a_path_is_an_error_where_no_file_is(text):
         oomguard.diagnose(text)
 
 
-@each("text", ["Killed", "RuntimeError: see /var/log/a.log", '{"error":"a/b.log"}', "a/b.log\nKilled"])
+@each(
+    "text", ["Killed", "RuntimeError: see /var/log/a.log", '{"error":"a/b.log"}', "a/b.log\nKilled"]
+)
 def test_a_text_that_names_a_path_is_still_a_text(text):
     assert oomguard.diagnose(text).verdict == "no_oom"
 

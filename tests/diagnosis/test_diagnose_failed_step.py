@@ -40,7 +40,9 @@ def test_the_requests_of_the_step_that_failed_are_facts_of_the_incident():
 
 def test_the_diagnosis_names_the_largest_first():
     notes = diagnosis_of("cmpl-a-0: 1, cmpl-b-0: 8191", 8192).notes
-    assert "in the step that failed: 2 requests of 8192 tokens, cmpl-b-0 (8191), cmpl-a-0 (1)" in notes
+    assert (
+        "in the step that failed: 2 requests of 8192 tokens, cmpl-b-0 (8191), cmpl-a-0 (1)" in notes
+    )
 
 
 def facts_of(requests: str, tokens: int | None) -> dict[str, Fact]:
@@ -50,7 +52,10 @@ def facts_of(requests: str, tokens: int | None) -> dict[str, Fact]:
 
 def test_of_many_the_first_few_are_named():
     text = failed_step(facts_of(", ".join(f"r{i}: {i}" for i in range(1, 9)), 36))
-    assert text == "in the step that failed: 8 requests of 36 tokens, r8 (8), r7 (7), r6 (6), r5 (5), r4 (4) and 3 more"
+    assert (
+        text
+        == "in the step that failed: 8 requests of 36 tokens, r8 (8), r7 (7), r6 (6), r5 (5), r4 (4) and 3 more"
+    )
 
 
 def test_a_list_too_long_to_be_read_whole_tells_of_those_that_were():
@@ -64,7 +69,9 @@ def test_without_a_dump_nothing_is_said():
     assert not oomguard.diagnose(FAILED).notes
 
 
-@given(st.dictionaries(st.text("abc-0123", min_size=1), st.integers(0, 10**6), min_size=1, max_size=20))
+@given(
+    st.dictionaries(st.text("abc-0123", min_size=1), st.integers(0, 10**6), min_size=1, max_size=20)
+)
 def test_every_request_is_read_with_its_own_tokens(requests):
     text = ", ".join(f"{name}: {tokens}" for name, tokens in requests.items())
     assert step_requests(facts_of(text, sum(requests.values()))) == requests

@@ -10,7 +10,9 @@ import pytest
 from oomguard.core.facts import GIB
 from oomguard.diagnosis.diagnose import diagnose
 
-CONFIG = json.loads((Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text())
+CONFIG = json.loads(
+    (Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()
+)
 
 
 def start(model: object, *, framework: str = "EngineCore") -> str:
@@ -38,8 +40,12 @@ def test_the_folder_that_the_log_names_is_read_and_noted(folder):
     weights = incident.facts["estimated_weights_bytes"]
     assert weights.source == "config"
     assert 14 * GIB < weights.value < 16 * GIB
-    assert all(patch.setting != "gpu_memory_utilization" for patch in incident.plan)  # 12.5 GiB do not hold them
-    assert next(patch.new for patch in incident.plan if patch.setting == "tensor_parallel_size") >= 2
+    assert all(
+        patch.setting != "gpu_memory_utilization" for patch in incident.plan
+    )  # 12.5 GiB do not hold them
+    assert (
+        next(patch.new for patch in incident.plan if patch.setting == "tensor_parallel_size") >= 2
+    )
 
 
 @pytest.mark.parametrize("named", ["no/such", "tuned", "/no/such/folder", "/" + 300 * "x"])

@@ -19,7 +19,9 @@ def gpus(monkeypatch):
 
     def put(*totals_bytes):
         found = (
-            None if totals_bytes == (None,) else tuple(Device(n, "a GPU", t, t, {}) for n, t in enumerate(totals_bytes))
+            None
+            if totals_bytes == (None,)
+            else tuple(Device(n, "a GPU", t, t, {}) for n, t in enumerate(totals_bytes))
         )
         monkeypatch.setattr(nvml, "devices", lambda: found)
 
@@ -33,7 +35,9 @@ def nothing_left(**more):
         "gpu_memory_utilization_ratio": Fact("gpu_memory_utilization_ratio", 0.5),
         **{name: Fact(name, value) for name, value in more.items()},
     }
-    return Incident("kv_cache_none_left", "No available memory for the cache blocks.", "vllm", facts=facts)
+    return Incident(
+        "kv_cache_none_left", "No available memory for the cache blocks.", "vllm", facts=facts
+    )
 
 
 def test_the_utilization_is_solved_by_the_size_of_this_machine_s_gpus(gpus):

@@ -11,7 +11,12 @@ from oomguard.diagnosis.rule_tests import incident_from, model_from
 from oomguard.remedy.policy import Policy
 from support.each import each
 
-FACTS = {"batch_size": 16, "tried_bytes": 8 * MIB, "device_total_bytes": GIB, "baseline_bytes": 64 * MIB}
+FACTS = {
+    "batch_size": 16,
+    "tried_bytes": 8 * MIB,
+    "device_total_bytes": GIB,
+    "baseline_bytes": 64 * MIB,
+}
 
 
 def test_a_test_without_a_call_has_no_model():
@@ -22,7 +27,9 @@ def test_a_test_without_a_call_has_no_model():
 def test_the_figures_of_a_call_give_the_rows_that_fit(figure, rows):
     test = {"kind": "cuda_oom", "facts": FACTS, "call": {figure: 100 * MIB}}
 
-    found = assess(incident_from("cuda_oom", FACTS), default_rules(), Policy(), behind=model_from(test))
+    found = assess(
+        incident_from("cuda_oom", FACTS), default_rules(), Policy(), behind=model_from(test)
+    )
 
     assert found.plan[0].new == rows
 

@@ -26,9 +26,19 @@ def _load(path: Path) -> ModuleType:
 
 docs_output = _load(ROOT / "scripts" / "docs_output.py")
 # Their commands load PyTorch or Ray, wait for devices or run every rule's tests: a quarter of a minute a page.
-SLOW = {"CONTRIBUTING.md", "fleet.md", "guard.md", "map.md", "placement.md", "testing.md", "watch.md"}
+SLOW = {
+    "CONTRIBUTING.md",
+    "fleet.md",
+    "guard.md",
+    "map.md",
+    "placement.md",
+    "testing.md",
+    "watch.md",
+}
 PAGES = [
-    page for page in docs_output.PAGES if page.name not in SLOW and docs_output.blocks(page.read_text(encoding="utf-8"))
+    page
+    for page in docs_output.PAGES
+    if page.name not in SLOW and docs_output.blocks(page.read_text(encoding="utf-8"))
 ]
 
 
@@ -67,14 +77,16 @@ $ bash greet.sh 1.5
 
 
 @pytest.mark.parametrize(
-    "shown", ["one\ntook 1.5 s\nthree", "one\ntook 7.2 s\nthree", "one\n…", "…\nthree", "one\n…\nthree"]
+    "shown",
+    ["one\ntook 1.5 s\nthree", "one\ntook 7.2 s\nthree", "one\n…", "…\nthree", "one\n…\nthree"],
 )
 def test_a_block_agrees_where_only_times_differ_or_lines_are_left_out(shown: str, tmp_path: Path):
     assert docs_output.problems(page(tmp_path, SHOWN.format(shown)), folder(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
-    "shown", ["one\nthree", "one\ntook 1.5 s\nthree\nfour", "two\n…", "…\none", "one\n…\ntook 1.5 s"]
+    "shown",
+    ["one\nthree", "one\ntook 1.5 s\nthree\nfour", "two\n…", "…\none", "one\n…\ntook 1.5 s"],
 )
 def test_a_block_that_shows_what_is_not_printed_is_a_problem(shown: str, tmp_path: Path):
     (told,) = docs_output.problems(page(tmp_path, SHOWN.format(shown)), folder(tmp_path))
@@ -88,7 +100,9 @@ def test_a_block_is_rewritten_and_agrees_then(tmp_path: Path):
 
 
 def test_lines_left_out_stay_left_out_when_a_block_is_rewritten(tmp_path: Path):
-    path = page(tmp_path, SHOWN.replace("echo three", "echo three; echo four").format("one\n…\nthree"))
+    path = page(
+        tmp_path, SHOWN.replace("echo three", "echo three; echo four").format("one\n…\nthree")
+    )
     assert docs_output.rewrite(path, folder(tmp_path)) == 1
     assert "one\n…\nthree\nfour\n```" in path.read_text()
 
@@ -100,5 +114,10 @@ def test_a_time_that_differs_is_no_reason_to_rewrite(tmp_path: Path):
 
 def test_of_a_machines_own_lines_only_the_subject_is_compared():
     printed = ["ok       torch 2.14", "problem  NVML not available", "         do: nvidia-smi"]
-    assert docs_output.difference(["ok       torch 2.13", "ok       NVML: 2 devices"], printed, labels=True) is None
+    assert (
+        docs_output.difference(
+            ["ok       torch 2.13", "ok       NVML: 2 devices"], printed, labels=True
+        )
+        is None
+    )
     assert docs_output.difference(["ok       swap: none"], printed, labels=True) is not None

@@ -23,7 +23,9 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def prose(path: Path) -> str:
-    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 @functools.cache
@@ -41,7 +43,11 @@ def leads_nowhere(link: str, path: Path) -> bool:
 def test_every_link_leads_to_a_file_and_a_heading_of_this_repository():
     links = [(path, one or other) for path in PAGES for one, other in LINK.findall(prose(path))]
     assert len(links) > 100
-    broken = [(path, link) for path, link in links if not link.startswith("https://") and leads_nowhere(link, path)]
+    broken = [
+        (path, link)
+        for path, link in links
+        if not link.startswith("https://") and leads_nowhere(link, path)
+    ]
     assert [f"{path.name}: {link}" for path, link in broken] == []
 
 
@@ -52,25 +58,40 @@ def test_every_page_of_the_site_is_in_its_navigation():
 
 def figures(path: Path) -> list[list[str]]:
     """Return the cells of each table row that a command or "held-out, texts not ours" stands behind."""
-    rows = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line[:2] == "| "
+    ]
     return [
         row
         for row in rows
-        if len(row) >= 4 and re.search(r"^`(\.venv/bin/python benchmarks/|make )|^held-out, texts not ours$", row[3])
+        if len(row) >= 4
+        and re.search(r"^`(\.venv/bin/python benchmarks/|make )|^held-out, texts not ours$", row[3])
     ]
 
 
 def test_every_figure_of_the_readme_is_in_the_figures_with_the_same_value():
     rows = figures(ROOT / "README.md")
     assert len(rows) == 10
-    assert [row for row in rows if row not in [row[:4] for row in figures(ROOT / "docs" / "figures.md")]] == []
+    assert [
+        row for row in rows if row not in [row[:4] for row in figures(ROOT / "docs" / "figures.md")]
+    ] == []
 
 
 def test_the_figures_are_at_most_thirty_rows_each_with_a_command_that_exists():
     page = ROOT / "docs" / "figures.md"
-    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if re.match(r"\| (?!figure \|)", line)]
+    rows = [
+        line
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\| (?!figure \|)", line)
+    ]
     assert len(figures(page)) == len(rows) <= 30
-    named = set(re.findall(r"benchmarks/(\w+\.py)", "".join(path.read_text(encoding="utf-8") for path in PAGES)))
+    named = set(
+        re.findall(
+            r"benchmarks/(\w+\.py)", "".join(path.read_text(encoding="utf-8") for path in PAGES)
+        )
+    )
     assert [name for name in named if not (ROOT / "benchmarks" / name).is_file()] == []
 
 
@@ -87,7 +108,13 @@ def test_the_json_page_explains_every_key_of_an_incident_and_a_patch():
     log = ROOT / "examples" / "logs" / "vllm_serve_kv_cache.log"
     incident = to_dict(diagnose(log))["incidents"][0]
     page = prose(ROOT / "docs" / "json.md")
-    keys = {*incident, *incident["plan"][0], *incident["causes"][0], *incident["location"], *incident["budget"]}
+    keys = {
+        *incident,
+        *incident["plan"][0],
+        *incident["causes"][0],
+        *incident["location"],
+        *incident["budget"],
+    }
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
@@ -111,6 +138,8 @@ def test_the_table_of_where_to_add_what_names_what_is_there():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = page.partition("## Where to add what")[2].partition("\n## ")[0]
     places = re.findall(r"\| `([^`]+)` \|$", table, re.MULTILINE)
-    named = [place.replace("<engine>", "vllm").replace("<who>", "vllm").rstrip("/") for place in places]
+    named = [
+        place.replace("<engine>", "vllm").replace("<who>", "vllm").rstrip("/") for place in places
+    ]
     assert named
     assert [place for place in named if not list(ROOT.glob(place))] == []

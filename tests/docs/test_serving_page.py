@@ -33,7 +33,9 @@ def batch(tmp_path):
             (tmp_path / "bin" / name).chmod(0o755)
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(["bash", str(tmp_path / "job.sh")], env=env, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            ["bash", str(tmp_path / "job.sh")], env=env, stderr=subprocess.DEVNULL
+        )
 
     return start
 
@@ -42,8 +44,12 @@ def test_the_batch_script_ends_with_the_status_of_a_server_that_fails(batch):
     assert batch("exit 3").wait(60) == 3
 
 
-@pytest.mark.parametrize(("does", "status"), [("exit 0", 0), ("trap - TERM; kill $$", 143)], ids=["ends", "dies"])
-def test_a_signal_of_slurm_reaches_the_server_and_its_status_is_the_script_s(batch, tmp_path, does, status):
+@pytest.mark.parametrize(
+    ("does", "status"), [("exit 0", 0), ("trap - TERM; kill $$", 143)], ids=["ends", "dies"]
+)
+def test_a_signal_of_slurm_reaches_the_server_and_its_status_is_the_script_s(
+    batch, tmp_path, does, status
+):
     with batch(f"trap 'sleep 0.5; {does}' TERM; while :; do sleep 0.1; done") as job:
         assert wait_for((tmp_path / "began").exists, 30)
         job.send_signal(signal.SIGTERM)

@@ -14,17 +14,30 @@ def told(line: str) -> dict[str, object] | None:
 
 def test_a_head_and_its_headless_hosts_are_ranks_of_one_job(subtests):
     for name, line, rank in [
-        ("head", "vllm serve m --data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address head", 0),
+        (
+            "head",
+            "vllm serve m --data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address head",
+            0,
+        ),
         (
             "headless",
             "vllm serve m --headless -dp 4 -dpl 2 --data-parallel-start-rank 2 --data-parallel-address=head",
             1,
         ),
-        ("wrapped", "env A=1 vllm serve m --headless --data_parallel_size=4 -dpl 2 -dpr 2 -dpa head", 1),
+        (
+            "wrapped",
+            "env A=1 vllm serve m --headless --data_parallel_size=4 -dpl 2 -dpr 2 -dpa head",
+            1,
+        ),
     ]:
         with subtests.test(name):
             found = told(line)
-            assert (found["rank"], found["size"], found["address"], found["port"]) == (rank, 2, "head", 29550)
+            assert (found["rank"], found["size"], found["address"], found["port"]) == (
+                rank,
+                2,
+                "head",
+                29550,
+            )
 
 
 def test_hosts_of_one_engine_are_ranks_of_one_job():

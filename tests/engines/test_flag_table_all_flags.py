@@ -52,7 +52,9 @@ def test_no_flag_takes_words_in_two_ways():
 
 
 def test_every_reason_and_short_form_is_of_a_flag():
-    assert {name.removeprefix("no-") for name in FLAGS.takes_memory} | set(FLAGS.short.values()) <= FLAGS.names
+    assert {name.removeprefix("no-") for name in FLAGS.takes_memory} | set(
+        FLAGS.short.values()
+    ) <= FLAGS.names
     assert set(FLAGS.means) <= FLAGS.names
 
 
@@ -63,4 +65,7 @@ def test_every_setting_s_flag_is_among_them():
 
 
 def test_an_argument_that_is_left_alone_is_a_flag_or_was_never_one():
-    assert {name.replace("_", "-") for name in left_alone()} - FLAGS.names == {"mamba-config", "model-weights"}
+    assert {name.replace("_", "-") for name in left_alone()} - FLAGS.names == {
+        "mamba-config",
+        "model-weights",
+    }

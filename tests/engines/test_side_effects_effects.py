@@ -9,7 +9,9 @@ from oomguard.engines.vllm import launch
 
 def is_server_of(command: str) -> bool:
     # A chat template is one word; its spaces are written as underscores here.
-    return is_server(Launch(tuple(word.replace("_", " ") if "{" in word else word for word in command.split())))
+    return is_server(
+        Launch(tuple(word.replace("_", " ") if "{" in word else word for word in command.split()))
+    )
 
 
 def test_an_engine_s_own_server_is_known():
@@ -53,7 +55,11 @@ def test_an_engine_s_own_command_behind_a_wrapper_is_its_server(monkeypatch):
     monkeypatch.setattr(launch, "is_own_command", lambda _argv: True)
     assert is_server(Launch(("timeout", "1h", "/opt/bin/vllm", "serve", "org/model")))
     assert is_server(Launch(("bash", "-c", "exec vllm serve org/model")))
-    assert is_server(Launch(("bash", "-c", "ulimit -v 8000000; cd /srv && export A=1; exec vllm serve org/model")))
+    assert is_server(
+        Launch(
+            ("bash", "-c", "ulimit -v 8000000; cd /srv && export A=1; exec vllm serve org/model")
+        )
+    )
     assert not is_server(Launch(("bash", "-c", "export A=$(date); vllm serve org/model")))
     assert not is_server(Launch(("timeout", "1h", "vllm", "bench", "serve")))
 
@@ -61,4 +67,7 @@ def test_an_engine_s_own_command_behind_a_wrapper_is_its_server(monkeypatch):
 def test_an_anchor_is_long_enough_to_be_rare_and_stands_in_its_pattern():
     for line in engine_effects().requests:
         assert len(line.anchor) >= 10
-        assert line.anchor.replace(b".", b"\\.") in line.pattern.pattern or line.anchor in line.pattern.pattern
+        assert (
+            line.anchor.replace(b".", b"\\.") in line.pattern.pattern
+            or line.anchor in line.pattern.pattern
+        )

@@ -49,7 +49,9 @@ def test_a_wrapped_command_is_found_and_changed_in_its_place(subtests):
                 shlex.split(wrapped.format("vllm serve m --max-model-len 7"))
             )
             added = found.change([Edit(4, 4, ("--port", "1"))])
-            assert added == tuple(shlex.split(wrapped.format("vllm serve m --max-model-len 9 --port 1")))
+            assert added == tuple(
+                shlex.split(wrapped.format("vllm serve m --max-model-len 9 --port 1"))
+            )
 
 
 def test_what_python_and_launchers_run_is_told(subtests):
@@ -63,7 +65,11 @@ def test_what_python_and_launchers_run_is_told(subtests):
         ("torchrun --nproc-per-node=2 train.py --x", "train", ("--x",)),
         ("torchrun --standalone -m lm_eval -a b", "module:lm_eval", ("-a", "b")),
         ("python -m torch.distributed.run --nproc_per_node 2 s.py 1", "s", ("1",)),
-        ("accelerate launch --num_processes 2 -m lm_eval --model vllm", "module:lm_eval", ("--model", "vllm")),
+        (
+            "accelerate launch --num_processes 2 -m lm_eval --model vllm",
+            "module:lm_eval",
+            ("--model", "vllm"),
+        ),
         ("python a/script.py --x", "script", ("--x",)),
         ("python -c 'import vllm' x", "python", ("-c", "import vllm", "x")),
         ("bash run.sh m", "bash", ("run.sh", "m")),
@@ -94,7 +100,10 @@ def test_a_variable_is_set_in_the_innermost_place():
         "vllm",
         "x",
     )
-    assert inner("bash -c 'A=1 vllm x'").set_variables({"B": '{"k": 1}'})[2] == """A=1 B='{"k": 1}' vllm x"""
+    assert (
+        inner("bash -c 'A=1 vllm x'").set_variables({"B": '{"k": 1}'})[2]
+        == """A=1 B='{"k": 1}' vllm x"""
+    )
     assert inner("nice vllm x").set_variables is None
 
 
@@ -138,6 +147,10 @@ def test_every_option_of_a_run_inside_a_run_is_known_so_that_its_command_is_foun
     from oomguard.cli.run import command
 
     for option in command.params:
-        for name in (name for name in (*option.opts, *option.secondary_opts) if name.startswith("-")):
+        for name in (
+            name for name in (*option.opts, *option.secondary_opts) if name.startswith("-")
+        ):
             value = "" if option.is_flag else "value"
-            assert inner(f"env A=1 oomguard run {name} {value} -- vllm serve m").program == "vllm", name
+            assert (
+                inner(f"env A=1 oomguard run {name} {value} -- vllm serve m").program == "vllm"
+            ), name

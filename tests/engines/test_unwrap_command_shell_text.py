@@ -77,7 +77,9 @@ def test_what_is_read_is_what_bash_makes_of_it(text):
     found = words(f"printf '%s\\n' {text}")
     if len(found) != 1 or "&" in text or not simple_commands(f"x {text}"):
         return
-    ran = subprocess.run(["bash", "-c", f"printf '%s\\n' {text}"], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {text}"], capture_output=True, text=True, check=False
+    )
     if ran.returncode == 0 and not ran.stderr:
         assert ran.stdout == "".join(f"{word}\n" for word in found[0][2:] or [""])
 

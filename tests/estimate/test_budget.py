@@ -190,7 +190,9 @@ def test_what_was_free_when_the_engine_began_is_not_free_beside_its_weights():
         "kv_cache_available_bytes": -GIB,
     }
 
-    budget = derive(Incident("kv_cache_none_left", "", facts={n: Fact(n, v) for n, v in facts.items()})).budget
+    budget = derive(
+        Incident("kv_cache_none_left", "", facts={n: Fact(n, v) for n, v in facts.items()})
+    ).budget
 
     assert _sizes(budget) == {"in use at the start": 2.0, "weights": 19.0}
 
@@ -204,7 +206,9 @@ def test_an_engine_that_would_need_more_than_the_device_has_no_part_above_it():
         "model_weights_bytes": 15 * GIB,
     }
 
-    budget = derive(Incident("kv_cache_none_left", "", facts={n: Fact(n, v) for n, v in facts.items()})).budget
+    budget = derive(
+        Incident("kv_cache_none_left", "", facts={n: Fact(n, v) for n, v in facts.items()})
+    ).budget
 
     assert _sizes(budget) == {"weights": 15.0}
     assert budget.conflict is None

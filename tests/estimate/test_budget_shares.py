@@ -60,7 +60,10 @@ def test_a_listed_process_that_fits_the_tensors_is_the_process_itself():
 def test_a_listed_process_that_does_not_fit_the_tensors_is_another(subtests):
     for seen in [GIB, 8 * GIB]:
         with subtests.test(seen=seen):
-            assert shares(**DEVICE, **TENSORS, other_process_in_use_bytes=seen)["own_bytes"] == 20 * GIB
+            assert (
+                shares(**DEVICE, **TENSORS, other_process_in_use_bytes=seen)["own_bytes"]
+                == 20 * GIB
+            )
 
 
 def test_reserved_below_allocated_is_rounding_and_no_unused_memory():
@@ -90,7 +93,9 @@ def test_nothing_printed_tells_nothing():
 
 
 def test_a_printed_share_is_not_overwritten():
-    assert "non_torch_bytes" not in shares(**TENSORS, process_in_use_bytes=21 * GIB, non_torch_bytes=5)
+    assert "non_torch_bytes" not in shares(
+        **TENSORS, process_in_use_bytes=21 * GIB, non_torch_bytes=5
+    )
 
 
 sizes = st.integers(0, 1 << 60)

@@ -15,7 +15,12 @@ from oomguard.remedy.policy import Policy
 
 def incident(kind: str = "kv_cache_none_left", **facts) -> Incident:
     return Incident(
-        kind, "boom", facts={name: fact if isinstance(fact, Fact) else Fact(name, fact) for name, fact in facts.items()}
+        kind,
+        "boom",
+        facts={
+            name: fact if isinstance(fact, Fact) else Fact(name, fact)
+            for name, fact in facts.items()
+        },
     )
 
 
@@ -30,14 +35,20 @@ def test_consumed_is_what_was_desired_less_what_is_left():
 
 
 def test_desired_follows_from_the_total_and_the_utilization():
-    result = derived(device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=-2 * GIB)
+    result = derived(
+        device_total_bytes=40 * GIB,
+        gpu_memory_utilization_ratio=0.5,
+        kv_cache_available_bytes=-2 * GIB,
+    )
 
     assert result.number("consumed_bytes") == 22 * GIB
     assert result.number("break_even_utilization_ratio") == pytest.approx(22 / 40)
 
 
 def test_the_utilization_follows_from_the_requested_and_the_total_where_it_is_not_printed():
-    share = derived(device_total_bytes=10 * GIB, desired_bytes=3 * GIB).facts["gpu_memory_utilization_ratio"]
+    share = derived(device_total_bytes=10 * GIB, desired_bytes=3 * GIB).facts[
+        "gpu_memory_utilization_ratio"
+    ]
     assert (share.value, share.source) == (0.3, "solved")
 
 
@@ -60,26 +71,36 @@ def test_the_smallest_helpful_device_gains_the_deficit_between_its_utilization_a
 
 def test_at_full_utilization_no_device_size_is_claimed_to_help():
     assert (
-        derived(kv_cache_available_bytes=-GIB, gpu_memory_utilization_ratio=1.0).number("smallest_helpful_device_bytes")
+        derived(kv_cache_available_bytes=-GIB, gpu_memory_utilization_ratio=1.0).number(
+            "smallest_helpful_device_bytes"
+        )
         is None
     )
 
 
 def test_nothing_follows_where_something_is_left():
-    result = derived(device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.9, kv_cache_available_bytes=2 * GIB)
+    result = derived(
+        device_total_bytes=40 * GIB,
+        gpu_memory_utilization_ratio=0.9,
+        kv_cache_available_bytes=2 * GIB,
+    )
 
     for name in ("consumed_bytes", "break_even_utilization_ratio", "smallest_helpful_device_bytes"):
         assert result.number(name) is None
 
 
 def test_the_break_even_is_known_where_exactly_nothing_is_left():
-    result = derived(device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=0)
+    result = derived(
+        device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=0
+    )
 
     assert result.number("break_even_utilization_ratio") == pytest.approx(0.5)
 
 
 def test_a_given_total_is_not_said_to_be_missing():
-    facts = incident(device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=0)
+    facts = incident(
+        device_total_bytes=40 * GIB, gpu_memory_utilization_ratio=0.5, kv_cache_available_bytes=0
+    )
 
     causes = assess(facts, default_rules(), Policy()).causes
 
@@ -87,7 +108,11 @@ def test_a_given_total_is_not_said_to_be_missing():
 
 
 def test_a_missing_fact_leaves_the_break_even_unknown(subtests):
-    for missing in ["device_total_bytes", "gpu_memory_utilization_ratio", "kv_cache_available_bytes"]:
+    for missing in [
+        "device_total_bytes",
+        "gpu_memory_utilization_ratio",
+        "kv_cache_available_bytes",
+    ]:
         with subtests.test(missing=missing):
             facts = {
                 "device_total_bytes": 40 * GIB,
@@ -112,21 +137,29 @@ def test_what_was_in_use_before_the_start_is_the_total_less_the_free():
     kind = "startup_free_memory_below_utilization"
 
     assert (
-        derived(kind, device_total_bytes=24 * GIB, device_free_bytes=10 * GIB).number("used_before_start_bytes")
+        derived(kind, device_total_bytes=24 * GIB, device_free_bytes=10 * GIB).number(
+            "used_before_start_bytes"
+        )
         == 14 * GIB
     )
 
 
 def test_free_memory_after_loading_says_nothing_of_before():
     result = derived(
-        "cpu_node_memory", device_total_bytes=24 * GIB, device_free_bytes=10 * GIB, kv_cache_available_bytes=-GIB
+        "cpu_node_memory",
+        device_total_bytes=24 * GIB,
+        device_free_bytes=10 * GIB,
+        kv_cache_available_bytes=-GIB,
     )
 
     assert result.number("used_before_start_bytes") is None
 
 
 def test_solved_facts_say_that_they_are_solved():
-    assert derived(desired_bytes=2 * GIB, kv_cache_available_bytes=-GIB).facts["consumed_bytes"].source == "solved"
+    assert (
+        derived(desired_bytes=2 * GIB, kv_cache_available_bytes=-GIB).facts["consumed_bytes"].source
+        == "solved"
+    )
 
 
 def test_the_incident_given_is_not_changed():
@@ -138,7 +171,9 @@ def test_the_incident_given_is_not_changed():
 
 
 def test_the_budget_lists_what_is_known_and_nothing_else():
-    budget = derived(device_total_bytes=24 * GIB, model_weights_bytes=15 * GIB, cudagraph_bytes=GIB).budget
+    budget = derived(
+        device_total_bytes=24 * GIB, model_weights_bytes=15 * GIB, cudagraph_bytes=GIB
+    ).budget
 
     assert budget.device_total_bytes == 24 * GIB
     assert [(part.name, part.bytes, part.source) for part in budget.parts] == [
@@ -148,7 +183,11 @@ def test_the_budget_lists_what_is_known_and_nothing_else():
 
 
 def test_the_budget_shows_what_is_in_use_and_not_what_was_requested():
-    sizes = {"device_total_bytes": 24 * GIB, "device_free_bytes": 10 * GIB, "desired_bytes": 21 * GIB}
+    sizes = {
+        "device_total_bytes": 24 * GIB,
+        "device_free_bytes": 10 * GIB,
+        "desired_bytes": 21 * GIB,
+    }
     budget = derived("startup_free_memory_below_utilization", **sizes).budget
     assert [part.bytes for part in budget.parts] == [14 * GIB, 10 * GIB]
 
@@ -173,9 +212,17 @@ def test_the_parts_of_the_budget_do_not_count_the_weights_twice():
 
 
 @settings(deadline=None)
-@given(total=st.integers(GIB, 200 * GIB), ratio=st.floats(0.01, 0.99), deficit=st.integers(1, 100 * GIB))
+@given(
+    total=st.integers(GIB, 200 * GIB),
+    ratio=st.floats(0.01, 0.99),
+    deficit=st.integers(1, 100 * GIB),
+)
 def test_at_the_break_even_nothing_is_left(total, ratio, deficit):
-    result = derived(device_total_bytes=total, gpu_memory_utilization_ratio=ratio, kv_cache_available_bytes=-deficit)
+    result = derived(
+        device_total_bytes=total,
+        gpu_memory_utilization_ratio=ratio,
+        kv_cache_available_bytes=-deficit,
+    )
     consumed, even = result.number("consumed_bytes"), result.number("break_even_utilization_ratio")
 
     assert total * even - consumed == pytest.approx(0, abs=1 + 1e-9 * consumed)
@@ -185,9 +232,9 @@ def test_at_the_break_even_nothing_is_left(total, ratio, deficit):
 @settings(deadline=None)
 @given(ratio=st.floats(0.01, 0.99), deficit=st.integers(1, 100 * GIB))
 def test_on_the_smallest_helpful_device_full_utilization_just_helps(ratio, deficit):
-    smallest = derived(gpu_memory_utilization_ratio=ratio, kv_cache_available_bytes=-deficit).number(
-        "smallest_helpful_device_bytes"
-    )
+    smallest = derived(
+        gpu_memory_utilization_ratio=ratio, kv_cache_available_bytes=-deficit
+    ).number("smallest_helpful_device_bytes")
 
     assert smallest * (1 - ratio) == pytest.approx(deficit, abs=1, rel=1e-9)
 
@@ -203,7 +250,9 @@ def test_a_container_s_own_process_is_not_counted_twice():
     }
     facts = {name: Fact(name, value) for name, value in told.items()}
 
-    parts = {part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts}
+    parts = {
+        part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts
+    }
 
     assert "other processes" not in parts
     assert parts["non-torch"] == 23 * GIB - 22 * GIB - GIB // 4
@@ -220,7 +269,9 @@ def test_memory_that_is_neither_free_nor_of_this_process_is_shown_as_others():
     }
     facts = {name: Fact(name, value) for name, value in told.items()}
 
-    parts = {part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts}
+    parts = {
+        part.name: part.bytes for part in derive(Incident("cuda_oom", "", facts=facts)).budget.parts
+    }
 
     assert parts["not shown as this process's"] == 18 * GIB
 
@@ -232,4 +283,7 @@ def test_a_device_total_below_zero_is_no_total():
 
 
 def test_a_device_of_no_bytes_at_all_still_has_a_budget():
-    assert derive(incident("torch_device_oom", device_total_bytes=0, tried_bytes=GIB)).budget.parts == ()
+    assert (
+        derive(incident("torch_device_oom", device_total_bytes=0, tried_bytes=GIB)).budget.parts
+        == ()
+    )

@@ -17,7 +17,9 @@ when initializing the engine.
 
 def failed(given: int, printed: str, left: str = "1.0"):
     text = LOG.format(given=given, printed=printed, left=left)
-    (incident,) = diagnose_lines(Line(n, 0, line) for n, line in enumerate(text.splitlines(), 1)).incidents
+    (incident,) = diagnose_lines(
+        Line(n, 0, line) for n, line in enumerate(text.splitlines(), 1)
+    ).incidents
     return incident
 
 

@@ -55,7 +55,9 @@ def test_of_a_path_the_last_part_that_tells_a_size_counts():
 def test_the_revision_in_a_cache_folder_is_no_size():
     revision = "95b0e" + "1" * 35
 
-    assert parameters_from_name(f"/root/.cache/models--Qwen--Qwen3-32B/snapshots/{revision}") == 32e9
+    assert (
+        parameters_from_name(f"/root/.cache/models--Qwen--Qwen3-32B/snapshots/{revision}") == 32e9
+    )
 
 
 def test_a_quantisation_in_a_name_is_told(subtests):

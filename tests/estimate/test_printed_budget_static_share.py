@@ -10,7 +10,12 @@ def facts(framework: str = "sglang", **values: FactValue) -> dict[str, Fact]:
     return {name: Fact(name, value) for name, value in {"framework": framework, **values}.items()}
 
 
-BUILT = {"estimated_weights_bytes": 100 * GIB, "device_total_bytes": 80 * GIB, "own_ratio": 0.98, "unused_ratio": 0.0}
+BUILT = {
+    "estimated_weights_bytes": 100 * GIB,
+    "device_total_bytes": 80 * GIB,
+    "own_ratio": 0.98,
+    "unused_ratio": 0.0,
+}
 
 
 def test_a_model_larger_than_the_device_that_fills_it_is_being_built():

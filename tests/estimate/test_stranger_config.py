@@ -14,7 +14,17 @@ from oomguard.estimate.model.parameters import auto_config
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[2]
-CALL = ("--engine", "transformers", "--batch-size", "2", "--prompt-tokens", "16", "--max-new-tokens", "4", "--trace")
+CALL = (
+    "--engine",
+    "transformers",
+    "--batch-size",
+    "2",
+    "--prompt-tokens",
+    "16",
+    "--max-new-tokens",
+    "4",
+    "--trace",
+)
 SIZES = {
     "hidden_size": 128,
     "intermediate_size": 352,
@@ -49,7 +59,11 @@ def test_a_class_that_a_configuration_names_is_not_loaded(stranger, tmp_path):
 
 
 def test_fields_that_name_code_are_left_out_at_every_depth():
-    code = {"auto_map": EVIL, "attn_implementation": "someone/kernel", "_attn_implementation": "someone/kernel"}
+    code = {
+        "auto_map": EVIL,
+        "attn_implementation": "someone/kernel",
+        "_attn_implementation": "someone/kernel",
+    }
     parts = {
         "text_config": {**SIZES, **code, "model_type": "gemma3_text"},
         "vision_config": {**code},

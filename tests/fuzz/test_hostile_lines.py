@@ -70,7 +70,13 @@ def test_a_signature_is_looked_for_in_time_on_any_long_line(signature):
     for wording in signature.wordings:
         anchor = wording.anchor
         wording.pattern.search("")
-        texts = [rows(anchor), rows(f"{anchor} "), rows(f"-{anchor}"), rows(f"{anchor}\n"), rows(f"{anchor[:-1]}0")]
+        texts = [
+            rows(anchor),
+            rows(f"{anchor} "),
+            rows(f"-{anchor}"),
+            rows(f"{anchor}\n"),
+            rows(f"{anchor[:-1]}0"),
+        ]
         texts += [f"{rows(atom)}{anchor}" for atom in (*ATOMS, "\n", "\n ")]
         texts += [f"{anchor}{rows(atom)}{anchor}" for atom in (*ATOMS, "\n", "\n ")]
 

@@ -80,12 +80,16 @@ def refused(folder: Path, text: str | bytes, *, key: str | None, column: bool) -
     return error
 
 
-def in_child(folder: Path, text: str, log: str, *, key: str = "wording[0].pattern") -> dict[str, Any]:
+def in_child(
+    folder: Path, text: str, log: str, *, key: str = "wording[0].pattern"
+) -> dict[str, Any]:
     """Load the file and read a log with it in a process of its own; both stay within the limit."""
     (folder / "hostile.toml").write_text(text)
     command = [sys.executable, str(Path(__file__).with_name("hostile_child.py")), str(folder)]
     try:
-        run = subprocess.run(command, input=log, capture_output=True, text=True, timeout=CHILD_S, check=False)
+        run = subprocess.run(
+            command, input=log, capture_output=True, text=True, timeout=CHILD_S, check=False
+        )
     except subprocess.TimeoutExpired:
         pytest.fail(f"still running after {CHILD_S} s")
     assert run.returncode == 0, run.stderr[-1500:]
@@ -122,7 +126,9 @@ CATASTROPHIC = {
 @each("pattern", CATASTROPHIC.values())
 def test_a_catastrophic_pattern_is_refused_or_timed_out(tmp_path, pattern):
     answer = in_child(
-        tmp_path, with_pattern(pattern), "\n".join(f"RuntimeError: boom: {'a' * n}!" for n in (24, 40, 400, 3000))
+        tmp_path,
+        with_pattern(pattern),
+        "\n".join(f"RuntimeError: boom: {'a' * n}!" for n in (24, 40, 400, 3000)),
     )
 
     if answer["refused"]:
@@ -132,7 +138,9 @@ def test_a_catastrophic_pattern_is_refused_or_timed_out(tmp_path, pattern):
         assert "hostile.toml" in told
         assert "wording[0].pattern" in told
     else:
-        assert answer["refused"] or pattern != CATASTROPHIC["overlapping branches"], "neither refused nor told"
+        assert answer["refused"] or pattern != CATASTROPHIC["overlapping branches"], (
+            "neither refused nor told"
+        )
 
 
 def test_a_pattern_that_times_out_hides_no_other_incident(tmp_path):
@@ -141,7 +149,9 @@ def test_a_pattern_that_times_out_hides_no_other_incident(tmp_path):
         "GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free.\n"
     )
     answer = in_child(
-        tmp_path, with_pattern(CATASTROPHIC["overlapping branches"]), f"RuntimeError: boom: {'a' * 3000}!\n{real}"
+        tmp_path,
+        with_pattern(CATASTROPHIC["overlapping branches"]),
+        f"RuntimeError: boom: {'a' * 3000}!\n{real}",
     )
 
     assert answer["refused"] or answer["kinds"] == ["cuda_oom"]
@@ -179,15 +189,24 @@ def test_a_broken_pattern_is_refused_at_its_column(tmp_path, pattern):
 
 
 def test_a_pattern_of_a_hundred_thousand_characters_is_refused(tmp_path):
-    refused(tmp_path, with_pattern("boom: " + "x" * 100_000), key="wording[0].pattern", column=False)
+    refused(
+        tmp_path, with_pattern("boom: " + "x" * 100_000), key="wording[0].pattern", column=False
+    )
 
 
 def test_a_pattern_of_a_thousand_open_groups_is_refused(tmp_path):
-    refused(tmp_path, with_pattern("boom: " + "(" * 3000 + ")" * 900), key="wording[0].pattern", column=False)
+    refused(
+        tmp_path,
+        with_pattern("boom: " + "(" * 3000 + ")" * 900),
+        key="wording[0].pattern",
+        column=False,
+    )
 
 
 def test_deep_groups_are_refused_or_harmless(tmp_path):
-    answer = in_child(tmp_path, with_pattern("boom: " + "(?:" * 990 + "a" + ")" * 990), "RuntimeError: boom: a\n")
+    answer = in_child(
+        tmp_path, with_pattern("boom: " + "(?:" * 990 + "a" + ")" * 990), "RuntimeError: boom: a\n"
+    )
 
     assert answer["refused"] or answer["kinds"] == ["cuda_oom"]
 
@@ -212,7 +231,11 @@ SIGNATURE_TYPES = [
     ('source = "nowhere"', 'source = "x"\nversions = 3', "wording[0].versions"),
     ('log = "RuntimeError: boom: 3 GiB"', "log = nan", "test[0].log"),
     ('log = "RuntimeError: boom: 3 GiB"', 'log = "x"\nexpect = []', "test[0].expect"),
-    ('log = "RuntimeError: boom: 3 GiB"', 'log = "x"\nexpect_no_match = "no"', "test[0].expect_no_match"),
+    (
+        'log = "RuntimeError: boom: 3 GiB"',
+        'log = "x"\nexpect_no_match = "no"',
+        "test[0].expect_no_match",
+    ),
     ('framework = "torch"', 'framework = "torch"\nframwork = "torch"', "framwork"),
 ]
 RULE_TYPES = [
@@ -296,7 +319,9 @@ HOSTILE_CONDITIONS = {
 @each("condition", HOSTILE_CONDITIONS.values())
 def test_a_hostile_condition_is_refused_at_its_key(tmp_path, condition):
     escaped = condition.replace('"', '\\"').replace("\x01", "\\u0001")
-    refused(tmp_path, RULE.replace('"tried_bytes > 1.0"', f'"{escaped}"'), key="when[0]", column=False)
+    refused(
+        tmp_path, RULE.replace('"tried_bytes > 1.0"', f'"{escaped}"'), key="when[0]", column=False
+    )
 
 
 def test_the_longest_condition_is_evaluated_in_time(tmp_path):

@@ -26,7 +26,9 @@ LOG_INPUTS, RULE_INPUTS = int(INPUTS * 0.8), int(INPUTS * 0.2)
 
 def run(shard: int, count: int, check: Callable[[bytes], None]) -> None:
     @seed(shard)
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(st.binary(max_size=24), st.integers(0, 2**64 - 1))
     def each(first: bytes, number: int) -> None:
         # Hypothesis prefers small and repeated bytes: a generated tail keeps the inputs apart, and shrinks by its number

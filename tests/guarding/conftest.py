@@ -32,11 +32,17 @@ if __name__ == "__main__":
 def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run ``main`` of a program as a script, or as one without a file, with variables; its engine is the small one."""
 
-    def run(body: str, *, check: bool = True, is_file: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        body: str, *, check: bool = True, is_file: bool = True, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         text = HEAD + textwrap.dedent(body) + TAIL
         (tmp_path / "program.py").write_text(text)
         paths = os.pathsep.join([str(ROOT), str(FAKE)])
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "OOMGUARD_"))}
+        variables = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("VLLM_", "OOMGUARD_"))
+        }
         ran = subprocess.run(
             [sys.executable, "program.py"] if is_file else [sys.executable, "-c", text],
             cwd=tmp_path,

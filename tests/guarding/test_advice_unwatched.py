@@ -39,8 +39,13 @@ def test_a_method_of_its_own_is_named_with_the_arguments_that_hold_rows():
 
 
 def test_an_argument_with_other_entries_than_rows_has_no_line_that_leaves_it_out():
-    note = note_of(lambda values, codec: codec.compare(values, (torch.ones(3, 2), torch.ones(3, 2))))
-    assert "steps has other entries than rows: make it, and the call that gave steps, in one function" in note
+    note = note_of(
+        lambda values, codec: codec.compare(values, (torch.ones(3, 2), torch.ones(3, 2)))
+    )
+    assert (
+        "steps has other entries than rows: make it, and the call that gave steps, in one function"
+        in note
+    )
     assert 'batch="values"' not in note
 
 
@@ -76,7 +81,9 @@ except torch.OutOfMemoryError as error:
 with limit_memory(room):
     print(tuple(oomguard.guard(answer)(ids, attention_mask=torch.ones_like(ids)).shape))
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     note, shape = ran.stdout.splitlines()
     assert "was taken from its model before the first guard" in note
     assert shape == "(64, 66)"

@@ -58,12 +58,20 @@ def test_a_call_that_begins_with_fewer_rows_shows_them(llama):
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
 def test_a_long_prompt_with_a_cache_begins_in_chunks_once_one_has_needed_them():
-    model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=2048)
+    model = made(
+        "LlamaForCausalLM",
+        attention="sdpa",
+        bos_token_id=1,
+        eos_token_id=None,
+        max_position_embeddings=2048,
+    )
     ids = torch.randint(3, 64, (1, 900), generator=torch.Generator().manual_seed(1))
 
     def call():
         cache = transformers.DynamicCache(config=model.config)
-        return model.generate(ids, past_key_values=cache, do_sample=False, max_new_tokens=2, pad_token_id=0)
+        return model.generate(
+            ids, past_key_values=cache, do_sample=False, max_new_tokens=2, pad_token_id=0
+        )
 
     with limit_memory("4 GiB") as device:
         whole = call()
@@ -74,7 +82,9 @@ def test_a_long_prompt_with_a_cache_begins_in_chunks_once_one_has_needed_them():
         is_equal &= torch.equal(call(), whole)
     assert is_equal
     later = g.attempts[first:]
-    assert [(attempt.error, "prefill_chunk_size" in attempt.settings) for attempt in later] == [("", True)]
+    assert [(attempt.error, "prefill_chunk_size" in attempt.settings) for attempt in later] == [
+        ("", True)
+    ]
 
 
 def test_an_async_function_with_a_batch_is_refused_with_what_to_do_instead():

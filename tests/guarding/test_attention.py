@@ -16,7 +16,9 @@ SETTING = "attn_implementation"
 
 @pytest.fixture
 def llama():
-    model = made("LlamaForCausalLM", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model = made(
+        "LlamaForCausalLM", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024
+    )
     model.generation_config.pad_token_id = 0
     return model
 
@@ -57,7 +59,9 @@ def test_a_plain_call_of_an_encoder_runs_without_its_scores():
 def test_rows_that_cannot_be_run_apart_run_together_without_their_scores(llama):
     """A hook of the user's sees the batch: it still sees all of it, once more."""
     seen = []
-    llama.model.register_forward_hook(lambda module, args, output: seen.append(output.last_hidden_state.shape[0]))
+    llama.model.register_forward_hook(
+        lambda module, args, output: seen.append(output.last_hidden_state.shape[0])
+    )
 
     def call():
         with torch.no_grad():
@@ -73,7 +77,10 @@ def test_rows_that_cannot_be_run_apart_run_together_without_their_scores(llama):
 def test_where_the_scores_are_asked_for_the_call_is_not_changed(llama):
     with pytest.raises(torch.OutOfMemoryError) as raised:
         whole_and_in_parts(
-            lambda: llama.generate(**prompt(), **GREEDY, return_dict_in_generate=True, output_attentions=True), 0.6
+            lambda: llama.generate(
+                **prompt(), **GREEDY, return_dict_in_generate=True, output_attentions=True
+            ),
+            0.6,
         )
 
     assert "output_attentions asks for the scores" in "".join(raised.value.__notes__)
@@ -93,7 +100,11 @@ def test_a_model_that_caps_its_scores_is_not_changed():
     assert "gemma2 are not known to give the same" in why_not_attending(gemma, {})
 
 
-KINDS = [("gpt2", "AutoModelForCausalLM"), ("bert", "AutoModelForMaskedLM"), ("t5", "AutoModelForSeq2SeqLM")]
+KINDS = [
+    ("gpt2", "AutoModelForCausalLM"),
+    ("bert", "AutoModelForMaskedLM"),
+    ("t5", "AutoModelForSeq2SeqLM"),
+]
 
 
 def test_each_kind_of_model_gives_the_same_without_its_scores(subtests, tiny_of):
@@ -115,7 +126,9 @@ def test_each_kind_of_model_gives_the_same_without_its_scores(subtests, tiny_of)
 
             seen = slice(None) if head == "AutoModelForSeq2SeqLM" else mask.bool()
             largest = with_scores[seen].abs().max().item()
-            torch.testing.assert_close(without[seen], with_scores[seen], rtol=0, atol=2e-5 * largest)
+            torch.testing.assert_close(
+                without[seen], with_scores[seen], rtol=0, atol=2e-5 * largest
+            )
 
 
 @pytest.fixture
@@ -127,7 +140,14 @@ def tiny_of(monkeypatch):
     from support.call_models import make_model
 
     def make(family, head):
-        case = {"family": family, "head": head, "hidden": 64, "layers": 2, "vocab": VOCAB, "number": 0}
+        case = {
+            "family": family,
+            "head": head,
+            "hidden": 64,
+            "layers": 2,
+            "vocab": VOCAB,
+            "number": 0,
+        }
         model = make_model(case)
         model.set_attn_implementation("eager")
         with torch.no_grad():

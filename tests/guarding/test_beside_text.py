@@ -54,8 +54,14 @@ def test_images_that_the_tokens_of_another_row_stand_for_are_not_cut():
         "pixel_values": given["pixel_values"].flip(0),
         "pixel_attention_mask": given["pixel_attention_mask"].flip(0),
     }
-    assert "its tokens do not count it" in made(**{n: v.roll(1, 0) for n, v in swapped.items()}).not_splittable
-    assert "has not one entry a row" in made(pixel_attention_mask=given["pixel_attention_mask"][:3]).not_splittable
+    assert (
+        "its tokens do not count it"
+        in made(**{n: v.roll(1, 0) for n, v in swapped.items()}).not_splittable
+    )
+    assert (
+        "has not one entry a row"
+        in made(pixel_attention_mask=given["pixel_attention_mask"][:3]).not_splittable
+    )
 
 
 def test_images_that_the_call_counts_otherwise_are_not_cut():
@@ -64,6 +70,9 @@ def test_images_that_the_call_counts_otherwise_are_not_cut():
     given = made().kwargs
     assert made().part(1, 2)[1]["image_sizes"].shape[0] == 3
 
-    assert "batch_num_images does not count it" in made(batch_num_images=given["batch_num_images"] + 1).not_splittable
+    assert (
+        "batch_num_images does not count it"
+        in made(batch_num_images=given["batch_num_images"] + 1).not_splittable
+    )
     assert "image_sizes has 3 entries" in made(image_sizes=given["image_sizes"][:3]).not_splittable
     assert "its tokens do not count it" in made(batch_num_images=None).not_splittable

@@ -22,7 +22,12 @@ NOT_COMPARED = "StableLmForCausalLM"
 def model_of(name="LlamaForCausalLM"):
     ends = {"bos_token_id": 1, "eos_token_id": None}
     model = made(
-        name, attention="sdpa", num_hidden_layers=LAYERS, num_key_value_heads=4, **ends, **FAMILIES.get(name, {})
+        name,
+        attention="sdpa",
+        num_hidden_layers=LAYERS,
+        num_key_value_heads=4,
+        **ends,
+        **FAMILIES.get(name, {}),
     )
     model.generation_config.pad_token_id = 0
     return model
@@ -80,7 +85,11 @@ def test_a_quantized_cache_needs_permission():
     with limit_memory("4 GiB") as device:
         call(model, cache_implementation="quantized", cache_config={"backend": "fp8"}, **options)
         capacity = int(device.peak_bytes * 1.1)
-    with limit_memory(capacity), oomguard.guard() as g, pytest.raises(torch.OutOfMemoryError) as raised:
+    with (
+        limit_memory(capacity),
+        oomguard.guard() as g,
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
         call(model, **options)
     (line,) = [
         line
@@ -90,7 +99,10 @@ def test_a_quantized_cache_needs_permission():
     assert "--allow changes-outputs permits it" in line
     assert not changes(g)
 
-    with limit_memory(capacity), oomguard.guard(allow="changes-outputs", pin=["max_new_tokens"]) as g:
+    with (
+        limit_memory(capacity),
+        oomguard.guard(allow="changes-outputs", pin=["max_new_tokens"]) as g,
+    ):
         quantized = call(model, **options)
     assert changes(g) == {"cache_implementation": "quantized"}
     assert quantized.shape == (1, 259)
@@ -102,7 +114,9 @@ def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llam
     from oomguard.engines.transformers import kv_cache_offload
     from oomguard.engines.transformers.generate import GenerateCall
 
-    monkeypatch.setattr(type(llama), "device", torch.device("cuda"))  # that it is on one is all that is asked
+    monkeypatch.setattr(
+        type(llama), "device", torch.device("cuda")
+    )  # that it is on one is all that is asked
     ids = torch.ones((1, 8), dtype=torch.long)
     generated = GenerateCall.of(llama, (), {"input_ids": ids, "max_new_tokens": 4})
 

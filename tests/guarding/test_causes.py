@@ -50,7 +50,10 @@ def test_one_row_that_is_too_long_is_told_as_that():
     def embed(ids):
         return model(ids)
 
-    assert cause(embed, torch.zeros(1, 16384, dtype=torch.long)).id == "max_new_tokens_or_context_too_long"
+    assert (
+        cause(embed, torch.zeros(1, 16384, dtype=torch.long)).id
+        == "max_new_tokens_or_context_too_long"
+    )
 
 
 def test_frames_in_a_file_that_trains_do_not_make_a_guarded_batch_training(tmp_path):
@@ -80,7 +83,13 @@ def test_a_guard_inside_a_loop_of_attempts_leaves_one_diagnosis():
 
 
 def test_a_script_keeps_its_names_after_a_failure_in_it():
-    names = {"torch": torch, "oomguard": oomguard, "Model": Model, "limit_memory": limit_memory, "__name__": "script"}
+    names = {
+        "torch": torch,
+        "oomguard": oomguard,
+        "Model": Model,
+        "limit_memory": limit_memory,
+        "__name__": "script",
+    }
     script = """
 try:
     with limit_memory("1 MiB"), oomguard.guard():

@@ -132,7 +132,11 @@ def test_a_result_keeps_its_type(subtests):
         ("tuple", [(1, 2), (3,)], (1, 2, 3)),
         ("tensor", [torch.tensor([[1], [2]]), torch.tensor([[3]])], torch.tensor([[1], [2], [3]])),
         ("array", [np.array([1, 2]), np.array([3])], np.array([1, 2, 3])),
-        ("masked", [np.ma.array([1, 2], mask=[0, 1]), np.ma.array([3])], np.ma.array([1, 2, 3], mask=[0, 1, 0])),
+        (
+            "masked",
+            [np.ma.array([1, 2], mask=[0, 1]), np.ma.array([3])],
+            np.ma.array([1, 2, 3], mask=[0, 1, 0]),
+        ),
     ]:
         with subtests.test(name):
             result = gathered(*parts)
@@ -172,7 +176,9 @@ class Table:
 def tables(monkeypatch):
     def concat(parts, ignore_index=False):
         rows = [row for part in parts for row in part.rows]
-        return Table(rows, None if ignore_index else [label for part in parts for label in part.index])
+        return Table(
+            rows, None if ignore_index else [label for part in parts for label in part.index]
+        )
 
     library = ModuleType("pandas")
     library.concat = concat

@@ -39,7 +39,9 @@ def test_every_front_end_gets_an_engine_that_works_with_one_new_start(program):
     """)
     found = json.loads(ran.stdout.splitlines()[-1])
     attempts = [[1, [], "RuntimeError"], [2, [LENGTH], ""]]
-    assert {way: (length, tried) for way, (_, length, tried) in found.items()} == dict.fromkeys(WAYS, (1953, attempts))
+    assert {way: (length, tried) for way, (_, length, tried) in found.items()} == dict.fromkeys(
+        WAYS, (1953, attempts)
+    )
     assert (found["a subclass"][0], found["a subclass of AsyncLLM"][0]) == ("Own", "OwnAsync")
 
 
@@ -52,7 +54,10 @@ def test_engines_that_outlived_their_program_are_named_with_the_command_that_end
                 llm = LLM("org/model", **SMALL)
             llm.llm_engine.engine_core.shutdown()
     """)
-    assert "vLLM processes without the process that started them: 4711 (VLLM::EngineCore)" in ran.stderr
+    assert (
+        "vLLM processes without the process that started them: 4711 (VLLM::EngineCore)"
+        in ran.stderr
+    )
     assert "kill 4711" in ran.stderr
 
 
@@ -123,10 +128,16 @@ def test_the_log_says_what_failed_and_what_is_changed(program):
             with oomguard.guard(allow="reduces-capacity"):
                 LLM("org/model", **SMALL).shutdown()
     """)
-    said = [line for line in ran.stderr.splitlines() if line.startswith("oomguard: ") and ORPHANS not in line]
+    said = [
+        line
+        for line in ran.stderr.splitlines()
+        if line.startswith("oomguard: ") and ORPHANS not in line
+    ]
     assert said[0].startswith("oomguard: out of memory: kind kv_cache_too_small_for_max_len")
     assert "process EngineCore pid=" in said[0]
-    assert said[1] == "oomguard: this engine starts with reduced settings: max_model_len 32768 -> 1953"
+    assert (
+        said[1] == "oomguard: this engine starts with reduced settings: max_model_len 32768 -> 1953"
+    )
 
 
 def test_callbacks_and_the_guards_own_records_tell_what_happened(program):
@@ -154,7 +165,9 @@ POLICIES = {
 }
 
 
-def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_and_plan(subtests, program):
+def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_and_plan(
+    subtests, program
+):
     ran = program(f"""
         def main():
             for policy in {list(POLICIES)}:
@@ -166,16 +179,28 @@ def test_when_nothing_is_left_the_first_exception_comes_out_with_cause_process_a
                     print(json.dumps([type(error).__name__, str(error), error.__notes__, frames, shown(g)]))
     """)
     found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
-    for (policy, why), (kind, message, notes, frames, attempts) in zip(POLICIES.items(), found, strict=True):
+    for (policy, why), (kind, message, notes, frames, attempts) in zip(
+        POLICIES.items(), found, strict=True
+    ):
         with subtests.test(policy=policy):
             assert kind == "RuntimeError"
             assert message.startswith("Engine core initialization failed. See root cause above.")
             (note,) = notes
-            assert note.startswith("oomguard: One request needs about 0.02 GiB of KV cache, 0.95 MiB is there")
+            assert note.startswith(
+                "oomguard: One request needs about 0.02 GiB of KV cache, 0.95 MiB is there"
+            )
             assert "max_model_len_too_large" in note
             assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note
             assert why in note
-            engines = ["__init__", "started", "from_engine_args", "started", "__init__", "__init__", "receive_ready"]
+            engines = [
+                "__init__",
+                "started",
+                "from_engine_args",
+                "started",
+                "__init__",
+                "__init__",
+                "receive_ready",
+            ]
             assert frames == ["main", *engines]
             assert attempts == [[1, [], "RuntimeError"]]
 
@@ -256,7 +281,9 @@ def test_a_start_that_works_is_left_as_it_is(program):
 def test_without_a_guard_or_switched_off_a_failure_is_vllms_own(subtests, program):
     for env in [{"OOMGUARD_DISABLE": "1"}, {}]:
         with subtests.test(env=env):
-            guard = "oomguard.guard(allow='reduces-capacity')" if env else "contextlib.nullcontext()"
+            guard = (
+                "oomguard.guard(allow='reduces-capacity')" if env else "contextlib.nullcontext()"
+            )
             ran = program(
                 f"""
         def main():

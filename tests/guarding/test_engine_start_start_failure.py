@@ -24,7 +24,11 @@ def lines(*texts: str) -> tuple[Line, ...]:
 
 
 def kinds(
-    error: Exception, *said: str, last: tuple[str, ...] = (), printed: str = "", killed: bool = False
+    error: Exception,
+    *said: str,
+    last: tuple[str, ...] = (),
+    printed: str = "",
+    killed: bool = False,
 ) -> list[str]:
     behind = [line.text for line in exception_lines(error)]
     ended = EndedStart(None, error, lines(*said, *behind), lines(*last), printed, killed)
@@ -72,6 +76,8 @@ class EngineDeadError(Exception):
 def test_an_engine_that_dies_at_work_dies_of_what_is_known_of_its_core(subtests):
     for killed, expected in [(True, "host_oom"), (False, "engine_dead")]:
         with subtests.test(killed=killed, expected=expected):
-            error = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+            error = EngineDeadError(
+                "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            )
             assert kinds(error, killed=killed) == [expected]
             assert kinds(error, CORE + OOM, last=(CORE + OOM,)) == ["cuda_oom"]

@@ -60,7 +60,9 @@ def checkpoint(tmp_path_factory):
 def answer(model, tokens=TOKENS, **options):
     ids = torch.randint(3, 4096, (1, tokens), generator=torch.Generator().manual_seed(1)).to("cuda")
     mask = torch.ones_like(ids)
-    return model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **options).cpu()
+    return model.generate(
+        ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **options
+    ).cpu()
 
 
 def peak_of(call):
@@ -97,7 +99,11 @@ def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, 
     with limit_cuda(capacity), oomguard.guard(allow="changes-outputs", pin=pins) as g:
         quantized = answer(model)
 
-    told(f"cache by {backend}", f"{[attempt.error for attempt in g.attempts]} {changes(g)}", "one failure, quantized")
+    told(
+        f"cache by {backend}",
+        f"{[attempt.error for attempt in g.attempts]} {changes(g)}",
+        "one failure, quantized",
+    )
     assert need_in_fewer_bits < need
     assert quantized.shape == whole.shape
     assert changes(g) == {"cache_implementation": "quantized"}
@@ -106,7 +112,9 @@ def test_a_cache_that_does_not_fit_is_quantized_with_permission(model, backend, 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.85), (4, 0.6)])
-def test_weights_are_quantized_by_quanto_with_permission(checkpoint, bits, share, told, monkeypatch):
+def test_weights_are_quantized_by_quanto_with_permission(
+    checkpoint, bits, share, told, monkeypatch
+):
     if not weights._is_installed("optimum.quanto"):
         pytest.skip("optimum-quanto is not installed")
     rows = [row for row in weights._rows() if row["package"] == "optimum-quanto"]

@@ -18,14 +18,22 @@ OTHERS = ["cache_implementation", "prefill_chunk_size"]
 
 @pytest.fixture(scope="module")
 def llama():
-    model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model = made(
+        "LlamaForCausalLM",
+        attention="sdpa",
+        bos_token_id=1,
+        eos_token_id=None,
+        max_position_embeddings=1024,
+    )
     model.generation_config.pad_token_id = 0
     return model
 
 
 def call(model, rows=1, new=NEW):
     ids = torch.randint(3, VOCAB, (rows, PROMPT), generator=torch.Generator().manual_seed(1))
-    return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +44,35 @@ def capacity(llama):
         return device.peak_bytes
 
 
-def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(llama, capacity):
-    with limit_memory(capacity), oomguard.guard(pin=OTHERS) as g, pytest.raises(torch.OutOfMemoryError) as raised:
+def test_without_permission_an_answer_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(
+    llama, capacity
+):
+    with (
+        limit_memory(capacity),
+        oomguard.guard(pin=OTHERS) as g,
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
         call(llama)
 
-    (note,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "max_new_tokens=" in line]
+    (note,) = [
+        line for line in "\n".join(raised.value.__notes__).splitlines() if "max_new_tokens=" in line
+    ]
     assert "--allow changes-outputs permits it" in note
     assert not any(attempt.patches for attempt in g.attempts)
 
 
-def test_with_permission_it_is_the_beginning_of_the_whole_answer_and_a_later_call_is_tried_whole(llama, capacity):
+def test_with_permission_it_is_the_beginning_of_the_whole_answer_and_a_later_call_is_tried_whole(
+    llama, capacity
+):
     whole = call(llama)
     with limit_memory(capacity), oomguard.guard(allow="changes-outputs", pin=OTHERS) as g:
         cut = call(llama)
         short = call(llama, new=8)
 
     assert torch.equal(cut, whole[:, : cut.shape[1]])
-    assert NEW // 4 <= cut.shape[1] - PROMPT <= NEW // 2  # by a closed form, which is above what so small a model needs
+    assert (
+        NEW // 4 <= cut.shape[1] - PROMPT <= NEW // 2
+    )  # by a closed form, which is above what so small a model needs
     assert {(p.setting, p.effect.name) for a in g.attempts for p in a.patches} == {
         ("max_new_tokens", "CHANGES_OUTPUTS")
     }

@@ -23,7 +23,9 @@ def record_of(rows, shape):
         return {"a": first, "b": ({"c": second},), "flag": True, "name": "x"}
     cache = transformers.DynamicCache()
     cache.update(second.float(), second.float() + 0.5, 0)
-    return BaseModelOutputWithPast(last_hidden_state=first, past_key_values=cache, hidden_states=(first, first))
+    return BaseModelOutputWithPast(
+        last_hidden_state=first, past_key_values=cache, hidden_states=(first, first)
+    )
 
 
 def tensors_of(record):
@@ -70,7 +72,10 @@ def test_a_part_with_another_shape_of_record_is_refused():
 
 def test_a_field_without_one_entry_a_row_is_refused(subtests):
     def check(wrong):
-        assert Gathered(4, weigh=lambda *_: None).add({"logits": torch.zeros(2, 3), "other": wrong}, 2) is not None
+        assert (
+            Gathered(4, weigh=lambda *_: None).add({"logits": torch.zeros(2, 3), "other": wrong}, 2)
+            is not None
+        )
 
     for wrong in [torch.zeros(3, 2), torch.zeros(1, 2), torch.zeros(())]:
         with subtests.test(wrong=wrong):
@@ -100,12 +105,18 @@ def test_a_part_that_one_field_does_not_take_is_in_none_of_them(subtests):
         with subtests.test(name):
             gathered = Gathered(6, weigh=weigh)
             for size, width in ((2, 3), (2, 3), (2, 5)):
-                part = {"first": torch.full((size, 3), float(width)), "second": torch.full((size, width), float(width))}
+                part = {
+                    "first": torch.full((size, 3), float(width)),
+                    "second": torch.full((size, width), float(width)),
+                }
                 part |= {} if weigh is None else {"loss": torch.tensor(float(width))}
                 problem = gathered.add(part, size)
             assert "different shapes" in problem
             finished = gathered.finished()
-            assert (gathered.done, {name: len(value) for name, value in finished.items() if value.dim()}) == (
+            assert (
+                gathered.done,
+                {name: len(value) for name, value in finished.items() if value.dim()},
+            ) == (
                 4,
                 {"first": 4, "second": 4},
             )

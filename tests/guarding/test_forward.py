@@ -65,7 +65,9 @@ def test_a_cache_that_was_put_together_serves_the_next_call(llama):
             first = llama(**batch, use_cache=True)
             token = first.logits[:, -1:].argmax(-1)
             mask = torch.cat([batch["attention_mask"], torch.ones_like(token)], 1)
-            second = llama(input_ids=token, attention_mask=mask, past_key_values=first.past_key_values)
+            second = llama(
+                input_ids=token, attention_mask=mask, past_key_values=first.past_key_values
+            )
             return second.logits, second.past_key_values
 
     assert_same(*whole_and_in_parts(call, 0.6)[:2])
@@ -118,7 +120,9 @@ def test_results_that_leave_no_room_for_rows_wait_on_the_host(llama):
 
     def call(rows):
         with torch.no_grad():
-            return llama(**{name: value[:rows] for name, value in batch.items()}, output_hidden_states=True)
+            return llama(
+                **{name: value[:rows] for name, value in batch.items()}, output_hidden_states=True
+            )
 
     with limit_memory("4 GiB") as device:
         device.adopt(weights)

@@ -39,13 +39,27 @@ def ragged():
 CASES = {
     "next_token": (llama, lambda: {"labels": ragged()}),
     "next_token, over a number": (llama, lambda: {"labels": ragged(), "num_items_in_batch": 20}),
-    "next_token, over a tensor": (llama, lambda: {"labels": ragged(), "num_items_in_batch": torch.tensor(20)}),
+    "next_token, over a tensor": (
+        llama,
+        lambda: {"labels": ragged(), "num_items_in_batch": torch.tensor(20)},
+    ),
     "masked": (lambda: bert("BertForMaskedLM"), lambda: {"labels": ragged()}),
-    "token": (lambda: bert("BertForTokenClassification", num_labels=3), lambda: {"labels": ragged()}),
-    "row": (lambda: bert("BertForSequenceClassification", num_labels=3), lambda: {"labels": torch.arange(ROWS) % 3}),
-    "number": (lambda: bert("BertForSequenceClassification", num_labels=1), lambda: {"labels": torch.rand(ROWS)}),
+    "token": (
+        lambda: bert("BertForTokenClassification", num_labels=3),
+        lambda: {"labels": ragged()},
+    ),
+    "row": (
+        lambda: bert("BertForSequenceClassification", num_labels=3),
+        lambda: {"labels": torch.arange(ROWS) % 3},
+    ),
+    "number": (
+        lambda: bert("BertForSequenceClassification", num_labels=1),
+        lambda: {"labels": torch.rand(ROWS)},
+    ),
     "several": (
-        lambda: bert("BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification"),
+        lambda: bert(
+            "BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification"
+        ),
         lambda: {"labels": (torch.rand(ROWS, 3) > 0.5).float()},
     ),
     "span": (
@@ -60,7 +74,10 @@ def test_the_loss_is_that_of_all_rows(subtests):
         size = 3
         with subtests.test(case=case, size=size):
             make, labels = value
-            model, batch = make(), {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), **labels()}
+            model, batch = (
+                make(),
+                {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), **labels()},
+            )
             with torch.no_grad():
                 whole, call = model(**batch), ForwardCall.of(model, (), batch)
                 assert call.not_splittable is None
@@ -73,7 +90,10 @@ def test_the_loss_is_that_of_all_rows(subtests):
 
 
 def test_a_loss_that_is_no_mean_and_no_sum_of_those_that_are_known_is_not_put_together():
-    model, batch = llama(), {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), "labels": ragged()}
+    model, batch = (
+        llama(),
+        {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), "labels": ragged()},
+    )
     with torch.no_grad():
         call = ForwardCall.of(model, (), {**batch, "num_items_in_batch": 11})
         args, kwargs = call.part(0, 3)
@@ -86,7 +106,9 @@ def test_a_loss_that_is_no_mean_and_no_sum_of_those_that_are_known_is_not_put_to
 def test_of_several_means_that_are_close_the_one_that_was_meant_counts():
     model = llama()
     with torch.no_grad():
-        model.lm_head.weight.mul_(1e-3)  # all tokens are as likely: each position's loss is nearly that of any other
+        model.lm_head.weight.mul_(
+            1e-3
+        )  # all tokens are as likely: each position's loss is nearly that of any other
     batch = {"input_ids": torch.randint(3, VOCAB, (ROWS, TOKENS)), "labels": ragged()}
     with torch.no_grad():
         assert ForwardCall.of(model, (), batch).weigh(model(**batch), 0, ROWS) == float(

@@ -16,14 +16,21 @@ ROWS, TOKENS, VOCAB = 8, 64, 64
 PINNED = {"pin": ["attn_implementation"]}
 
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.fixture
 def bert():
     torch.manual_seed(0)
     config = transformers.BertConfig(**SIZES, vocab_size=VOCAB, num_labels=3)
-    return transformers.BertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
+    return transformers.BertForSequenceClassification._from_config(
+        config, attn_implementation="eager"
+    ).eval()
 
 
 @pytest.fixture
@@ -36,7 +43,11 @@ def notes_of(call):
     with limit_memory("1 GiB") as device:
         call()
         capacity = device.peak_bytes // 2
-    with limit_memory(capacity), pytest.raises(torch.OutOfMemoryError) as raised, oomguard.guard(**PINNED) as g:
+    with (
+        limit_memory(capacity),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        oomguard.guard(**PINNED) as g,
+    ):
         call()
     return "\n".join(raised.value.__notes__), g.attempts
 
@@ -85,23 +96,37 @@ def test_a_hook_of_the_user_forbids_a_split(bert, ids):
 
 def test_an_argument_that_may_not_hold_rows_forbids_a_split(subtests, bert, ids):
     for arguments, reason in [
-        ({"row_weights": torch.ones(ROWS + 1)}, "row_weights is not known to hold one row per input"),
+        (
+            {"row_weights": torch.ones(ROWS + 1)},
+            "row_weights is not known to hold one row per input",
+        ),
         ({"position_ids": torch.zeros(3, ROWS, TOKENS)}, "position_ids is not known"),
         ({"attention_mask": torch.ones(ROWS + 1, TOKENS)}, "attention_mask is not known"),
-        ({"pixel_values": torch.zeros(ROWS + 1, 3, 8, 8)}, "pixel_values is not known to belong to the text"),
-        ({"past_key_values": transformers.DynamicCache()}, "past_key_values is extended by the call"),
+        (
+            {"pixel_values": torch.zeros(ROWS + 1, 3, 8, 8)},
+            "pixel_values is not known to belong to the text",
+        ),
+        (
+            {"past_key_values": transformers.DynamicCache()},
+            "past_key_values is extended by the call",
+        ),
         ({"cache": transformers.DynamicCache()}, "cache is extended by the call"),
         ({"names": ["a"] * ROWS}, f"names has {ROWS} entries too"),
         ({"image_grid_thw": torch.ones(ROWS + 2, 3)}, "image_grid_thw is not known"),
     ]:
         with subtests.test(arguments=arguments, reason=reason):
-            assert reason in ForwardCall.of(bert, (), {"input_ids": ids, **arguments}).not_splittable
+            assert (
+                reason in ForwardCall.of(bert, (), {"input_ids": ids, **arguments}).not_splittable
+            )
 
 
 def test_a_normalization_in_training_mode_forbids_a_split(bert, ids):
     bert.norm = torch.nn.BatchNorm1d(4)
     with torch.no_grad():
-        assert "norm is in training mode" in ForwardCall.of(bert, (), {"input_ids": ids}).not_splittable
+        assert (
+            "norm is in training mode"
+            in ForwardCall.of(bert, (), {"input_ids": ids}).not_splittable
+        )
 
 
 def test_one_row_that_is_too_long_is_told(bert, ids):

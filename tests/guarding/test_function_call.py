@@ -62,7 +62,9 @@ def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(subtests):
         ("array", lambda column: np.array(column, dtype=object)),
     ]:
         with subtests.test(name):
-            batch = OrderedDict(id=np.arange(64), text=texts([f"text {n}" for n in range(64)]), vector=torch.eye(64))
+            batch = OrderedDict(
+                id=np.arange(64), text=texts([f"text {n}" for n in range(64)]), vector=torch.eye(64)
+            )
             with limit_memory("64 MiB"):
                 whole = oomguard.guard(batch="batch")(embedded)(batch)
             assert list(batch) == ["id", "text", "vector"]
@@ -74,8 +76,14 @@ def test_a_dict_of_columns_is_split_by_its_rows_and_comes_back_whole(subtests):
 
 def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_says_why(subtests):
     for batch, why in [
-        ({"id": np.arange(64), "text": ["x"] * 63}, "differs in its number of entries: 'id' 64, 'text' 63"),
-        ({"id": np.arange(64), "temperature": 0.5}, "'temperature' in the argument batch is no list and no tensor"),
+        (
+            {"id": np.arange(64), "text": ["x"] * 63},
+            "differs in its number of entries: 'id' 64, 'text' 63",
+        ),
+        (
+            {"id": np.arange(64), "temperature": 0.5},
+            "'temperature' in the argument batch is no list and no tensor",
+        ),
     ]:
         with subtests.test(batch=batch, why=why):
             with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
@@ -84,7 +92,10 @@ def test_a_dict_that_holds_no_columns_of_one_length_is_not_split_and_the_note_sa
 
 
 def test_of_an_empty_dict_nothing_is_split():
-    assert RowsCall.of(lambda rows: rows, ("rows",), ({},), {}).not_splittable == "the argument rows has no entries"
+    assert (
+        RowsCall.of(lambda rows: rows, ("rows",), ({},), {}).not_splittable
+        == "the argument rows has no entries"
+    )
 
 
 def test_a_table_of_arrow_is_split_and_comes_back_as_one():
@@ -233,7 +244,11 @@ def test_an_error_of_the_whole_call_is_raised_as_it_is(subtests):
         assert calls.made == 1
         assert not hasattr(error, "__notes__")
 
-    for error in [ValueError("x"), StopIteration(), KeyError("CUDA out of memory. Tried to allocate 1.00 GiB.")]:
+    for error in [
+        ValueError("x"),
+        StopIteration(),
+        KeyError("CUDA out of memory. Tried to allocate 1.00 GiB."),
+    ]:
         with subtests.test(error=error):
             check(error)
 
@@ -299,4 +314,7 @@ def test_an_argument_without_entries_is_not_split_and_the_note_says_so():
     guarded = oomguard.guard(batch="texts")(lambda texts: use(64))
     with limit_memory("64 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         guarded([])
-    assert caught.value.__notes__[-1] == "oomguard: not run in parts: the argument texts has no entries"
+    assert (
+        caught.value.__notes__[-1]
+        == "oomguard: not run in parts: the argument texts has no entries"
+    )

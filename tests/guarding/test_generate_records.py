@@ -21,7 +21,9 @@ def llama():
 def test_every_field_of_a_record_is_that_of_the_whole_call(llama):
     asked = dict.fromkeys(("output_scores", "output_hidden_states"), True)
     share = 0.8  # the record itself is a good part of it
-    whole, parts, _ = whole_and_in_parts(lambda: llama.generate(**padded(), **STEPS, **asked), share)
+    whole, parts, _ = whole_and_in_parts(
+        lambda: llama.generate(**padded(), **STEPS, **asked), share
+    )
 
     assert_same(whole, parts)
     assert type(parts.past_key_values) is type(whole.past_key_values)

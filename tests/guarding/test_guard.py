@@ -128,7 +128,11 @@ def test_a_key_error_passes_through_untouched():
 
 
 def test_when_not_one_row_fits_the_first_exception_comes_back_with_the_diagnosis(model, batch):
-    with limit_memory("0.55 MiB"), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard() as g:
+    with (
+        limit_memory("0.55 MiB"),
+        pytest.raises(torch.OutOfMemoryError) as caught,
+        oomguard.guard() as g,
+    ):
         generate(model, batch)
     assert type(caught.value) is torch.OutOfMemoryError
     assert str(caught.value).startswith("CUDA out of memory. Tried to allocate")
@@ -153,7 +157,11 @@ def test_at_most_two_of_our_frames_stand_above_the_engines(model, batch):
 
 
 def test_code_that_is_no_watched_call_is_diagnosed_and_raised():
-    with limit_memory("1.2 MiB"), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard() as g:
+    with (
+        limit_memory("1.2 MiB"),
+        pytest.raises(torch.OutOfMemoryError) as caught,
+        oomguard.guard() as g,
+    ):
         torch.zeros(2**22)
     assert "oomguard: CUDA out of memory" in caught.value.__notes__[0]
     assert g.diagnosis.verdict == "oom"
@@ -181,7 +189,11 @@ def test_a_floor_holds(model, batch):
 
 
 def test_the_innermost_guard_rules(model, batch, expected):
-    with limit_memory(CAPACITY), oomguard.guard(pin=["batch_size"]) as outer, oomguard.guard() as inner:
+    with (
+        limit_memory(CAPACITY),
+        oomguard.guard(pin=["batch_size"]) as outer,
+        oomguard.guard() as inner,
+    ):
         assert torch.equal(generate(model, batch), expected)
     assert len(inner.attempts) == 2
     assert not outer.attempts
@@ -247,7 +259,9 @@ def test_a_plain_function_is_split_along_the_argument_it_names():
     @oomguard.guard(batch="numbers")
     def work(numbers, factor):
         calls.append(len(numbers))
-        wide = torch.tensor(numbers, dtype=torch.float32)[:, None].expand(-1, 2**17).clone() * factor
+        wide = (
+            torch.tensor(numbers, dtype=torch.float32)[:, None].expand(-1, 2**17).clone() * factor
+        )
         return [float(x) for x in wide[:, 0]]
 
     with limit_memory("64 MiB"):
@@ -266,7 +280,10 @@ def test_a_batch_argument_that_does_not_exist_is_refused():
 
 def test_callbacks_get_the_incident_and_the_patch(model, batch):
     incidents, patches = [], []
-    with limit_memory(CAPACITY), oomguard.guard(on_incident=incidents.append, on_patch=patches.append):
+    with (
+        limit_memory(CAPACITY),
+        oomguard.guard(on_incident=incidents.append, on_patch=patches.append),
+    ):
         generate(model, batch)
     assert [i.kind for i in incidents] == ["cuda_oom"]
     assert [p.setting for p in patches] == ["batch_size"]
@@ -274,7 +291,11 @@ def test_callbacks_get_the_incident_and_the_patch(model, batch):
 
 def test_disabled_means_off(model, batch, monkeypatch):
     monkeypatch.setenv("OOMGUARD_DISABLE", "1")
-    with limit_memory(CAPACITY), pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard() as g:
+    with (
+        limit_memory(CAPACITY),
+        pytest.raises(torch.OutOfMemoryError) as caught,
+        oomguard.guard() as g,
+    ):
         generate(model, batch)
     assert not g.attempts
     assert not hasattr(caught.value, "__notes__")
@@ -310,13 +331,25 @@ def test_a_result_without_one_entry_per_row_is_never_put_together(subtests):
             work(list(range(100)))
         assert "its result" in caught.value.__notes__[0]
 
-    for result in [lambda rows: {"n": rows}, lambda rows: None, lambda rows: [1], lambda rows: ([1], [2])]:
+    for result in [
+        lambda rows: {"n": rows},
+        lambda rows: None,
+        lambda rows: [1],
+        lambda rows: ([1], [2]),
+    ]:
         with subtests.test(result=result):
             check(result)
 
 
 def test_arguments_that_see_the_whole_batch_prevent_a_split(subtests, model, batch):
-    for name in ["streamer", "past_key_values", "cache", "encoder_outputs", "custom_generate", "negative_prompt_ids"]:
+    for name in [
+        "streamer",
+        "past_key_values",
+        "cache",
+        "encoder_outputs",
+        "custom_generate",
+        "negative_prompt_ids",
+    ]:
         with subtests.test(name=name):
             from oomguard.engines.transformers.generate import GenerateCall
 
@@ -327,7 +360,10 @@ def test_arguments_that_see_the_whole_batch_prevent_a_split(subtests, model, bat
 def test_lists_of_tensors_of_unknown_names_prevent_a_split():
     from oomguard.engines.transformers.generate import GenerateCall
 
-    kwargs = {"input_ids": torch.zeros(4, 5, dtype=torch.long), "pixel_values": [torch.zeros(1)] * 4}
+    kwargs = {
+        "input_ids": torch.zeros(4, 5, dtype=torch.long),
+        "pixel_values": [torch.zeros(1)] * 4,
+    }
     assert "pixel_values" in GenerateCall.of(None, (), kwargs).not_splittable
 
 
@@ -433,7 +469,9 @@ def largest_that_fits(run, rows, capacity):
 @pytest.fixture(scope="module")
 def largest(model, batch):
     """The most rows of the batch that the device holds."""
-    return largest_that_fits(lambda n: generate(model, {k: v[:n] for k, v in batch.items()}), ROWS, CAPACITY)
+    return largest_that_fits(
+        lambda n: generate(model, {k: v[:n] for k, v in batch.items()}), ROWS, CAPACITY
+    )
 
 
 def test_one_failed_attempt_finds_nearly_the_largest_batch_that_fits(model, batch, largest):
@@ -451,7 +489,9 @@ def as_it_is(ids: torch.Tensor) -> torch.Tensor:
 def test_rows_that_turn_out_heavier_are_run_fewer_at_a_time():
     @oomguard.guard(batch="rows")
     def work(rows):
-        return [float(torch.zeros(weight, 2**18).exp()[0, 0]) for weight in [sum(rows)]] * len(rows)  # a MiB a weight
+        return [float(torch.zeros(weight, 2**18).exp()[0, 0]) for weight in [sum(rows)]] * len(
+            rows
+        )  # a MiB a weight
 
     with limit_memory("16 MiB"):
         assert len(work([1] * 6 + [4] * 6)) == 12
@@ -507,7 +547,9 @@ def test_the_parts_of_a_split_call_are_freed_without_a_collection():
 def test_parts_that_fit_one_by_one_and_not_together_are_diagnosed():
     @oomguard.guard(batch="rows")
     def work(rows):
-        return list(torch.zeros(len(rows), 2**18).exp())  # 2 MiB a row at the peak, one of them stays
+        return list(
+            torch.zeros(len(rows), 2**18).exp()
+        )  # 2 MiB a row at the peak, one of them stays
 
     with limit_memory("40 MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         work(list(range(64)))
@@ -522,7 +564,9 @@ def test_what_is_no_function_is_refused_and_says_what_was_expected(subtests):
     for target in [Model, int, 5, "text"]:
         for make in [oomguard.guard, oomguard.guard(pin=["dtype"])]:
             with subtests.test(target=target, make=make):
-                with pytest.raises(oomguard.UsageError, match="guard expects a function, not ") as error:
+                with pytest.raises(
+                    oomguard.UsageError, match="guard expects a function, not "
+                ) as error:
                     make(target)
                 assert "with oomguard.guard()" in error.value.hint
 

@@ -74,10 +74,15 @@ def test_with_that_line_it_is_run_in_parts(llama):
 def test_functions_of_the_users_own_in_generate_keep_the_call_whole(subtests, llama):
     for name, own in (
         ("logits_processor", LogitsProcessorList([lambda ids, scores: scores - scores.mean(0)])),
-        ("stopping_criteria", StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)])),
+        (
+            "stopping_criteria",
+            StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)]),
+        ),
     ):
         with subtests.test(name):
-            notes = notes_of(lambda own=own, name=name: llama.generate(**padded(), **GREEDY, **{name: own}))
+            notes = notes_of(
+                lambda own=own, name=name: llama.generate(**padded(), **GREEDY, **{name: own})
+            )
             assert f"the argument {name}: <lambda> may look at other rows" in notes
             assert LINE in notes
 
@@ -101,23 +106,39 @@ def test_each_kind_of_own_code_is_found(subtests, llama, monkeypatch):
     for change in (layer, function, method):
         with subtests.test(change.__name__):
             own = change()
-            assert why_rows_depend(llama, "forward", GIVEN, 4).startswith(f"{own} is code of your own")
+            assert why_rows_depend(llama, "forward", GIVEN, 4).startswith(
+                f"{own} is code of your own"
+            )
             monkeypatch.undo()
             vars(llama.model).pop("forward", None)
             llama.model.layers[0].mlp.act_fn = torch.nn.SiLU()
 
 
 def test_rows_that_share_experts_capacity_are_refused_by_the_table():
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "num_experts": 2, "vocab_size": 64}
+    sizes = {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_experts": 2,
+        "vocab_size": 64,
+    }
     model = transformers.SwitchTransformersForConditionalGeneration(
-        transformers.SwitchTransformersConfig(**sizes, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1)
+        transformers.SwitchTransformersConfig(
+            **sizes, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
+        )
     )
-    assert "experts take a number of tokens of the whole batch" in why_rows_depend(model.eval(), "generate", GIVEN, 4)
+    assert "experts take a number of tokens of the whole batch" in why_rows_depend(
+        model.eval(), "generate", GIVEN, 4
+    )
 
 
 def test_a_class_that_the_table_does_not_know_is_refused(llama, monkeypatch):
     monkeypatch.setitem(
-        independence._table(), "forward", {"independent": frozenset(), "dependent": {}, "by_version": {}}
+        independence._table(),
+        "forward",
+        {"independent": frozenset(), "dependent": {}, "by_version": {}},
     )
     why = why_rows_depend(llama, "forward", GIVEN, 4)
     assert why.startswith("whether the rows of LlamaForCausalLM depend on each other is not known")

@@ -143,7 +143,9 @@ def test_a_list_that_is_filled_beside_the_rows_keeps_the_call_whole():
         use(len(texts))
         return list(texts)
 
-    assert "the call that failed has changed the argument seen" in refused(count, columns()["text"], [])
+    assert "the call that failed has changed the argument seen" in refused(
+        count, columns()["text"], []
+    )
 
 
 def test_what_belongs_to_no_row_is_not_put_into_a_container():

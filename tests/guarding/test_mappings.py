@@ -58,10 +58,20 @@ def test_a_mapping_that_is_no_dict_is_split_as_one_and_stays_as_it_was(subtests)
             whole = oomguard.guard(batch="batch")(embedded)(batch)
         assert min(sizes) < 64
         assert type(whole) is kind
-        assert (whole["double"].tolist(), list(whole["text"])) == (list(range(0, 128, 2)), columns["text"])
+        assert (whole["double"].tolist(), list(whole["text"])) == (
+            list(range(0, 128, 2)),
+            columns["text"],
+        )
         assert all(batch[name] is column for name, column in columns.items())
 
-    for kind in [UserDict, MappingProxyType, ReadOnly, ChainMap, transformers.BatchEncoding, transformers.BatchFeature]:
+    for kind in [
+        UserDict,
+        MappingProxyType,
+        ReadOnly,
+        ChainMap,
+        transformers.BatchEncoding,
+        transformers.BatchFeature,
+    ]:
         with subtests.test(kind=kind):
             check(kind)
 
@@ -100,7 +110,9 @@ def test_what_a_fast_tokenizer_found_of_each_text_goes_with_it():
     model = tokenizers.models.WordLevel({f"w{n}": n for n in range(64)} | {"?": 64}, unk_token="?")
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?", pad_token="?")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="?", pad_token="?"
+    )
     sizes = []
 
     def tokens(batch):
@@ -110,6 +122,8 @@ def test_what_a_fast_tokenizer_found_of_each_text_goes_with_it():
         return [batch.tokens(row) for row in range(len(batch.input_ids))]
 
     with limit_memory("64 MiB"):
-        found = oomguard.guard(batch="batch")(tokens)(tokenizer([f"w{n}" for n in range(64)], return_tensors="pt"))
+        found = oomguard.guard(batch="batch")(tokens)(
+            tokenizer([f"w{n}" for n in range(64)], return_tensors="pt")
+        )
     assert found == [[f"w{n}"] for n in range(64)]
     assert min(sizes) < 64

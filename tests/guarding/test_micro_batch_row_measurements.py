@@ -47,8 +47,12 @@ def test_as_many_as_failed_are_not_tried_again():
     st.integers(0, 10**7),
     st.integers(0, 10**9),
 )
-def test_rows_on_a_line_fit_and_one_more_does_not_unless_growth_is_limited(rows, row_bytes, fixed_bytes, room_bytes):
-    made = measured((rows, fixed_bytes + rows * row_bytes), (2 * rows, fixed_bytes + 2 * rows * row_bytes))
+def test_rows_on_a_line_fit_and_one_more_does_not_unless_growth_is_limited(
+    rows, row_bytes, fixed_bytes, room_bytes
+):
+    made = measured(
+        (rows, fixed_bytes + rows * row_bytes), (2 * rows, fixed_bytes + 2 * rows * row_bytes)
+    )
     found = made.rows_within(room_bytes)
     assert 1 <= found <= 16 * rows
     if found > 1:

@@ -40,7 +40,9 @@ def generate(model, batch):
     return model.generate(**batch, do_sample=False, max_new_tokens=2)
 
 
-def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(subtests, llama, without_collection):
+def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(
+    subtests, llama, without_collection
+):
     def check(call):
         with limit_memory("4 GiB") as device:
             call(llama, padded())
@@ -60,7 +62,9 @@ def test_after_a_handled_failure_neither_inputs_nor_the_result_are_kept(subtests
             check(call)
 
 
-def test_a_later_call_that_fails_whole_or_in_parts_keeps_nothing_either(subtests, llama, without_collection):
+def test_a_later_call_that_fails_whole_or_in_parts_keeps_nothing_either(
+    subtests, llama, without_collection
+):
     def check(call):
         with limit_memory("4 GiB") as device:
             call(llama, padded())

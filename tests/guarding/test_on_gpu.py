@@ -19,8 +19,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from support.cuda_limit import limit_cuda  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-NEEDS_ACCELERATE = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+NEEDS_ACCELERATE = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="accelerate is not installed"
+)
 VOCAB, MIB = 4096, 1 << 20
 SIZES = {
     "vocab_size": VOCAB,
@@ -58,12 +63,16 @@ def loaded(folder, **options):
 
 
 def ids_of(rows, tokens):
-    return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(1)).to("cuda")
+    return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(1)).to(
+        "cuda"
+    )
 
 
 def answer(model, rows=1, tokens=64, new=4):
     ids = ids_of(rows, tokens)
-    return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new).cpu()
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new
+    ).cpu()
 
 
 def peak_of(call):
@@ -143,7 +152,9 @@ def test_a_guard_around_a_generate_that_succeeds_costs_a_thousandth(checkpoint, 
         f"{100 * (guarded / bare - 1):.2f} %",
         "<= 0.1 %, by the best of 15",
     )
-    assert guarded <= 1.02 * bare  # two runs of the same differ by as much; benchmarks/guard_overhead.py tells it finer
+    assert (
+        guarded <= 1.02 * bare
+    )  # two runs of the same differ by as much; benchmarks/guard_overhead.py tells it finer
 
 
 @pytest.mark.skipif(
@@ -156,7 +167,9 @@ def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
 
     def call(**options):
         mask = torch.ones_like(ids)
-        return model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=60, **options).cpu()
+        return model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=60, **options
+        ).cpu()
 
     whole, need = peak_of(call)
     kept, offloaded = peak_of(lambda: call(cache_implementation="offloaded"))
@@ -169,7 +182,11 @@ def test_a_cache_that_waits_on_the_host_gives_the_same_tokens(checkpoint, told):
         "beside the weights, cache on the device and on the host",
         f"{(need - weights) // MIB} and {(offloaded - weights) // MIB} MiB",
     )
-    told("cache of a long answer", f"{errors(g)} {changes(g)}", "one failure, cache_implementation offloaded")
+    told(
+        "cache of a long answer",
+        f"{errors(g)} {changes(g)}",
+        "one failure, cache_implementation offloaded",
+    )
     assert torch.equal(kept, whole)
     assert torch.equal(guarded, whole)
     assert changes(g) == {"cache_implementation": "offloaded"}
@@ -216,13 +233,20 @@ def test_a_model_that_is_moved_to_the_device_keeps_layers_on_the_host(checkpoint
     with limit_cuda(int(0.7 * size)), oomguard.guard(allow="reduces-capacity") as g:
         parts = answer(loaded(folder).to("cuda"))
 
-    told("a model moved to a device of 0.7 of its weights", f"{errors(g)} {changes(g)}", "one failure")
+    told(
+        "a model moved to a device of 0.7 of its weights",
+        f"{errors(g)} {changes(g)}",
+        "one failure",
+    )
     assert torch.equal(parts, whole)
 
 
 def test_sixteen_bits_are_taken_with_permission(checkpoint, told):
     folder, size = checkpoint
-    with limit_cuda(int(0.8 * size)), oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g:
+    with (
+        limit_cuda(int(0.8 * size)),
+        oomguard.guard(allow="changes-outputs", pin=["weights_on_device_bytes"]) as g,
+    ):
         model = loaded(folder, device_map=0)
 
     told("weights of float32 on 0.8 of their bytes", f"{errors(g)} {changes(g)}", "dtype bfloat16")
@@ -239,12 +263,19 @@ def test_eight_and_four_bits_are_taken_with_permission(checkpoint, told, share, 
     ):
         loaded(folder, device_map=0)
 
-    told(f"weights of float32 on {share} of their bytes", f"{errors(g)} {changes(g)}", f"{bits} bits")
+    told(
+        f"weights of float32 on {share} of their bytes", f"{errors(g)} {changes(g)}", f"{bits} bits"
+    )
     assert changes(g) == {"quantization": f"bitsandbytes-{bits}bit"}
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("not of memory"), KeyboardInterrupt(), RuntimeError("CUDA error: misaligned address")]
+    "error",
+    [
+        ValueError("not of memory"),
+        KeyboardInterrupt(),
+        RuntimeError("CUDA error: misaligned address"),
+    ],
 )
 def test_what_is_no_memory_failure_comes_out_at_once_as_it_is(error):
     def fails():

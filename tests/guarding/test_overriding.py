@@ -56,7 +56,13 @@ def test_whisper_is_split_and_every_token_is_the_same(whisper, features):
 
 def tiny():
     return transformers.GPT2Config(
-        vocab_size=512, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=None, pad_token_id=0
+        vocab_size=512,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
     )
 
 
@@ -72,7 +78,9 @@ def test_lists_of_as_many_entries_as_rows_are_cut_or_prevent_a_split(subtests):
             from oomguard.engines.transformers.generate import GenerateCall
 
             model = transformers.GPT2LMHeadModel(tiny()).eval()
-            call = GenerateCall.of(model, (), {"input_ids": torch.zeros(4, 5, dtype=torch.long), name: value})
+            call = GenerateCall.of(
+                model, (), {"input_ids": torch.zeros(4, 5, dtype=torch.long), name: value}
+            )
             assert (call.not_splittable is None) is splits
             if name == "adapter_names" and splits:
                 assert call.part(1, 3)[1]["adapter_names"] == ["b", "c"]

@@ -52,7 +52,9 @@ def test_an_error_that_is_no_memory_failure_is_raised_as_without_a_guard(subtest
             assert str(guarded.value) == str(bare.value)
 
 
-def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(llama, small, monkeypatch):
+def test_a_failed_call_that_cannot_be_made_in_parts_raises_its_memory_failure(
+    llama, small, monkeypatch
+):
     from oomguard.engines.transformers.generate import GenerateCall
 
     monkeypatch.setattr(GenerateCall, "part", lambda *_: 1 / 0)

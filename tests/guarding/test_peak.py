@@ -17,7 +17,9 @@ def extract(papers):
 
 
 def split(_folder):
-    oomguard.guard(batch="papers", max_attempts=30)(extract)([1] * 20)  # a cached block of 10 MiB takes 20
+    oomguard.guard(batch="papers", max_attempts=30)(extract)(
+        [1] * 20
+    )  # a cached block of 10 MiB takes 20
 
 
 def loop(_folder):
@@ -27,7 +29,9 @@ def loop(_folder):
 
 
 def mapped(folder):
-    oomguard.map(extract, range(20), store=folder / "store.sqlite", identity={"model": 1}, progress=False)
+    oomguard.map(
+        extract, range(20), store=folder / "store.sqlite", identity={"model": 1}, progress=False
+    )
 
 
 def test_the_user_s_peak_stands_through_every_kind_of_guarded_work(subtests, tmp_path):

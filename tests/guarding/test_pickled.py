@@ -21,7 +21,9 @@ IDS = torch.ones(2, 4, dtype=torch.long)
 def model():
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=None)
+    config = transformers.LlamaConfig(
+        **sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=None
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 

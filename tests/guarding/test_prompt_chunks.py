@@ -16,7 +16,13 @@ GREEDY = {"do_sample": False, "max_new_tokens": 4}
 
 @pytest.fixture(scope="module")
 def llama():
-    model = made("LlamaForCausalLM", attention="sdpa", bos_token_id=1, eos_token_id=None, max_position_embeddings=1024)
+    model = made(
+        "LlamaForCausalLM",
+        attention="sdpa",
+        bos_token_id=1,
+        eos_token_id=None,
+        max_position_embeddings=1024,
+    )
     model.generation_config.pad_token_id = 0
     return model
 
@@ -27,7 +33,12 @@ def prompt(rows=1, tokens=TOKENS, seed=1):
 
 
 def chunks(g):
-    return [patch.new for attempt in g.attempts for patch in attempt.patches if patch.setting == "prefill_chunk_size"]
+    return [
+        patch.new
+        for attempt in g.attempts
+        for patch in attempt.patches
+        if patch.setting == "prefill_chunk_size"
+    ]
 
 
 def test_a_long_row_gives_the_same_tokens_in_chunks(subtests, llama):
@@ -54,7 +65,9 @@ def test_a_cache_of_the_users_goes_on_from_where_it_stood(llama):
         cache = transformers.DynamicCache(config=llama.config)
         first = llama.generate(**prompt(tokens=40), **GREEDY, **{name_in(llama): cache})
         ids = torch.cat([first, prompt(seed=2)["input_ids"]], 1)
-        second = llama.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY, **{name_in(llama): cache})
+        second = llama.generate(
+            ids, attention_mask=torch.ones_like(ids), **GREEDY, **{name_in(llama): cache}
+        )
         return second, cache.get_seq_length(), cache
 
     whole, parts, g = whole_and_in_parts(call, 0.6)
@@ -71,7 +84,10 @@ def test_what_a_prompt_in_chunks_would_change_is_told(subtests, llama):
         assert reason in "".join(raised.value.__notes__)
 
     for options, reason in [
-        ({"return_dict_in_generate": True, "output_hidden_states": True}, "does not go with output_hidden_states"),
+        (
+            {"return_dict_in_generate": True, "output_hidden_states": True},
+            "does not go with output_hidden_states",
+        ),
     ]:
         with subtests.test(options=options, reason=reason):
             check(options, reason)

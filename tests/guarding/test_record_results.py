@@ -27,7 +27,9 @@ def work(rows, make):
 
 MAKERS = {
     "dict": lambda values, names: {"values": values, "names": names},
-    "with a default": lambda values, names: collections.defaultdict(list, {"values": values, "names": names}),
+    "with a default": lambda values, names: collections.defaultdict(
+        list, {"values": values, "names": names}
+    ),
     "tuple": lambda values, names: (values, values.int(), names),
     "named": Scored,
     "arrays": lambda values, names: {"values": values.numpy(), "names": tuple(names)},

@@ -21,8 +21,15 @@ from oomguard.testing import limit_memory  # noqa: E402
 def trainer(tmp_path):
     """Evaluates a masked language model in batches of four; the logits of all batches stay on the device."""
     model = made("BertForMaskedLM")
-    given = {"per_device_eval_batch_size": 4, "report_to": [], "use_cpu": True, "disable_tqdm": True}
-    return lambda **more: transformers.Trainer(model, transformers.TrainingArguments(tmp_path, **given, **more))
+    given = {
+        "per_device_eval_batch_size": 4,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    return lambda **more: transformers.Trainer(
+        model, transformers.TrainingArguments(tmp_path, **given, **more)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,12 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from oomguard.testing import limit_memory  # noqa: E402
 
-SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 PINNED = {"pin": ["attn_implementation"]}
 
 
@@ -25,7 +30,11 @@ def phi(rope):
     torch.manual_seed(1)
     sizes = {**SIZES, "num_key_value_heads": 2, "vocab_size": 200, "initializer_range": 0.3}
     config = transformers.Phi3Config(
-        **sizes, max_position_embeddings=512, original_max_position_embeddings=32, rope_parameters=rope, pad_token_id=0
+        **sizes,
+        max_position_embeddings=512,
+        original_max_position_embeddings=32,
+        rope_parameters=rope,
+        pad_token_id=0,
     )
     config.eos_token_id = None
     return transformers.Phi3ForCausalLM(config).eval()

@@ -14,9 +14,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList  # n
 from oomguard.engines.transformers.inputs import name_in  # noqa: E402
 
 GREEDY = {"do_sample": False, "max_new_tokens": 2}
-MESSAGE = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
-)
+MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
 
 
 @pytest.fixture
@@ -63,7 +61,10 @@ def seeded(model, batch, **options):
 
 def test_processors_find_what_they_find_without_a_guard(subtests, llama):
     for name, options in [
-        ("sampling", lambda: {"do_sample": True, "logits_processor": LogitsProcessorList([Centres()])}),
+        (
+            "sampling",
+            lambda: {"do_sample": True, "logits_processor": LogitsProcessorList([Centres()])},
+        ),
     ]:
         with subtests.test(name):
             vars(llama.model).pop("forward", None)
@@ -94,7 +95,9 @@ def test_a_cache_of_the_users_and_its_streamer_are_filled_once(subtests, llama):
 
         def filled(batch):
             cache, streamer = DynamicCache(config=llama.config), Streamer() if rows == 1 else None
-            tokens = seeded(llama, batch, do_sample=True, streamer=streamer, **{name_in(llama): cache})
+            tokens = seeded(
+                llama, batch, do_sample=True, streamer=streamer, **{name_in(llama): cache}
+            )
             return tokens.tolist(), cache.get_seq_length(), streamer and streamer.given
 
         draws = [True]

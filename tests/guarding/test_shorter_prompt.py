@@ -19,7 +19,13 @@ OTHERS = ["prefill_chunk_size", "cache_implementation", "attn_implementation"]
 @pytest.fixture(scope="module")
 def llama():
     ends = {"bos_token_id": 1, "eos_token_id": None}
-    model = made("LlamaForCausalLM", attention="sdpa", num_hidden_layers=2, max_position_embeddings=1024, **ends)
+    model = made(
+        "LlamaForCausalLM",
+        attention="sdpa",
+        num_hidden_layers=2,
+        max_position_embeddings=1024,
+        **ends,
+    )
     model.generation_config.pad_token_id = 0
     return model
 
@@ -51,11 +57,21 @@ def changes(g):
     return {patch.setting: patch.new for attempt in g.attempts for patch in attempt.patches}
 
 
-def test_without_permission_a_prompt_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(llama):
-    with limit_memory(capacity_of(llama)), oomguard.guard(pin=OTHERS), pytest.raises(torch.OutOfMemoryError) as raised:
+def test_without_permission_a_prompt_is_not_cut_and_the_note_says_how_far_it_would_have_to_be(
+    llama,
+):
+    with (
+        limit_memory(capacity_of(llama)),
+        oomguard.guard(pin=OTHERS),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
         call(llama, ids_of())
 
-    (note,) = [line for line in "\n".join(raised.value.__notes__).splitlines() if "truncate_prompt_tokens" in line]
+    (note,) = [
+        line
+        for line in "\n".join(raised.value.__notes__).splitlines()
+        if "truncate_prompt_tokens" in line
+    ]
     assert "--allow changes-outputs permits it" in note
 
 
@@ -96,7 +112,13 @@ def test_rows_run_apart_keep_the_order_and_each_its_own_prompt(llama):
 
 def test_an_encoder_keeps_the_first_tokens():
     model = made(
-        "T5ForConditionalGeneration", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
+        "T5ForConditionalGeneration",
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        decoder_start_token_id=0,
     )
     ids = ids_of()
     pinned = [*OTHERS, "max_new_tokens"]

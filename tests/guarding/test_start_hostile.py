@@ -70,7 +70,9 @@ def test_of_failed_starts_nothing_is_left(program, tmp):
     assert "leaked shared_memory" not in ran.stderr
 
 
-def test_a_worker_that_an_engine_in_this_process_leaves_is_ended_and_no_child_of_the_programs_own(program, tmp):
+def test_a_worker_that_an_engine_in_this_process_leaves_is_ended_and_no_child_of_the_programs_own(
+    program, tmp
+):
     ran = program(
         f"""{LEFT}
     import subprocess
@@ -166,7 +168,10 @@ def test_a_start_that_hangs_is_ended_in_time_with_vllms_own_exception(program):
 
 def test_a_time_that_is_none_is_refused(subtests):
     for seconds in [0, -1, float("nan")]:
-        with subtests.test(seconds=seconds), pytest.raises(oomguard.SettingError, match="start_within_s"):
+        with (
+            subtests.test(seconds=seconds),
+            pytest.raises(oomguard.SettingError, match="start_within_s"),
+        ):
             oomguard.guard(start_within_s=seconds)
 
 

@@ -59,9 +59,11 @@ def test_a_split_is_a_warning_in_the_log_once(run, caplog):
     with limit_memory("20 MiB"):
         for _ in range(3):
             run(list(range(64)))
-    assert [record.levelname for record in caplog.records if "trying a few of the rows" in record.message] == [
-        "WARNING"
-    ]
+    assert [
+        record.levelname
+        for record in caplog.records
+        if "trying a few of the rows" in record.message
+    ] == ["WARNING"]
 
 
 def watched(rows):
@@ -74,7 +76,11 @@ def test_a_thread_of_a_pool_says_once_that_no_guard_reaches_it(monkeypatch, capl
     monkeypatch.setattr(intercept, "_unguarded_threads", [])
     with oomguard.guard(), ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
         list(pool.map(watched, [[1], [2], [3]]))
-    told = [record.getMessage() for record in caplog.records if "no guard reaches" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "no guard reaches" in record.getMessage()
+    ]
     assert len(told) == 1
     assert "pool" in told[0]
 
@@ -110,7 +116,11 @@ def test_an_exception_in_new_words_is_explained_and_nothing_is_tried_for_it():
 
 
 def test_an_exception_of_something_else_is_left_as_it_is(subtests):
-    for text in ["expected 4 rows, got 3", "no available port in 8000-8010", "file too large for the archive"]:
+    for text in [
+        "expected 4 rows, got 3",
+        "no available port in 8000-8010",
+        "file too large for the archive",
+    ]:
         with subtests.test(text=text):
             with pytest.raises(RuntimeError) as caught, oomguard.guard() as guard:
                 raise RuntimeError(text)

@@ -13,7 +13,12 @@ from beside_text import model_of, noise, words  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 IMAGES = 20
-SIZES = {"hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 TEXT = {
     **SIZES,
     "vocab_size": 64,
@@ -55,6 +60,10 @@ def test_models_that_hold_each_image_against_each_text_are_not_split(subtests):
         with subtests.test(name):
             _, call = call_of(name, 2 * IMAGES)
             _, capacity = half(call)
-            with limit_memory(capacity), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as caught:
+            with (
+                limit_memory(capacity),
+                oomguard.guard(),
+                pytest.raises(torch.OutOfMemoryError) as caught,
+            ):
                 call()
             assert reason in "".join(caught.value.__notes__)

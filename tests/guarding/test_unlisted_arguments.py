@@ -8,7 +8,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from model_calls import padded, whole_and_in_parts  # noqa: E402
 
-SIZES = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 ROWS = 16
 
 
@@ -24,7 +29,9 @@ class Own(transformers.BertModel):
         self.change = change
 
     def forward(self, input_ids, attention_mask=None, offsets=None):
-        states = super().forward(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        states = (
+            super().forward(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        )
         return self.change(states.mean(1), offsets)
 
 

@@ -26,7 +26,11 @@ def checkpoint(request, tmp_path_factory):
     """The folder of a model of random weights in float32, and its bytes."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB, pad_token_id=0, eos_token_id=None, tie_word_embeddings=request.param == "tied", **SIZES
+        vocab_size=VOCAB,
+        pad_token_id=0,
+        eos_token_id=None,
+        tie_word_embeddings=request.param == "tied",
+        **SIZES,
     )
     model, folder = transformers.LlamaForCausalLM(config).eval(), tmp_path_factory.mktemp("model")
     model.save_pretrained(folder, max_shard_size="200KB" if request.param == "sharded" else "1GB")
@@ -48,7 +52,9 @@ def loaded(folder, **options):
 
 def tokens(model):
     ids = torch.randint(3, VOCAB, (1, 16), generator=torch.Generator().manual_seed(1))
-    return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=3)
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=3
+    )
 
 
 def changes(g):
@@ -79,7 +85,10 @@ def test_what_stays_on_the_device_is_within_the_bytes_that_were_solved(plain):
         held = device.live_bytes
 
     share = changes(g)["weights_on_device_bytes"]
-    layer = max(sum(tensor.nbytes for tensor in module.parameters()) for module in loaded(folder).model.layers)
+    layer = max(
+        sum(tensor.nbytes for tensor in module.parameters())
+        for module in loaded(folder).model.layers
+    )
     assert share - 2 * layer < held <= share
     assert set(model.hf_device_map.values()) == {0, "cpu"}
 
@@ -96,7 +105,11 @@ def test_a_model_that_fits_is_loaded_as_it_is_and_is_no_attempt(plain):
 
 def test_a_device_that_the_program_names_needs_permission(plain):
     folder, size = plain
-    with limit_memory(int(0.7 * size)), oomguard.guard() as g, pytest.raises(torch.OutOfMemoryError) as raised:
+    with (
+        limit_memory(int(0.7 * size)),
+        oomguard.guard() as g,
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
         loaded(folder, device_map="cpu")
     notes = "\n".join(raised.value.__notes__)
     assert "weights_do_not_fit" in notes
@@ -112,15 +125,24 @@ def test_a_device_that_the_program_names_needs_permission(plain):
 def test_sixteen_bits_need_permission_and_are_solved(plain):
     folder, size = plain
     pinned = ["weights_on_device_bytes"]
-    with limit_memory(int(0.95 * size)), oomguard.guard(pin=pinned), pytest.raises(torch.OutOfMemoryError) as raised:
+    with (
+        limit_memory(int(0.95 * size)),
+        oomguard.guard(pin=pinned),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
         loaded(folder)
     (line,) = [
-        line for line in "\n".join(raised.value.__notes__).splitlines() if "dtype=" in line and "not automatic" in line
+        line
+        for line in "\n".join(raised.value.__notes__).splitlines()
+        if "dtype=" in line and "not automatic" in line
     ]
     assert '(changes-outputs): dtype="bfloat16"' in line
     assert "--allow changes-outputs permits it" in line
 
-    with limit_memory(int(0.95 * size)) as device, oomguard.guard(pin=pinned, allow="changes-outputs") as g:
+    with (
+        limit_memory(int(0.95 * size)) as device,
+        oomguard.guard(pin=pinned, allow="changes-outputs") as g,
+    ):
         model = loaded(folder)
         assert device.live_bytes < 0.6 * size
     assert model.dtype == torch.bfloat16
@@ -145,13 +167,20 @@ def test_no_way_is_tried_that_does_not_fit_by_the_headers(plain):
 def test_a_pipeline_loads_its_model_under_the_guard(plain, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "the", "quick", "brown", "fox"])}
+    words = {
+        word: number
+        for number, word in enumerate(["[PAD]", "[UNK]", "the", "quick", "brown", "fox"])
+    }
     own = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     own.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]"
+    )
     folder, size = plain
     ask = {"max_new_tokens": 3, "do_sample": False, "return_tensors": True}
-    whole = transformers.pipeline("text-generation", model=folder, tokenizer=tokenizer)("the quick fox", **ask)
+    whole = transformers.pipeline("text-generation", model=folder, tokenizer=tokenizer)(
+        "the quick fox", **ask
+    )
     with limit_memory(int(0.7 * size)), oomguard.guard() as g:
         pipe = transformers.pipeline("text-generation", model=folder, tokenizer=tokenizer)
         answer = pipe("the quick fox", **ask)
@@ -176,7 +205,11 @@ def test_a_model_that_is_moved_there_keeps_layers_on_the_host_where_that_is_perm
 
 
 def test_what_is_no_memory_failure_comes_out_as_it_is(tmp_path):
-    with limit_memory("1 GiB"), oomguard.guard() as g, pytest.raises(OSError, match="no file named") as raised:
+    with (
+        limit_memory("1 GiB"),
+        oomguard.guard() as g,
+        pytest.raises(OSError, match="no file named") as raised,
+    ):
         transformers.LlamaForCausalLM.from_pretrained(str(tmp_path))
 
     assert not getattr(raised.value, "__notes__", [])

@@ -26,7 +26,11 @@ class Cuda:
         self.peak[index] = max(self.peak[index], self.live[index])
 
     def stats(self, index: int = 0) -> dict:
-        counts = {"current": self.live[index], "peak": self.peak[index], "allocated": self.ever[index]}
+        counts = {
+            "current": self.live[index],
+            "peak": self.peak[index],
+            "allocated": self.ever[index],
+        }
         reserved = {key: 2 * value for key, value in counts.items()}
         return {"allocated_bytes": {"all": counts}, "reserved_bytes": {"all": reserved}}
 
@@ -43,7 +47,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", made.stats)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", made.reset)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: made.peak[0])
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _index: 0.5, raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "get_per_process_memory_fraction", lambda _index: 0.5, raising=False
+    )
     properties = SimpleNamespace(total_memory=8 * GIB, uuid="1111-a")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
     return made
@@ -59,7 +65,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetUUID=lambda index: ["GPU-2222-b", "GPU-1111-a"][index],
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=8 * GIB, free=8 * GIB - sum(used.values())),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(
+            total=8 * GIB, free=8 * GIB - sum(used.values())
+        ),
         nvmlDeviceGetComputeRunningProcesses=lambda _: [
             SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()
         ],

@@ -41,7 +41,11 @@ def test_a_call_is_a_row_with_its_size_and_the_devices_own_peak(model):
     (row,) = seen.rows
 
     assert (row.what, row.model, row.kind) == ("generate", "LlamaForCausalLM", "call")
-    assert (row.rows, row.prompt_tokens, row.max_new_tokens) == (6, padded()["input_ids"].shape[1], 3)
+    assert (row.rows, row.prompt_tokens, row.max_new_tokens) == (
+        6,
+        padded()["input_ids"].shape[1],
+        3,
+    )
     assert simulated(seen.uses).peak_bytes == row.use.peak_bytes == own == expected
     assert simulated(seen.uses).limit_bytes == 4 << 30
     assert row.attempts == ()
@@ -53,7 +57,11 @@ def test_the_outermost_call_is_the_row_and_each_forward_of_a_loop_of_ones_own(mo
         generate(model)
         for _ in range(2):
             model(**padded(rows=2))
-    assert [(row.what, row.rows) for row in seen.rows] == [("generate", 6), ("forward", 2), ("forward", 2)]
+    assert [(row.what, row.rows) for row in seen.rows] == [
+        ("generate", 6),
+        ("forward", 2),
+        ("forward", 2),
+    ]
 
 
 def test_rows_of_several_calls_have_their_own_peaks_and_the_watch_the_largest(model):
@@ -78,7 +86,9 @@ def test_a_device_that_is_entered_inside_is_seen_with_all_that_it_counted(model)
     assert (use.before_bytes, use.peak_bytes, use.after_bytes) == (None, expected, None)
 
 
-def test_a_guard_inside_or_around_splits_the_call_and_its_attempts_stand_in_the_row(subtests, model):
+def test_a_guard_inside_or_around_splits_the_call_and_its_attempts_stand_in_the_row(
+    subtests, model
+):
     def check(watch_first):
         capacity = int(peak_of(lambda: generate(model)) * 0.7)
         whole = generate(model)

@@ -70,9 +70,15 @@ def test_nvml_tells_this_process_and_the_others_apart(driver):
     found = by_name(seen.uses)
 
     assert driver.sessions == 0
-    assert (found["GPU 0 other processes"].before_bytes, found["GPU 0 other processes"].after_bytes) == (GIB, 4 * GIB)
+    assert (
+        found["GPU 0 other processes"].before_bytes,
+        found["GPU 0 other processes"].after_bytes,
+    ) == (GIB, 4 * GIB)
     assert found["GPU 0 this process"].after_bytes == 2 * GIB
-    assert (found["GPU 0 in use"].peak_bytes, found["GPU 0 in use"].limit_bytes) == (6 * GIB, 8 * GIB)
+    assert (found["GPU 0 in use"].peak_bytes, found["GPU 0 in use"].limit_bytes) == (
+        6 * GIB,
+        8 * GIB,
+    )
     assert found["GPU 0 in use"].sampled
     assert "GPU 1 in use" in found
 
@@ -114,11 +120,17 @@ def test_a_driver_that_fails_meanwhile_costs_samples_and_nothing_else(driver):
     assert [use.device for use in seen.uses if use.after_bytes is not None] == ["host"]
 
 
-def test_after_an_error_of_cudas_own_its_counters_are_unknown_and_the_exception_goes_through(cuda, monkeypatch):
+def test_after_an_error_of_cudas_own_its_counters_are_unknown_and_the_exception_goes_through(
+    cuda, monkeypatch
+):
     def fails(_index):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    with pytest.raises(ValueError, match="mine"), oomguard.watch(sample_every_s=60) as seen, seen.span("work"):
+    with (
+        pytest.raises(ValueError, match="mine"),
+        oomguard.watch(sample_every_s=60) as seen,
+        seen.span("work"),
+    ):
         cuda.allocate(GIB)
         seen.mark("allocated")
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", fails)

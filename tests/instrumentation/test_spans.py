@@ -44,7 +44,11 @@ def test_a_span_as_a_decorator_has_a_row_for_each_call_and_raises_what_the_funct
         assert (half(2), half(4)) == (0.5, 0.25)
         with pytest.raises(ZeroDivisionError):
             half(0)
-    assert [(row.what, row.error) for row in seen.rows] == [("half", ""), ("half", ""), ("half", "ZeroDivisionError")]
+    assert [(row.what, row.error) for row in seen.rows] == [
+        ("half", ""),
+        ("half", ""),
+        ("half", "ZeroDivisionError"),
+    ]
 
 
 def warnings_of(caplog):
@@ -62,13 +66,17 @@ def test_spans_and_marks_after_the_watch_has_ended_run_and_the_first_of_each_is_
 
     assert (ran, seen.rows, seen.timeline.marks) == (["later", "last"], (), ())
     span, mark = warnings_of(caplog)
-    assert span.startswith("oomguard: a span is not noted: its watch has ended or has not begun: label later, hint ")
+    assert span.startswith(
+        "oomguard: a span is not noted: its watch has ended or has not begun: label later, hint "
+    )
     assert mark.startswith(
         "oomguard: a mark is not noted: its watch has ended or has not begun: label later mark, hint "
     )
 
 
-def test_a_mark_before_the_watch_begins_is_a_warning_and_one_in_a_watch_that_is_entered_again_is_noted(caplog):
+def test_a_mark_before_the_watch_begins_is_a_warning_and_one_in_a_watch_that_is_entered_again_is_noted(
+    caplog,
+):
     seen = oomguard.watch()
     seen.mark("early")
     with seen:
@@ -80,7 +88,9 @@ def test_a_mark_before_the_watch_begins_is_a_warning_and_one_in_a_watch_that_is_
     assert len(warnings_of(caplog)) == 1
 
 
-def test_a_function_that_a_span_decorates_gives_its_result_after_the_watch_and_raises_what_it_raises(caplog):
+def test_a_function_that_a_span_decorates_gives_its_result_after_the_watch_and_raises_what_it_raises(
+    caplog,
+):
     with oomguard.watch() as seen:
 
         @seen.span("half")

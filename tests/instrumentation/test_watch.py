@@ -61,7 +61,11 @@ def test_one_thread_samples_for_all_watches_and_ends_with_the_last():
 
 def test_an_exception_goes_through_as_it_is_and_the_report_is_there():
     error = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as caught, oomguard.watch() as seen, seen.span("work"):
+    with (
+        pytest.raises(ValueError, match="mine") as caught,
+        oomguard.watch() as seen,
+        seen.span("work"),
+    ):
         raise error
 
     assert caught.value is error
@@ -92,7 +96,9 @@ def test_a_decorated_function_has_a_row_for_each_call_and_keeps_what_it_gives():
 
     assert [double(1), double(2)] == [2, 4]
     assert double.__doc__ == "Twice as much."
-    assert [(row.what.rpartition(".")[2], row.kind) for row in double.seen.rows] == [("double", "function")] * 2
+    assert [(row.what.rpartition(".")[2], row.kind) for row in double.seen.rows] == [
+        ("double", "function")
+    ] * 2
     assert threads() == []
 
 
@@ -133,7 +139,9 @@ def test_the_thread_stays_between_the_steps_of_a_generator_and_ends_soon_after()
 
     names = set()
     for _ in count():
-        names |= {thread.ident for thread in threading.enumerate() if thread.name == "oomguard-watch"}
+        names |= {
+            thread.ident for thread in threading.enumerate() if thread.name == "oomguard-watch"
+        }
     assert len(names) == 1
     until = time.monotonic() + 10
     while threads() and time.monotonic() < until:
@@ -156,9 +164,16 @@ def test_any_callable_is_watched_under_a_name_of_its_own():
     def add(first, second):
         return first + second
 
-    watched = [oomguard.watch(call) for call in (functools.partial(functools.partial(add, 1)), Model(), len)]
+    watched = [
+        oomguard.watch(call)
+        for call in (functools.partial(functools.partial(add, 1)), Model(), len)
+    ]
     assert [call(value) for call, value in zip(watched, (1, 1, "ab"), strict=True)] == [2, 2, 2]
-    assert [call.seen.rows[0].what.rpartition(".")[2] for call in watched] == ["add", "Model", "len"]
+    assert [call.seen.rows[0].what.rpartition(".")[2] for call in watched] == [
+        "add",
+        "Model",
+        "len",
+    ]
     served = oomguard.watch(Served())
     assert asyncio.run(served(1)) == 3
     assert [row.kind for row in served.seen.rows] == ["function"]

@@ -15,22 +15,34 @@ from support.paired import interval, trimmed
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 ALLOCATED, RESERVED = ("cuda:0", "allocated"), ("cuda:0", "reserved")
 
 
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
-    config = transformers.LlamaConfig(vocab_size=4096, pad_token_id=0, eos_token_id=None, bos_token_id=1, **sizes)
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=4096, pad_token_id=0, eos_token_id=None, bos_token_id=1, **sizes
+    )
     yield transformers.LlamaForCausalLM(config).eval().to("cuda")
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def generate(model, rows=4, tokens=64, new=16):
-    ids = torch.randint(3, 4096, (rows, tokens), generator=torch.Generator().manual_seed(1)).to("cuda")
+    ids = torch.randint(3, 4096, (rows, tokens), generator=torch.Generator().manual_seed(1)).to(
+        "cuda"
+    )
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
 
 
@@ -53,9 +65,14 @@ def test_peaks_are_torchs_own_for_each_call_and_for_the_whole_watch(model, told)
         gc.collect()
     after = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
-    rows = [(of(row.uses, ALLOCATED).peak_bytes, of(row.uses, RESERVED).peak_bytes) for row in seen.rows]
+    rows = [
+        (of(row.uses, ALLOCATED).peak_bytes, of(row.uses, RESERVED).peak_bytes) for row in seen.rows
+    ]
     whole = [of(seen.uses, counter) for counter in (ALLOCATED, RESERVED)]
-    peaks, edges = [use.peak_bytes for use in whole], [(use.before_bytes, use.after_bytes) for use in whole]
+    peaks, edges = (
+        [use.peak_bytes for use in whole],
+        [(use.before_bytes, use.after_bytes) for use in whole],
+    )
     own_peaks = [max(kind) for kind in zip(*own, strict=True)]
     own_edges = [*zip(before, after, strict=True)]
     told("peaks of three calls, allocated and reserved, by the watch", rows, f"torch's {own}")
@@ -92,7 +109,9 @@ def test_a_watched_job_takes_about_as_long_as_without(model, told):
     logs = []
     for pair in range(22):
         order = (True, False) if pair % 2 else (False, True)
-        ran = {side: seconds(oomguard.watch() if side else contextlib.nullcontext()) for side in order}
+        ran = {
+            side: seconds(oomguard.watch() if side else contextlib.nullcontext()) for side in order
+        }
         if pair >= 2:  # the first ones are warm-up
             logs.append(math.log(ran[True] / ran[False]))
     ratio, (low, high) = math.exp(trimmed(logs)), interval(logs)

@@ -33,5 +33,9 @@ def test_calls_beyond_a_number_are_added_up_but_those_that_failed():
 
     assert len(kept) == MOST_ROWS + 2
     assert (last.calls, last.seconds, last.rows) == (5, 2.5, 10)
-    assert (last.use.before_bytes, last.use.peak_bytes, last.use.after_bytes) == (10, MOST_ROWS + 104, MOST_ROWS + 4)
+    assert (last.use.before_bytes, last.use.peak_bytes, last.use.after_bytes) == (
+        10,
+        MOST_ROWS + 104,
+        MOST_ROWS + 4,
+    )
     assert kept[-2].error == "OutOfMemoryError"

@@ -29,7 +29,12 @@ def test_where_there_is_no_room_the_old_file_stays_and_the_hint_asks_for_room(tm
     (tmp_path / "old.csv").write_text("old")
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
-        [sys.executable, "-c", FULL], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FULL],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     assert "old.csv cannot be written: File too large; make room for 2,000 bytes" in ran.stdout

@@ -65,7 +65,9 @@ def writer() -> Iterator[subprocess.Popen[str]]:
 
 def test_it_has_a_session_of_its_own_none_of_the_runs_descriptors_and_shows_no_password(writer):
     (pid,) = deliverers(writer.pid)
-    command, environment = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+    command, environment = (
+        Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")
+    )
 
     assert os.getsid(pid) == os.getpgid(pid) == pid
     assert b"Hunter2correct" not in command + environment
@@ -106,7 +108,9 @@ def test_nothing_of_it_is_left_when_the_run_has_finished():
 
 def test_what_a_run_wrote_just_before_it_was_killed_is_delivered(database: str):
     location = JournalUrl(database)
-    with subprocess.Popen([sys.executable, "-c", WRITER, database], stdout=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, database], stdout=subprocess.PIPE, text=True
+    ) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "written\n"
         run.kill()
@@ -116,7 +120,9 @@ def test_what_a_run_wrote_just_before_it_was_killed_is_delivered(database: str):
         assert [past.session for past in past_runs(connection, Asked())] == ["s"]
 
 
-def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(database: str):
+def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(
+    database: str,
+):
     for session in ("one", "two"):
         outage = SharedJournal(AWAY)
         outage.begin(Record(session, 1, ["x"], {}, []))
@@ -127,7 +133,10 @@ def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_
         path.rename(there / path.name)
 
     run = [sys.executable, "-m", "oomguard", "run", "--journal", database, "--", "true"]
-    assert subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_S, check=True).stderr == ""
+    assert (
+        subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_S, check=True).stderr
+        == ""
+    )
     until(lambda: not waiting(there))
     with open_journal(JournalUrl(database)) as connection:
         assert connection is not None

@@ -24,15 +24,32 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal.sqlite3")
 
 
-def write(journal: Journal, session: str, *attempts: tuple[float | None, int, bool], ran: Ran = H100, measured=1792):
+def write(
+    journal: Journal,
+    session: str,
+    *attempts: tuple[float | None, int, bool],
+    ran: Ran = H100,
+    measured=1792,
+):
     """One run; an attempt is the share that it was changed to, its exit status, and whether memory failed."""
     share = 0.9
     for number, (new, status, has_incident) in enumerate(attempts, 1):
-        patches = [] if new is None else [patch(share, new, "reduces-capacity" if new < share else "output-preserving")]
+        patches = (
+            []
+            if new is None
+            else [patch(share, new, "reduces-capacity" if new < share else "output-preserving")]
+        )
         settings = {} if new is None else {"gpu_memory_utilization": new}
         share = new or share
         begun = journal.begin(
-            Record(session, number, ["vllm", "serve", "m"], settings, patches, started_at=100.0 + number)
+            Record(
+                session,
+                number,
+                ["vllm", "serve", "m"],
+                settings,
+                patches,
+                started_at=100.0 + number,
+            )
         )
         journal.end(
             begun,
@@ -57,7 +74,9 @@ def test_changes_that_held_are_counted_beside_those_times_that_they_failed(journ
 
     found = {known.settings["gpu_memory_utilization"]: known for known in known(journal)}
 
-    assert [(share, one.held, one.failed, one.has_failed_since) for share, one in found.items()] == [
+    assert [
+        (share, one.held, one.failed, one.has_failed_since) for share, one in found.items()
+    ] == [
         (0.7, 1, 0, False),
         (0.8, 2, 1, True),
     ]
@@ -65,16 +84,27 @@ def test_changes_that_held_are_counted_beside_those_times_that_they_failed(journ
 
 @pytest.mark.parametrize(
     ("status", "measured", "is_known"),
-    [(0, 0, True), (143, 1792, True), (130, 1792, True), (143, 0, False), (1, 1792, False), (137, 1792, False)],
+    [
+        (0, 0, True),
+        (143, 1792, True),
+        (130, 1792, True),
+        (143, 0, False),
+        (1, 1792, False),
+        (137, 1792, False),
+    ],
 )
-def test_a_server_that_was_stopped_held_where_its_engine_had_told_what_it_got(journal, status, measured, is_known):
+def test_a_server_that_was_stopped_held_where_its_engine_had_told_what_it_got(
+    journal, status, measured, is_known
+):
     write(journal, "a", (None, status, False), measured=measured)
 
     assert bool(known(journal)) == is_known
 
 
 def test_other_engine_versions_and_devices_are_told_apart(journal: Journal):
-    for i, ran in enumerate([H100, Ran("vllm", "0.32.0", "m", "H100"), Ran("vllm", "0.33.0", "m", None)]):
+    for i, ran in enumerate(
+        [H100, Ran("vllm", "0.32.0", "m", "H100"), Ran("vllm", "0.33.0", "m", None)]
+    ):
         write(journal, f"s{i}", (0.8, 0, False), ran=ran)
 
     assert [(one.engine_version, one.device) for one in known(journal)] == [
@@ -103,15 +133,24 @@ def test_the_last_run_tells_what_changed_from_the_value_before_any_change_at_the
 
     assert (run.number, run.began_at) == (1, 103.0)
     assert (changed.old, changed.new, str(changed.effect)) == (0.9, 0.85, "reduces-capacity")
-    assert (run.measured, run.set_by_user) == ({"kv_cache_capacity_tokens": 1792}, {"gpu_memory_utilization": False})
+    assert (run.measured, run.set_by_user) == (
+        {"kv_cache_capacity_tokens": 1792},
+        {"gpu_memory_utilization": False},
+    )
 
 
-@pytest.mark.parametrize("ran", [Ran("vllm", None, None, "H100"), Ran(None, None, None, "H100"), None])
-def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each_version(journal: Journal, ran):
+@pytest.mark.parametrize(
+    "ran", [Ran("vllm", None, None, "H100"), Ran(None, None, None, "H100"), None]
+)
+def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each_version(
+    journal: Journal, ran
+):
     write(journal, "a", (0.8, 0, False))
     write(journal, "b", (0.8, 1, True), ran=ran)
 
-    assert [(one.held, one.failed, one.has_failed_since) for one in known(journal)] == [(1, 1, True)]
+    assert [(one.held, one.failed, one.has_failed_since) for one in known(journal)] == [
+        (1, 1, True)
+    ]
 
 
 def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
@@ -131,7 +170,9 @@ def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
         ("API_KEY=***", True, True),
     ],
 )
-def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_known(journal, word, told, is_known):
+def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_known(
+    journal, word, told, is_known
+):
     begun = journal.begin(Record("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
     journal.end(begun, exit_status=0, incident=None, measured={})
 
@@ -141,6 +182,13 @@ def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_kn
 @pytest.mark.parametrize("status", [0, 143])
 def test_one_that_was_ended_since_it_hung_did_not_hold(journal: Journal, status: int):
     begun = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
-    journal.end(begun, exit_status=status, incident=None, measured={"x": 1}, ran=H100, error="the server hangs: x")
+    journal.end(
+        begun,
+        exit_status=status,
+        incident=None,
+        measured={"x": 1},
+        ran=H100,
+        error="the server hangs: x",
+    )
 
     assert known(journal) == []

@@ -35,7 +35,8 @@ def test_another_database_is_a_mistake_with_a_way_out(url: str):
 
 
 @pytest.mark.parametrize(
-    "url", [f"postgresql://ann:{SECRET}@db/team", f"postgresql://db/team?user=ann&password={SECRET}"]
+    "url",
+    [f"postgresql://ann:{SECRET}@db/team", f"postgresql://db/team?user=ann&password={SECRET}"],
 )
 def test_a_password_is_not_shown(url: str):
     place = parse_location(url)

@@ -23,8 +23,25 @@ from oomguard.journal.outbox import (
 from oomguard.journal.record import Ended, Ran, Record
 from oomguard.report.json import plain_value
 
-RECORD = Record("s", 1, ["vllm", "serve", "ü\n\udc80"], {"max_model_len": 4096}, [{"to": 1}], started_at=1.5, who="ann")
-ENDED = Ended(3, {"kind": "cuda_oom"}, {"x": 1}, Ran("vllm", "0.33.0"), {"max_model_len": True}, 2.5, "why", 4.0)
+RECORD = Record(
+    "s",
+    1,
+    ["vllm", "serve", "ü\n\udc80"],
+    {"max_model_len": 4096},
+    [{"to": 1}],
+    started_at=1.5,
+    who="ann",
+)
+ENDED = Ended(
+    3,
+    {"kind": "cuda_oom"},
+    {"x": 1},
+    Ran("vllm", "0.33.0"),
+    {"max_model_len": True},
+    2.5,
+    "why",
+    4.0,
+)
 WRITER = """
 import os, signal, sys
 from pathlib import Path
@@ -84,7 +101,9 @@ def test_a_file_that_was_taken_away_as_empty_while_its_writer_came_is_made_again
     assert waiting(tmp_path) == []
 
 
-@pytest.mark.parametrize("spoiled", [b'{"form": 1, "kind": "beg', b"\xff\xfe no text\n", b"[1]\n", b"null\n"])
+@pytest.mark.parametrize(
+    "spoiled", [b'{"form": 1, "kind": "beg', b"\xff\xfe no text\n", b"[1]\n", b"null\n"]
+)
 def test_what_is_no_whole_record_is_passed_over(tmp_path: Path, spoiled: bytes):
     outbox = Outbox(tmp_path, "s")
     outbox.begin(RECORD)
@@ -96,7 +115,8 @@ def test_what_is_no_whole_record_is_passed_over(tmp_path: Path, spoiled: bytes):
 
 
 @pytest.mark.parametrize(
-    "row", [{}, {"kind": "begin"}, {"kind": "begin", "fields": {"x": 1}}, {"kind": "end", "fields": 3}]
+    "row",
+    [{}, {"kind": "begin"}, {"kind": "begin", "fields": {"x": 1}}, {"kind": "end", "fields": 3}],
 )
 def test_a_record_without_its_fields_is_none(row: dict[str, object]):
     assert record_in(row) is None

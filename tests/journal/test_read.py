@@ -29,7 +29,9 @@ PATCH = {
 INCIDENT = {
     "kind": "kv_cache_too_small_for_max_len",
     "message": "To serve",
-    "causes": [{"id": "max_model_len_too_large", "rule": "OG201", "confidence": 0.9, "evidence": []}],
+    "causes": [
+        {"id": "max_model_len_too_large", "rule": "OG201", "confidence": 0.9, "evidence": []}
+    ],
     "facts": {"max_model_len_tokens": 32768},
 }
 
@@ -39,7 +41,13 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal.sqlite3")
 
 
-def write(journal: Journal, session: str, *ends: tuple[int, bool] | None, command=("vllm", "serve", "m"), at=1000.0):
+def write(
+    journal: Journal,
+    session: str,
+    *ends: tuple[int, bool] | None,
+    command=("vllm", "serve", "m"),
+    at=1000.0,
+):
     """One run; an attempt a tuple of exit status and whether it had an incident, None for one that has not ended."""
     for number, end in enumerate(ends, 1):
         patches = [PATCH] if number > 1 else []
@@ -49,7 +57,10 @@ def write(journal: Journal, session: str, *ends: tuple[int, bool] | None, comman
         if end is not None:
             status, has_incident = end
             journal.end(
-                begun, exit_status=status, incident=INCIDENT if has_incident else None, measured={"peak_bytes": 1}
+                begun,
+                exit_status=status,
+                incident=INCIDENT if has_incident else None,
+                measured={"peak_bytes": 1},
             )
 
 
@@ -139,14 +150,18 @@ def test_there_is_no_run_of_another_number(journal: Journal):
 
 
 @given(text=st.text(min_size=1, max_size=12))
-def test_any_text_that_is_searched_for_finds_the_command_that_is_that_text(tmp_path_factory, text: str):
+def test_any_text_that_is_searched_for_finds_the_command_that_is_that_text(
+    tmp_path_factory, text: str
+):
     journal = Journal(tmp_path_factory.mktemp("journal") / "j")
     write(journal, "s", (0, False), command=("run", text))
 
     assert [run.command for run in runs(journal, command=text)] == [("run", text)]
 
 
-def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(journal: Journal, monkeypatch):
+def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(
+    journal: Journal, monkeypatch
+):
     monkeypatch.setattr("oomguard.journal.read.MOST_VALUES", 2)
     for i in range(5):
         write(journal, f"s{i}", (0, False))
@@ -173,13 +188,20 @@ def test_runs_that_failed_are_found_beside_one_of_more_attempts(journal: Journal
 def test_an_attempt_that_another_one_followed_has_failed_whatever_its_status(journal: Journal):
     """One that hung and was ended says 0 or 143."""
     write(journal, "s", (0, False), (143, False), (137, False), (0, False))
-    assert [past.result for past in runs(journal)[0].attempts] == ["failed", "failed", "failed", "ran"]
+    assert [past.result for past in runs(journal)[0].attempts] == [
+        "failed",
+        "failed",
+        "failed",
+        "ran",
+    ]
 
 
 @pytest.mark.parametrize("status", [0, 143])
 def test_one_that_was_ended_since_it_hung_failed_whatever_its_status(journal: Journal, status: int):
     begun = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
-    journal.end(begun, exit_status=status, incident=None, measured={"x": 1}, error="the server hangs: x")
+    journal.end(
+        begun, exit_status=status, incident=None, measured={"x": 1}, error="the server hangs: x"
+    )
 
     (run,) = runs(journal, failed=True)
     assert (run.result, run.attempts[0].attempt.error) == ("failed", "the server hangs: x")
@@ -198,7 +220,12 @@ def test_a_journal_of_schema_1_is_read_and_stays_as_it_is(tmp_path: Path):
     with open_journal(path) as database:
         runs = past_runs(database, Asked())
 
-    assert [(run.number, run.result) for run in runs] == [(4, "failed"), (3, "failed"), (2, "ran"), (1, "repaired")]
+    assert [(run.number, run.result) for run in runs] == [
+        (4, "failed"),
+        (3, "failed"),
+        (2, "ran"),
+        (1, "repaired"),
+    ]
     assert path.read_bytes() == content
 
 
@@ -234,7 +261,9 @@ def test_reading_permits_no_writing(tmp_path: Path):
         ("record", "not JSON", "mv "),
     ],
 )
-def test_what_is_no_journal_is_told_with_a_way_out(tmp_path: Path, kind: str, words: str, hint: str):
+def test_what_is_no_journal_is_told_with_a_way_out(
+    tmp_path: Path, kind: str, words: str, hint: str
+):
     path = tmp_path / "it is"
     journal = Journal(tmp_path / "whole")
     for i in range(200):

@@ -56,10 +56,23 @@ def runs(place: JournalUrl | Path, **asked: Any) -> list[PastRun]:
         return [] if database is None else past_runs(database, Asked(**asked))
 
 
-def write(journal: Journal | SharedJournal, session: str, *, fails: bool = False, at: float = 0.0, **more: Any) -> None:
-    record = Record(session, 1, ["vllm", "serve", "org/m"], more.pop("settings", {}), [], started_at=at, **more)
+def write(
+    journal: Journal | SharedJournal,
+    session: str,
+    *,
+    fails: bool = False,
+    at: float = 0.0,
+    **more: Any,
+) -> None:
+    record = Record(
+        session, 1, ["vllm", "serve", "org/m"], more.pop("settings", {}), [], started_at=at, **more
+    )
     begun = journal.begin(record)
-    told = {"incident": INCIDENT if fails else None, "measured": {"kv_cache_capacity_tokens": 1808}, "ran": H100}
+    told = {
+        "incident": INCIDENT if fails else None,
+        "measured": {"kv_cache_capacity_tokens": 1808},
+        "ran": H100,
+    }
     journal.end(begun, exit_status=int(fails), seconds=10.0 if at else None, **told)
 
 
@@ -73,7 +86,9 @@ def left(shared: JournalUrl) -> list[Path]:
     return waiting(shared.outbox)
 
 
-def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_waits(shared: JournalUrl, tmp_path: Path):
+def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_waits(
+    shared: JournalUrl, tmp_path: Path
+):
     written(shared, "s", fails=True, who="ann", host="node7", at=time.time())
     (run,) = runs(shared, number=1)
     write(Journal(tmp_path / "j"), "s", fails=True, who="ann", host="node7", at=run.began_at)
@@ -81,11 +96,15 @@ def test_what_is_written_is_in_the_database_when_the_run_is_over_and_nothing_wai
     assert (run.who, run.host, run.model, run.result) == ("ann", "node7", "org/m", "failed")
     assert run.incidents[0].message == "a � in it"
     assert replace(run, attempts=()) == replace(runs(tmp_path / "j", number=1)[0], attempts=())
-    assert [(i.kind, i.causes[0].id) for i in runs(shared)[0].incidents] == [("cuda_oom", "batch_too_large")]
+    assert [(i.kind, i.causes[0].id) for i in runs(shared)[0].incidents] == [
+        ("cuda_oom", "batch_too_large")
+    ]
     assert left(shared) == []
 
 
-def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delivers(shared: JournalUrl, postgresql: Any):
+def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delivers(
+    shared: JournalUrl, postgresql: Any
+):
     postgresql.stop()
     try:
         journal = SharedJournal(shared)
@@ -125,9 +144,21 @@ def test_a_run_delivers_what_one_before_it_left_behind(shared: JournalUrl):
 
 
 def test_what_is_delivered_again_is_there_once(shared: JournalUrl):
-    fields = {"session": "s", "number": 1, "command": ["x"], "settings": {}, "patches": [], "started_at": 1e9}
+    fields = {
+        "session": "s",
+        "number": 1,
+        "command": ["x"],
+        "settings": {},
+        "patches": [],
+        "started_at": 1e9,
+    }
     begin = {"kind": "begin", "session": "s", "number": 1, "fields": fields}
-    end = {"kind": "end", "session": "s", "number": 1, "fields": {"exit_status": 0, "incident": None, "measured": {}}}
+    end = {
+        "kind": "end",
+        "session": "s",
+        "number": 1,
+        "fields": {"exit_status": 0, "incident": None, "measured": {}},
+    }
     for rows in ([begin], [begin, end], [begin, end], [begin]):
         deliver(shared, rows)
 
@@ -135,7 +166,9 @@ def test_what_is_delivered_again_is_there_once(shared: JournalUrl):
     assert (len(run.attempts), run.result) == (1, "ran")
 
 
-def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(shared: JournalUrl, postgresql: Any):
+def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(
+    shared: JournalUrl, postgresql: Any
+):
     returned = {}
     for session in ("a", "b"):
         command = [sys.executable, "-c", WRITER, shared.url, session]
@@ -154,19 +187,27 @@ def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(sha
             postgresql.start()
     until_s = time.monotonic() + LIMIT_S
     while waiting(shared.outbox) and time.monotonic() < until_s:
-        deliver_left_behind(shared)  # the last writer's own process may have a file in hand for a moment
+        deliver_left_behind(
+            shared
+        )  # the last writer's own process may have a file in hand for a moment
 
-    by_session = {run.session: [past.attempt.number for past in run.attempts] for run in runs(shared)}
+    by_session = {
+        run.session: [past.attempt.number for past in run.attempts] for run in runs(shared)
+    }
     for session, last in returned.items():
         numbers = by_session[session]
         assert numbers == list(range(1, len(numbers) + 1))
         assert len(numbers) - last in (0, 1)  # one whose call had not returned may be there too
 
 
-def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits(shared: JournalUrl, postgresql: Any):
+def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits(
+    shared: JournalUrl, postgresql: Any
+):
     written(shared, "s")
     database = shared.url.rpartition("/")[2]
-    postgresql.sql(database, f"UPDATE oomguard.alembic_version SET version_num = '{SCHEMA_VERSION + 1}'")
+    postgresql.sql(
+        database, f"UPDATE oomguard.alembic_version SET version_num = '{SCHEMA_VERSION + 1}'"
+    )
     journal = SharedJournal(shared)
     write(journal, "later")
     undelivered = journal.finish(LIMIT_S)
@@ -175,7 +216,9 @@ def test_a_database_of_a_newer_oomguard_is_left_alone_and_what_was_written_waits
 
     assert undelivered is not None
     for said in (undelivered.reason, str(caught.value)):
-        assert f"newer oomguard (schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION})" in said
+        assert (
+            f"newer oomguard (schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION})" in said
+        )
     assert upgrade_hint() in str(caught.value.hint)
     assert len(left(shared)) == 1
     assert postgresql.sql(database, "SELECT count(*) FROM oomguard.run") == "1"
@@ -188,14 +231,20 @@ def test_several_that_make_the_tables_at_once_make_them_once(shared: JournalUrl,
     for thread in threads:
         thread.join(LIMIT_S)
     database = shared.url.rpartition("/")[2]
-    assert postgresql.sql(database, "SELECT version_num FROM oomguard.alembic_version") == str(SCHEMA_VERSION)
+    assert postgresql.sql(database, "SELECT version_num FROM oomguard.alembic_version") == str(
+        SCHEMA_VERSION
+    )
 
 
 def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: JournalUrl, postgresql: Any):
     database = shared.url.rpartition("/")[2]
-    postgresql.sql(database, "CREATE TABLE run (x int); CREATE TABLE alembic_version (version_num text)")
+    postgresql.sql(
+        database, "CREATE TABLE run (x int); CREATE TABLE alembic_version (version_num text)"
+    )
     written(shared, "s")
-    assert postgresql.sql(database, "SELECT count(*) FROM public.run, public.alembic_version") == "0"
+    assert (
+        postgresql.sql(database, "SELECT count(*) FROM public.run, public.alembic_version") == "0"
+    )
     assert len(runs(shared)) == 1
 
 
@@ -209,19 +258,22 @@ def test_other_tables_of_the_same_database_are_in_nobodys_way(shared: JournalUrl
     ],
     ids=["run", "no_column", "version", "other_migrations"],
 )
-def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(shared: JournalUrl, postgresql: Any, tables: str):
+def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(
+    shared: JournalUrl, postgresql: Any, tables: str
+):
     database = shared.url.rpartition("/")[2]
     postgresql.sql(database, f"CREATE SCHEMA oomguard; CREATE TABLE oomguard.{tables}")
-    theirs = (
-        "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relnamespace = 'oomguard'::regnamespace"
-    )
+    theirs = "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relnamespace = 'oomguard'::regnamespace"
     before = postgresql.sql(database, theirs)
     journal = SharedJournal(shared)
     write(journal, "s")
     undelivered = journal.finish(LIMIT_S)
     assert undelivered is not None
     assert undelivered.is_refused
-    assert "not an oomguard journal: the schema oomguard holds another program's tables" in undelivered.reason
+    assert (
+        "not an oomguard journal: the schema oomguard holds another program's tables"
+        in undelivered.reason
+    )
     for ask in (lambda: runs(shared), lambda: remove_old(shared, 1.0)):
         with pytest.raises(InputError, match="not an oomguard journal") as caught:
             ask()
@@ -241,7 +293,10 @@ def test_a_server_that_only_reads_is_told_with_where_to_write(shared: JournalUrl
 
 def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: JournalUrl, postgresql: Any):
     written(shared, "s")
-    postgresql.sql("postgres", "DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    postgresql.sql(
+        "postgres",
+        "DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+    )
     guest = JournalUrl(shared.url.replace("team@", "guest@"))
     journal = SharedJournal(guest)
     write(journal, "of a guest")
@@ -296,14 +351,19 @@ def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
     assert run.seconds == pytest.approx(10.0)
 
 
-def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_delivered_last(shared: JournalUrl):
-    for session, fails, at in (("held", False, 2000.0), ("failed before, delivered late", True, 1000.0)):
+def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_delivered_last(
+    shared: JournalUrl,
+):
+    for session, fails, at in (
+        ("held", False, 2000.0),
+        ("failed before, delivered late", True, 1000.0),
+    ):
         written(shared, session, fails=fails, at=at)
     with open_journal(shared) as database:
         assert database is not None
-        assert [(known.held, known.failed, known.has_failed_since) for known in known_to_work(database)] == [
-            (1, 1, False)
-        ]
+        assert [
+            (known.held, known.failed, known.has_failed_since) for known in known_to_work(database)
+        ] == [(1, 1, False)]
 
     written(shared, "failed since", fails=True, at=3000.0)
     with open_journal(shared) as database:
@@ -311,20 +371,38 @@ def test_what_failed_since_is_told_by_the_databases_clock_and_not_by_who_deliver
         assert [known.has_failed_since for known in known_to_work(database)] == [True]
 
 
-def test_the_same_questions_have_the_same_answers_in_both_databases(shared: JournalUrl, tmp_path: Path):
+def test_the_same_questions_have_the_same_answers_in_both_databases(
+    shared: JournalUrl, tmp_path: Path
+):
     journal = Journal(tmp_path / "j")
     for i in range(6):
         for to in (journal, SharedJournal(shared)):
-            write(to, f"s{i}", fails=i % 2 == 0, at=1000.0 + i, settings={"max_model_len": 1792} if i > 2 else {})
+            write(
+                to,
+                f"s{i}",
+                fails=i % 2 == 0,
+                at=1000.0 + i,
+                settings={"max_model_len": 1792} if i > 2 else {},
+            )
             assert to.finish(LIMIT_S) is None
-    for asked in ({}, {"failed": True}, {"since": 1002.0}, {"command": "ORG/m"}, {"command": "no"}, {"before": 4}):
+    for asked in (
+        {},
+        {"failed": True},
+        {"since": 1002.0},
+        {"command": "ORG/m"},
+        {"command": "no"},
+        {"before": 4},
+    ):
         told = [
-            [(run.session, run.result, run.model) for run in runs(place, **asked)] for place in (journal.path, shared)
+            [(run.session, run.result, run.model) for run in runs(place, **asked)]
+            for place in (journal.path, shared)
         ]
         assert told[0] == told[1], asked
 
 
-def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(shared: JournalUrl, tmp_path: Path, monkeypatch):
+def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(
+    shared: JournalUrl, tmp_path: Path, monkeypatch
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(InputError) as caught:
@@ -339,7 +417,13 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     assert caught.value.hint == install_hint("postgres")
 
 
-plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=8)
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+)
 values = st.dictionaries(st.text(max_size=6), plain, max_size=4)
 
 
@@ -353,8 +437,14 @@ def one_for_all(postgresql: Any) -> JournalUrl:
 def test_any_record_is_taken(one_for_all: JournalUrl, command: list[str], told: dict[str, Any]):
     session = uuid.uuid4().hex
     rows = [
-        {"kind": "begin", "fields": {"command": command, "settings": told, "patches": [told], "started_at": 1.0}},
-        {"kind": "end", "fields": {"exit_status": 1, "incident": {**told, "kind": "x"}, "measured": told}},
+        {
+            "kind": "begin",
+            "fields": {"command": command, "settings": told, "patches": [told], "started_at": 1.0},
+        },
+        {
+            "kind": "end",
+            "fields": {"exit_status": 1, "incident": {**told, "kind": "x"}, "measured": told},
+        },
     ]
     for row in rows:
         row |= {"session": session, "number": 1}

@@ -18,9 +18,7 @@ from oomguard.journal.sqlite import open_file, prepare
 from oomguard.journal.store import Journal, Ran, Record
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
-OLD_COLUMNS = (
-    "id, session, number, started_at, ended_at, command, settings, patches, incident, predicted, measured, exit_status"
-)
+OLD_COLUMNS = "id, session, number, started_at, ended_at, command, settings, patches, incident, predicted, measured, exit_status"
 WRITE = """
 import sys
 from pathlib import Path
@@ -66,21 +64,46 @@ def test_a_journal_of_each_older_schema_keeps_every_attempt_and_has_its_runs(tmp
         assert ask(path, f"SELECT {OLD_COLUMNS} FROM attempt ORDER BY id") == before, schema
         assert ask(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)], schema
         runs = ask(
-            path, "SELECT number, original, engine, engine_version, model, forgotten, who FROM run ORDER BY number"
+            path,
+            "SELECT number, original, engine, engine_version, model, forgotten, who FROM run ORDER BY number",
         )
         assert [run[0] for run in runs] == [1, 2, 3, 4], schema
         assert runs[0][1] == '["python3", "./fake_engine.py", "--api-key", "***"]', schema
-        assert [run[2:4] for run in runs] == [("vllm", None), (None, None), ("vllm", None), ("vllm", "0.32.0")]
+        assert [run[2:4] for run in runs] == [
+            ("vllm", None),
+            (None, None),
+            ("vllm", None),
+            ("vllm", "0.32.0"),
+        ]
         assert {run[4:] for run in runs} == {(None, 0, None)}, schema
 
 
 def test_an_old_journal_can_be_written(old: Path):
     journal = Journal(old)
-    begun = journal.begin(Record("new", 1, ["vllm", "--x"], {}, [], original=["vllm"], folder="/work", files="abc"))
-    journal.end(begun, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100"))
+    begun = journal.begin(
+        Record("new", 1, ["vllm", "--x"], {}, [], original=["vllm"], folder="/work", files="abc")
+    )
+    journal.end(
+        begun, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100")
+    )
 
     assert ask(old, "SELECT * FROM run WHERE number = 5") == [
-        (5, "new", '["vllm"]', "/work", "abc", "vllm", "0.33.0", "./m", "H100", 0, None, None, None, None)
+        (
+            5,
+            "new",
+            '["vllm"]',
+            "/work",
+            "abc",
+            "vllm",
+            "0.33.0",
+            "./m",
+            "H100",
+            0,
+            None,
+            None,
+            None,
+            None,
+        )
     ]
 
 
@@ -126,7 +149,9 @@ def test_a_newer_journal_is_refused_with_both_versions_and_stays_as_it_is(tmp_pa
     Journal(tmp_path / "j")
     with contextlib.closing(sqlite3.connect(tmp_path / "j")) as database, database:
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(InputError, match=rf"schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION}\)") as caught:
+    with pytest.raises(
+        InputError, match=rf"schema {SCHEMA_VERSION + 1}, this one reads {SCHEMA_VERSION}\)"
+    ) as caught:
         Journal(tmp_path / "j")
     assert upgrade_hint() in str(caught.value.hint)
     assert ask(tmp_path / "j", "PRAGMA user_version") == [(SCHEMA_VERSION + 1,)]

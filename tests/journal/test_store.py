@@ -41,7 +41,14 @@ def test_a_new_journal_is_empty_and_makes_its_folder(journal):
 def test_a_record_is_read_back_as_it_was_written(journal):
     before = time.time()
     begun = journal.begin(
-        Record("s", 1, ["vllm", "serve", "ü"], {"max_model_len": 4096}, [PATCH], predicted={"peak_bytes": 1.5})
+        Record(
+            "s",
+            1,
+            ["vllm", "serve", "ü"],
+            {"max_model_len": 4096},
+            [PATCH],
+            predicted={"peak_bytes": 1.5},
+        )
     )
     journal.end(begun, exit_status=3, incident={"kind": "cuda_oom"}, measured={"peak_bytes": 2})
 
@@ -54,7 +61,9 @@ def test_a_record_is_read_back_as_it_was_written(journal):
     assert before <= record.started_at <= record.ended_at <= time.time()
 
 
-def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_no_other_run(journal):
+def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_no_other_run(
+    journal,
+):
     ours, theirs = Journal(journal.path), Journal(journal.path)
     begun = ours.begin(Record("ours", 1, ["x"], {}, [], who="ann"))
     with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
@@ -63,19 +72,28 @@ def test_the_end_of_a_run_that_was_removed_meanwhile_is_written_whole_and_into_n
     theirs.begin(Record("theirs", 1, ["y"], {}, []))
     ours.end(begun, exit_status=3, incident=None, measured={})
 
-    assert [(each.session, each.exit_status) for each in journal.records()] == [("theirs", None), ("ours", 3)]
+    assert [(each.session, each.exit_status) for each in journal.records()] == [
+        ("theirs", None),
+        ("ours", 3),
+    ]
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
-        assert database.execute("SELECT who FROM run WHERE session = 'ours'").fetchall() == [("ann",)]
+        assert database.execute("SELECT who FROM run WHERE session = 'ours'").fetchall() == [
+            ("ann",)
+        ]
 
 
 def test_a_later_attempt_of_a_run_that_was_removed_still_tells_whose_it_is(journal):
-    begun = journal.begin(Record("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7"))
+    begun = journal.begin(
+        Record("s", 1, ["x"], {}, [], original=["x", "y"], who="ann", host="node7")
+    )
     journal.end(begun, exit_status=1, incident=None, measured={})
     with contextlib.closing(sqlite3.connect(journal.path)) as database, database:
         database.execute("DELETE FROM run")
     journal.begin(Record("s", 2, ["x"], {}, []))
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
-        assert database.execute("SELECT original, who, host FROM run").fetchall() == [('["x", "y"]', "ann", "node7")]
+        assert database.execute("SELECT original, who, host FROM run").fetchall() == [
+            ('["x", "y"]', "ann", "node7")
+        ]
 
 
 def test_an_attempt_that_runs_has_no_end(journal):
@@ -87,7 +105,9 @@ def test_an_attempt_that_runs_has_no_end(journal):
 
 
 def test_an_attempt_without_an_incident_has_none(journal):
-    journal.end(journal.begin(Record("s", 1, ["x"], {}, [])), exit_status=0, incident=None, measured={})
+    journal.end(
+        journal.begin(Record("s", 1, ["x"], {}, [])), exit_status=0, incident=None, measured={}
+    )
 
     assert journal.records()[0].incident is None
     assert journal.records()[0].exit_status == 0
@@ -111,7 +131,11 @@ def test_records_are_in_order_and_by_session(journal):
     for session, number in [("a", 1), ("b", 1), ("a", 2)]:
         journal.begin(Record(session, number, ["x"], {}, []))
 
-    assert [(record.session, record.number) for record in journal.records()] == [("a", 1), ("b", 1), ("a", 2)]
+    assert [(record.session, record.number) for record in journal.records()] == [
+        ("a", 1),
+        ("b", 1),
+        ("a", 2),
+    ]
     assert [record.number for record in journal.records("a")] == [1, 2]
     assert journal.records("c") == []
 
@@ -134,11 +158,18 @@ def test_runs_have_numbers_without_gaps_whatever_their_attempts(journal):
         for number in (1, 2, 3):
             journal.begin(Record(session, number, ["x"], {}, []))
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
-        assert database.execute("SELECT number, session FROM run").fetchall() == [(1, "a"), (2, "b")]
+        assert database.execute("SELECT number, session FROM run").fetchall() == [
+            (1, "a"),
+            (2, "b"),
+        ]
 
 
 def test_what_is_known_of_a_run_stays_if_a_later_attempt_does_not_say_it(journal):
-    for number, ran in ((1, Ran("vllm", "0.33.0", None, "H100")), (2, Ran("vllm", None, "./m", None)), (3, None)):
+    for number, ran in (
+        (1, Ran("vllm", "0.33.0", None, "H100")),
+        (2, Ran("vllm", None, "./m", None)),
+        (3, None),
+    ):
         begun = journal.begin(Record("s", number, ["x"], {}, []))
         journal.end(begun, exit_status=1, incident=None, measured={}, ran=ran)
     with contextlib.closing(sqlite3.connect(journal.path)) as database:
@@ -148,7 +179,9 @@ def test_what_is_known_of_a_run_stays_if_a_later_attempt_does_not_say_it(journal
 
 def test_two_processes_write_at_once_and_nothing_is_lost(tmp_path):
     path = tmp_path / "journal.sqlite3"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in ("a", "b")]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in ("a", "b")
+    ]
     statuses = [writer.wait(timeout=60) for writer in writers]
 
     records = Journal(path).records()

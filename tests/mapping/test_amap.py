@@ -56,7 +56,9 @@ def test_a_cancelled_call_keeps_what_is_finished_and_records_no_failure(store):
         return await shout(texts)
 
     async def main():
-        call = oomguard.amap(fn, ["a", "b", "c", "d"], store=store, batch_size=1, identity={}, on_error="record")
+        call = oomguard.amap(
+            fn, ["a", "b", "c", "d"], store=store, batch_size=1, identity={}, on_error="record"
+        )
         task = asyncio.create_task(call)
         while "c" not in seen:
             await asyncio.sleep(0.005)

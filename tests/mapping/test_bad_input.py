@@ -56,7 +56,9 @@ def test_another_programs_database_is_left_as_it_is(store):
 
 def test_a_newer_store_says_which_versions(made):
     changed(made, "PRAGMA user_version = 7")
-    with pytest.raises(oomguard.StoreError, match=r"a newer oomguard wrote it \(schema 7, this one knows 1\)"):
+    with pytest.raises(
+        oomguard.StoreError, match=r"a newer oomguard wrote it \(schema 7, this one knows 1\)"
+    ):
         oomguard.map(same, [1], store=made)
 
 
@@ -120,12 +122,16 @@ print(results, list(results) == fn(range(1000, 1200)))
     told, results = ran.stdout.splitlines()
     assert "results.sqlite: " in told
     assert "finished items are not computed again" in told
-    computed, reused = map(int, re.search(r"(\d+) computed, (\d+) reused, 0 failed> True", results).groups())
+    computed, reused = map(
+        int, re.search(r"(\d+) computed, (\d+) reused, 0 failed> True", results).groups()
+    )
     assert computed + reused == 200
     assert reused > 5
 
 
-def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(store, tmp_path, monkeypatch, caplog):
+def test_a_store_on_a_network_folder_is_told_and_keeps_no_shared_memory(
+    store, tmp_path, monkeypatch, caplog
+):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
@@ -151,7 +157,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 def test_a_store_that_is_no_path_is_named(subtests):
     for given in [None, 5, b"s.sqlite", ""]:
         with subtests.test(store=given):
-            with pytest.raises(oomguard.UsageError, match=re.escape(f"store is {given!r}")) as caught:
+            with pytest.raises(
+                oomguard.UsageError, match=re.escape(f"store is {given!r}")
+            ) as caught:
                 oomguard.map(same, [1], store=given)
             assert 'store="results.sqlite"' in caught.value.hint
 
@@ -183,9 +191,16 @@ def test_what_key_raises_names_the_item(store):
 def test_a_key_that_is_neither_text_nor_number_is_named_by_its_place(subtests, store):
     def check(key, shown):
         with pytest.raises(oomguard.UsageError, match=rf"the key of items\[1\] is {shown}"):
-            oomguard.map(same, ["a", "b"], store=store, key=lambda item: "a" if item == "a" else key)
+            oomguard.map(
+                same, ["a", "b"], store=store, key=lambda item: "a" if item == "a" else key
+            )
 
-    for key, shown in [(None, "None"), ([1], "a list"), ({"id": 1}, "a dict"), (float("nan"), "NaN")]:
+    for key, shown in [
+        (None, "None"),
+        ([1], "a list"),
+        ({"id": 1}, "a dict"),
+        (float("nan"), "NaN"),
+    ]:
         with subtests.test(key=key, shown=shown):
             check(key, shown)
 
@@ -202,7 +217,9 @@ class Table:
 
 def test_a_result_that_is_no_list_of_one_per_item_says_what_fn_has_to_return(subtests, store):
     def check(returned):
-        with pytest.raises(oomguard.UsageError, match=f"fn returned a {type(returned).__name__}") as caught:
+        with pytest.raises(
+            oomguard.UsageError, match=f"fn returned a {type(returned).__name__}"
+        ) as caught:
             oomguard.map(lambda _: returned, ["a", "b"], store=store, identity={})
         assert "a list of as many results" in caught.value.hint
 
@@ -236,7 +253,9 @@ def test_an_item_that_holds_itself_is_named(store):
 def test_two_items_of_one_key_are_named_before_anything_is_computed(subtests, store, upper):
     def check(kind):
         papers = kind([{"id": 1}, {"id": 2}, {"id": 1}])
-        with pytest.raises(oomguard.UsageError, match=r"items\[2\] has the same key as .*: 1") as caught:
+        with pytest.raises(
+            oomguard.UsageError, match=r"items\[2\] has the same key as .*: 1"
+        ) as caught:
             oomguard.map(upper, papers, store=store, key=lambda paper: paper["id"], identity={})
         assert ("items[0]" in str(caught.value)) == (kind is list)
         assert upper.batches == []
@@ -256,7 +275,10 @@ def test_what_is_no_list_of_items_is_named(subtests, store):
         ("dict", {"a": 1}),
         ("number", 5),
     ]:
-        with subtests.test(name), pytest.raises(oomguard.UsageError, match=f"items is a {type(items).__name__}"):
+        with (
+            subtests.test(name),
+            pytest.raises(oomguard.UsageError, match=f"items is a {type(items).__name__}"),
+        ):
             oomguard.map(same, items, store=store)
 
 

@@ -13,7 +13,11 @@ import oomguard
 
 
 def test_a_name_that_no_file_can_have_is_a_store_error(subtests, tmp_path, upper):
-    for name, told in [("a\0b.sqlite", "has a null byte"), ("n" * 300, "is too long"), ("n" * 250, "is too long")]:
+    for name, told in [
+        ("a\0b.sqlite", "has a null byte"),
+        ("n" * 300, "is too long"),
+        ("n" * 250, "is too long"),
+    ]:
         with subtests.test(name=name, told=told):
             with pytest.raises(oomguard.StoreError, match=told) as caught:
                 oomguard.map(upper, ["a"], store=str(tmp_path / name), identity={})

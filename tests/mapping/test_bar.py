@@ -31,7 +31,9 @@ def on_terminal(folder: Path) -> str:
     ours, its = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "TERM": "xterm"}
     command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, cwd=folder, env=env, stdin=its, stdout=its, stderr=its, close_fds=True) as program:
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdin=its, stdout=its, stderr=its, close_fds=True
+    ) as program:
         os.close(its)
         written = b""
         while True:

@@ -130,5 +130,8 @@ def test_an_identity_without_content_is_a_mistake_that_is_named(subtests):
         ({"model": object()}, r"identity\['model'\] is a object"),
         ("org/name", "identity is 'org/name'"),
     ]:
-        with subtests.test(identity=identity, told=told), pytest.raises(oomguard.UsageError, match=told):
+        with (
+            subtests.test(identity=identity, told=told),
+            pytest.raises(oomguard.UsageError, match=told),
+        ):
             computation_of(counts, identity)

@@ -80,7 +80,11 @@ def test_a_model_without_a_name_is_none():
 
 def llama():
     config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).eval()

@@ -31,7 +31,9 @@ def test_a_batch_that_does_not_fit_runs_in_parts_and_the_size_serves_the_next(st
     assert called[0] == 32
     assert called.count(32) == 1, "the second batch begins with what fits"
     assert max(called[1:]) <= 10
-    assert [patch.setting for attempt in results.attempts for patch in attempt.patches] == ["batch_size"]
+    assert [patch.setting for attempt in results.attempts for patch in attempt.patches] == [
+        "batch_size"
+    ]
 
 
 def test_finished_parts_of_a_batch_are_stored_before_the_batch_is_done(store):
@@ -67,7 +69,9 @@ def test_an_item_that_never_fits_is_reported_by_key_and_the_rest_goes_on(store):
         (2, "paper-2", True),
         (5, "paper-5", True),
     ]
-    assert results.failed[0].error.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 MiB")
+    assert results.failed[0].error.startswith(
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 MiB"
+    )
     assert "why:" in results.failed[0].error
     assert [result if isinstance(result, int) else "failed" for result in results] == [
         "failed" if size >= 30 else size * MIB // 4 for size in sizes
@@ -111,10 +115,14 @@ def test_recorded_exceptions_name_their_item_and_the_rest_is_computed(store):
     assert sorted(computed) == [item for item in range(30) if item % 10 != 7], "each once"
 
 
-def test_a_function_that_gives_no_result_for_each_item_is_named_also_where_errors_are_recorded(subtests, store):
+def test_a_function_that_gives_no_result_for_each_item_is_named_also_where_errors_are_recorded(
+    subtests, store
+):
     def check(returned, told):
         with pytest.raises(oomguard.UsageError, match=f"fn returned {told}"):
-            oomguard.map(lambda items: returned, [1, 2, 3], store=store, on_error="record", identity={})
+            oomguard.map(
+                lambda items: returned, [1, 2, 3], store=store, on_error="record", identity={}
+            )
 
     for name, returned, told in [
         ("short", [1, 2], "a list of 2 results for 3 items"),
@@ -127,7 +135,9 @@ def test_a_function_that_gives_no_result_for_each_item_is_named_also_where_error
 
 
 def test_a_tensor_of_one_row_an_item_gives_rows(store):
-    results = oomguard.map(lambda items: torch.tensor(items).float().outer(torch.ones(2)), [1, 2, 3], store=store)
+    results = oomguard.map(
+        lambda items: torch.tensor(items).float().outer(torch.ones(2)), [1, 2, 3], store=store
+    )
     assert [row.tolist() for row in results] == [[1, 1], [2, 2], [3, 3]]
 
 
@@ -142,14 +152,18 @@ def test_one_long_prompt_that_does_not_fit_is_run_another_way_before_it_is_given
     def answer(batch):
         (prompt,) = batch
         ids = torch.tensor([prompt])
-        return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False).tolist()
+        return model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False
+        ).tolist()
 
     expected = [answer([prompt])[0] for prompt in prompts]
     with limit_memory("4 GiB") as device:
         answer(prompts[1:])
         capacity = device.peak_bytes
     with limit_memory(int(capacity * 0.7)):
-        results = oomguard.map(answer, prompts, store=store, batch_size=1, identity={"model": "tiny"})
+        results = oomguard.map(
+            answer, prompts, store=store, batch_size=1, identity={"model": "tiny"}
+        )
     assert list(results) == expected
     changed = {patch.setting for attempt in results.attempts for patch in attempt.patches}
     assert changed

@@ -24,7 +24,9 @@ def double(numbers):
 
 
 def test_results_come_in_the_order_of_the_items(store):
-    assert list(oomguard.map(double, range(100), store=store)) == [2 * number for number in range(100)]
+    assert list(oomguard.map(double, range(100), store=store)) == [
+        2 * number for number in range(100)
+    ]
 
 
 def test_a_second_call_computes_nothing_and_gives_the_same_results(store, upper):
@@ -40,13 +42,21 @@ def test_a_second_call_computes_nothing_and_gives_the_same_results(store, upper)
 def test_more_items_in_another_order_compute_the_new_ones_only(store, upper):
     oomguard.map(upper, ["a", "b", "c"], store=store, **ALL)
     upper.batches.clear()
-    assert list(oomguard.map(upper, ["d", "c", "a", "e", "b"], store=store, **ALL)) == ["D", "C", "A", "E", "B"]
+    assert list(oomguard.map(upper, ["d", "c", "a", "e", "b"], store=store, **ALL)) == [
+        "D",
+        "C",
+        "A",
+        "E",
+        "B",
+    ]
     assert upper.computed == ["d", "e"]
 
 
 def test_equal_items_have_a_result_each(store, upper):
     drawn = iter(range(1000))
-    results = oomguard.map(lambda prompts: [next(drawn) for _ in prompts], ["50-50"] * 200, store=store, **ALL)
+    results = oomguard.map(
+        lambda prompts: [next(drawn) for _ in prompts], ["50-50"] * 200, store=store, **ALL
+    )
     assert sorted(results) == list(range(200))
     assert list(oomguard.map(upper, ["50-50"] * 3, store=store, **ALL)) == ["50-50"] * 3
 
@@ -59,8 +69,13 @@ def test_of_equal_items_only_those_beyond_the_stored_ones_are_computed(store, up
 
 
 @settings(max_examples=25)
-@given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=12), min_size=1, max_size=4), st.integers(1, 5))
-def test_over_any_calls_each_occurrence_of_an_item_is_computed_once(tmp_path_factory, calls, batch_size):
+@given(
+    st.lists(st.lists(st.sampled_from("abcdef"), max_size=12), min_size=1, max_size=4),
+    st.integers(1, 5),
+)
+def test_over_any_calls_each_occurrence_of_an_item_is_computed_once(
+    tmp_path_factory, calls, batch_size
+):
     store, computed = tmp_path_factory.mktemp("s") / "s.sqlite", []
 
     def fn(items):
@@ -93,7 +108,9 @@ def test_finished_items_of_a_generator_are_given_before_more_is_read(store, uppe
     texts = [f"text {number}" for number in range(20)]
     oomguard.map(upper, texts[:12], store=store, **ALL)
     read = []
-    results = oomguard.imap(upper, (read.append(text) or text for text in texts), store=store, batch_size=4, **ALL)
+    results = oomguard.imap(
+        upper, (read.append(text) or text for text in texts), store=store, batch_size=4, **ALL
+    )
     assert [next(results), len(read)] == ["TEXT 0", 4]
     assert list(results) == [text.upper() for text in texts[1:]]
     assert len(upper.computed) == 20
@@ -130,7 +147,9 @@ def test_a_data_set_without_iteration_is_read_by_its_places(store, upper):
     assert list(oomguard.map(upper, Texts(), store=store, **ALL)) == ["TEXT 0", "TEXT 1", "TEXT 2"]
 
 
-def test_results_are_read_from_the_same_store_wherever_the_program_works_then(tmp_path, monkeypatch):
+def test_results_are_read_from_the_same_store_wherever_the_program_works_then(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     results = oomguard.map(double, range(5), store="results.sqlite")
     monkeypatch.chdir("/")
@@ -148,13 +167,20 @@ def test_batches_grow_while_they_fit_and_never_beyond_what_is_said(store, upper)
     oomguard.map(upper, [str(number) for number in range(100)], store=store, **ALL)
     assert [len(batch) for batch in upper.batches] == [8, 16, 32, 44]
     upper.batches.clear()
-    oomguard.map(upper, [str(number) for number in range(100, 130)], store=store, batch_size=12, **ALL)
+    oomguard.map(
+        upper, [str(number) for number in range(100, 130)], store=store, batch_size=12, **ALL
+    )
     assert [len(batch) for batch in upper.batches] == [12, 12, 6]
 
 
 def test_results_are_a_sequence_with_slices_and_indices_from_the_end(store):
     results = oomguard.map(double, range(10), store=store)
-    assert (results[3], results[-1], results[7:], results[::-4]) == (6, 18, [14, 16, 18], [18, 10, 2])
+    assert (results[3], results[-1], results[7:], results[::-4]) == (
+        6,
+        18,
+        [14, 16, 18],
+        [18, 10, 2],
+    )
     assert len(results) == 10
     with pytest.raises(IndexError):
         results[10]
@@ -169,7 +195,12 @@ def test_an_iteration_that_is_left_keeps_what_is_finished(store, upper):
     for _ in oomguard.imap(upper, ["a", "b", "c", "d"], store=store, batch_size=2, **ALL):
         break
     upper.batches.clear()
-    assert list(oomguard.map(upper, ["a", "b", "c", "d"], store=store, **ALL)) == ["A", "B", "C", "D"]
+    assert list(oomguard.map(upper, ["a", "b", "c", "d"], store=store, **ALL)) == [
+        "A",
+        "B",
+        "C",
+        "D",
+    ]
     assert upper.computed == ["c", "d"]
 
 
@@ -218,7 +249,10 @@ def test_what_partial_binds_counts_beside_the_identity(store):
     for _ in range(2):
         for factor in (2, 3):
             bound = functools.partial(scaled, factor=factor)
-            assert list(oomguard.map(bound, [1, 2], store=store, identity={"model": "m"})) == [factor, 2 * factor]
+            assert list(oomguard.map(bound, [1, 2], store=store, identity={"model": "m"})) == [
+                factor,
+                2 * factor,
+            ]
 
 
 def test_key_says_what_identifies_an_item(store):
@@ -240,14 +274,18 @@ def test_clear_cache_every_collects_after_so_many_items(store, monkeypatch):
     assert len(released) == 3  # after 12, 24, 36
 
 
-def test_resuming_thousands_of_items_reads_no_results_and_looks_none_up_one_by_one(store, monkeypatch):
+def test_resuming_thousands_of_items_reads_no_results_and_looks_none_up_one_by_one(
+    store, monkeypatch
+):
     def long(numbers):
         return [str(number) * 2_000 for number in numbers]
 
     oomguard.map(long, range(10_000, 15_000), store=store, batch_size=500)
     looked_up = []
     find = Store.find
-    monkeypatch.setattr(Store, "find", lambda own, number, keys: looked_up.extend(keys) or find(own, number, keys))
+    monkeypatch.setattr(
+        Store, "find", lambda own, number, keys: looked_up.extend(keys) or find(own, number, keys)
+    )
     tracemalloc.start()
     try:
         results = oomguard.map(long, range(10_000, 15_000), store=store)
@@ -282,7 +320,9 @@ def test_a_bar_is_on_a_terminal_only(store, upper, monkeypatch):
 
 def test_the_store_is_one_file_and_an_empty_lock_file_when_map_has_ended(store):
     oomguard.map(double, range(10), store=store)
-    assert {path.name: path.stat().st_size > 0 for path in store.parent.iterdir() if path.is_file()} == {
+    assert {
+        path.name: path.stat().st_size > 0 for path in store.parent.iterdir() if path.is_file()
+    } == {
         "results.sqlite": True,
         "results.sqlite.lock": False,
     }
@@ -295,4 +335,8 @@ def test_identities_can_be_read_in_the_store(store):
     database = sqlite3.connect(store)
     described = json.loads(database.execute("SELECT described FROM computation").fetchone()[0])
     database.close()
-    assert described == {"function": "tests.mapping.test_map.double", "model": "org/name", "seed": 7}
+    assert described == {
+        "function": "tests.mapping.test_map.double",
+        "model": "org/name",
+        "seed": 7,
+    }

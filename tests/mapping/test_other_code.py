@@ -19,9 +19,10 @@ def module(name, body):
 
 
 def extract(name="program", factor=2):
-    return module(name, f"FACTOR = {factor}\ndef extract(items):\n    return [item * FACTOR for item in items]")[
-        "extract"
-    ]
+    return module(
+        name,
+        f"FACTOR = {factor}\ndef extract(items):\n    return [item * FACTOR for item in items]",
+    )["extract"]
 
 
 def results(fn, store, **identity):
@@ -112,7 +113,9 @@ def test_a_helper_with_a_variable_of_the_same_name_hides_none(store):
 
 def test_an_edited_function_goes_on_with_its_results_and_is_told(store, caplog):
     results(extract(), store)
-    other = module("program", "def extract(items):\n    return [-item for item in items]")["extract"]
+    other = module("program", "def extract(items):\n    return [-item for item in items]")[
+        "extract"
+    ]
     assert results(other, store) == [2, 4]
     assert f"{MESSAGE}: results 2, differs FACTOR 2 -> (not given); the code of fn" in caplog.text
     caplog.clear()
@@ -161,12 +164,17 @@ def test_any_code_is_taken_where_the_user_says_so(store, caplog):
 
 def test_a_renamed_function_goes_on_where_the_user_says_its_old_name(store, caplog):
     results(extract(), store)
-    renamed = module("program", "FACTOR = 2\ndef renamed(items):\n    return [item * FACTOR for item in items]")[
-        "renamed"
-    ]
+    renamed = module(
+        "program", "FACTOR = 2\ndef renamed(items):\n    return [item * FACTOR for item in items]"
+    )["renamed"]
     assert oomguard.map(renamed, [1], store=store, identity=SAID).reused == 0
     assert 'identity={"function": "program.extract", ...}' in caplog.text
-    assert oomguard.map(renamed, [1], store=store, identity={**SAID, "function": "program.extract"}).reused == 1
+    assert (
+        oomguard.map(
+            renamed, [1], store=store, identity={**SAID, "function": "program.extract"}
+        ).reused
+        == 1
+    )
 
 
 def test_what_is_said_by_a_name_stands_in_the_place_of_the_value_that_is_closed_over(store, caplog):

@@ -66,7 +66,9 @@ def test_of_a_whole_store_every_computation_is_saved_with_its_codes(store, tmp_p
     mapped(store, "org/other")
     caplog.clear()
     assert recover(store, tmp_path / "saved.sqlite") == 2 * len(ITEMS)
-    assert [mapped(tmp_path / "saved.sqlite", name).computed for name in ("org/name", "org/other")] == [0, 0]
+    assert [
+        mapped(tmp_path / "saved.sqlite", name).computed for name in ("org/name", "org/other")
+    ] == [0, 0]
     assert caplog.text == ""
 
 
@@ -75,7 +77,9 @@ def test_the_command_of_the_hint_saves_them(store, tmp_path):
     cut(store)
     with pytest.raises(oomguard.StoreError, match="it is damaged") as caught:
         mapped(store)
-    command = caught.value.hint.partition(": ")[2].partition(";")[0].replace("python", sys.executable, 1)
+    command = (
+        caught.value.hint.partition(": ")[2].partition(";")[0].replace("python", sys.executable, 1)
+    )
     ran = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("results saved: ")
     assert mapped(tmp_path / "saved.sqlite").reused

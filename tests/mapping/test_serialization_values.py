@@ -13,7 +13,9 @@ import oomguard
 from oomguard.mapping.serialization import Codec
 
 PLAIN = Codec(None, None)
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+)
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (

@@ -71,7 +71,12 @@ def test_content_that_does_not_count_is_told_once(subtests, caplog, monkeypatch)
             monkeypatch.setattr(computation, "_told_of", set())
             for _ in range(2):
                 digest(closing_over(held))
-            assert caplog.text.count(f"fn reads value, a {type(held).__name__} that is large or holds objects") == 1
+            assert (
+                caplog.text.count(
+                    f"fn reads value, a {type(held).__name__} that is large or holds objects"
+                )
+                == 1
+            )
 
 
 def test_what_a_function_notes_in_a_dict_or_list_is_no_setting():

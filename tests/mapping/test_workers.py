@@ -48,10 +48,14 @@ def test_two_workers_share_the_items_and_both_get_all_results(store, start):
     assert all(same)
     assert sum(counts) == 200
     assert min(counts) > 0
-    assert Counter(item for _, items in computed(store.parent) for item in items) == dict.fromkeys(range(200), 1)
+    assert Counter(item for _, items in computed(store.parent) for item in items) == dict.fromkeys(
+        range(200), 1
+    )
 
 
-def test_after_kills_each_item_is_stored_once_and_only_those_in_flight_are_computed_again(store, start):
+def test_after_kills_each_item_is_stored_once_and_only_those_in_flight_are_computed_again(
+    store, start
+):
     count, killed = 160, []
     workers = [start(WORKER, 12, count) for _ in range(2)]
     for number in range(4):
@@ -69,16 +73,23 @@ def test_after_kills_each_item_is_stored_once_and_only_those_in_flight_are_compu
     assert len(killed) >= 2
     batches = computed(store.parent)
     in_flight = {
-        pid: next(items for other, items in reversed(batches) if other == pid) for pid in killed if pid in dict(batches)
+        pid: next(items for other, items in reversed(batches) if other == pid)
+        for pid in killed
+        if pid in dict(batches)
     }
     again = Counter(item for _, items in batches for item in items) - Counter(range(count))
     assert set(again) <= {item for items in in_flight.values() for item in items}
     with closing(sqlite3.connect(store)) as database:
-        assert database.execute("SELECT count(*), count(DISTINCT item) FROM result").fetchone() == (count, count)
+        assert database.execute("SELECT count(*), count(DISTINCT item) FROM result").fetchone() == (
+            count,
+            count,
+        )
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_worker_waits_for_what_others_have_and_takes_over_what_a_killed_one_left(store, start, upper):
+def test_a_worker_waits_for_what_others_have_and_takes_over_what_a_killed_one_left(
+    store, start, upper
+):
     worker = start(WORKER, 10_000, 4)  # 40 seconds
     while not computed(store.parent):
         time.sleep(0.01)
@@ -124,10 +135,14 @@ def test_results_that_another_worker_finishes_are_given_in_order_as_they_come(st
         time.sleep(0.2 if 0 in items else 0)
         return items
 
-    other = threading.Thread(target=lambda: oomguard.map(slow, range(3), store=store, batch_size=3, identity={}))
+    other = threading.Thread(
+        target=lambda: oomguard.map(slow, range(3), store=store, batch_size=3, identity={})
+    )
     other.start()
     begun.wait()
-    assert list(oomguard.imap(slow, iter(range(8)), store=store, batch_size=2, identity={})) == list(range(8))
+    assert list(
+        oomguard.imap(slow, iter(range(8)), store=store, batch_size=2, identity={})
+    ) == list(range(8))
     other.join()
     assert sorted(computed) == list(range(8))
 
@@ -179,7 +194,9 @@ def test_a_failure_that_another_worker_found_meanwhile_is_not_tried_again(store)
         return items
 
     def work(out):
-        out.append(oomguard.map(slow, [0, 1, 2], store=store, batch_size=1, on_error="record", identity={}))
+        out.append(
+            oomguard.map(slow, [0, 1, 2], store=store, batch_size=1, on_error="record", identity={})
+        )
 
     found: list = []
     threads = [threading.Thread(target=work, args=(found,)) for _ in range(2)]

@@ -12,7 +12,8 @@ from oomguard.planning.contribution import contribution, read_record
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORD = contribution(
-    str(EXAMPLES / "logs" / "vllm_0.12.0_start_worked.log"), str(EXAMPLES / "models" / "llama-3.1-8b.json")
+    str(EXAMPLES / "logs" / "vllm_0.12.0_start_worked.log"),
+    str(EXAMPLES / "models" / "llama-3.1-8b.json"),
 )
 
 
@@ -34,16 +35,28 @@ def test_what_is_no_start_of_nobody_is_refused_with_its_place(subtests):
         (changed(gpu="/dev/nvidia0 of mary"), "gpu is no GPU's name"),
         (changed(gpu_total_gib=-1), "gpu_total_gib is -1"),
         (changed(gpu_total_gib=True), "gpu_total_gib is True"),
-        (changed(config={**RECORD["config"], "_name_or_path": "/home/mary/model"}), "config holds texts"),
-        (changed(config={**RECORD["config"], "token": "hf_abcdefghijklmnop"}), "config holds texts"),
+        (
+            changed(config={**RECORD["config"], "_name_or_path": "/home/mary/model"}),
+            "config holds texts",
+        ),
+        (
+            changed(config={**RECORD["config"], "token": "hf_abcdefghijklmnop"}),
+            "config holds texts",
+        ),
         (changed(flags=["--api-key", "secret"]), "no setting of the memory model"),
         (changed(flags=["--dtype", "/home/mary/dtype"]), "may be somebody's"),
-        (changed(flags=["--speculative-config", '{"model": "/home/mary/draft"}']), "may be somebody's"),
+        (
+            changed(flags=["--speculative-config", '{"model": "/home/mary/draft"}']),
+            "may be somebody's",
+        ),
         (changed(flags="--dtype half"), "no list of words"),
         (changed(printed={"weights_gib": 1e9}), "printed.weights_gib is 1000000000.0"),
         (changed(printed={"weights_gib": -3}), "printed.weights_gib is -3"),
         (changed(printed={"weights_gib": float("nan")}), "printed.weights_gib is nan"),
-        (changed(printed={"weights_gib": 20, "available_kv_gib": 20}), "40.00 GiB on a device of 23.64 GiB"),
+        (
+            changed(printed={"weights_gib": 20, "available_kv_gib": 20}),
+            "40.00 GiB on a device of 23.64 GiB",
+        ),
         (changed(printed={"who": 1}), "figures that no start prints"),
     ]:
         with subtests.test(line=line, said=said):

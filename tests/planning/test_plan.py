@@ -60,7 +60,10 @@ def test_what_does_not_fit_comes_with_the_patches_that_do(model):
     assert found.budget.reasons
     assert {patch.setting: patch.new for patch in found.changes}["max_model_len"] < 131072
     again = oomguard.plan(
-        model, gpu_memory="24GiB", engine_version="0.30", **{patch.setting: patch.new for patch in found.changes}
+        model,
+        gpu_memory="24GiB",
+        engine_version="0.30",
+        **{patch.setting: patch.new for patch in found.changes},
     )
     assert again.fits
 
@@ -74,7 +77,9 @@ def test_where_no_setting_helps_it_says_what_would(model):
 
 
 def test_a_call_of_generate_is_planned_too(model):
-    found = oomguard.plan(model, engine="transformers", gpu_memory="24GiB", batch_size=8, prompt_tokens=2048)
+    found = oomguard.plan(
+        model, engine="transformers", gpu_memory="24GiB", batch_size=8, prompt_tokens=2048
+    )
 
     assert isinstance(found, oomguard.CallBudget)
     assert (found.batch_size, found.prompt_tokens, found.max_new_tokens) == (8, 2048, 256)
@@ -103,7 +108,11 @@ def test_none_leaves_a_setting_to_the_engine(model):
 
 def test_a_setting_that_is_none_is_refused_and_the_nearest_one_named(subtests, model):
     for settings, message, hint in [
-        ({"max_model_length": 1}, "unknown setting: max_model_length", "did you mean max_model_len?"),
+        (
+            {"max_model_length": 1},
+            "unknown setting: max_model_length",
+            "did you mean max_model_len?",
+        ),
         ({"gpu_memroy": "1GiB"}, "unknown setting: gpu_memroy", "did you mean gpu_memory?"),
         ({"zzz": 1}, "unknown setting: zzz", "known settings: "),
         ({"max_model_len": "red"}, "max_model_len is 'red', not a whole number", None),
@@ -136,7 +145,9 @@ def test_a_gpu_without_memory_is_refused(subtests, model):
 
 
 def test_beside_a_size_a_gpus_name_decides_the_engines_defaults_alone(model):
-    given = oomguard.plan(model, gpu_memory="80GiB", gpu_name="A100", engine_version="0.30.0").budget.settings
+    given = oomguard.plan(
+        model, gpu_memory="80GiB", gpu_name="A100", engine_version="0.30.0"
+    ).budget.settings
     unnamed = oomguard.plan(model, gpu_memory="80GiB", engine_version="0.30.0").budget.settings
 
     assert given.gpu_total_bytes == unnamed.gpu_total_bytes == 80 * 2**30

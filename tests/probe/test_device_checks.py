@@ -19,7 +19,9 @@ def test_missing_nvml_is_unknown_and_not_zero(tmp_path):
 
 def test_missing_nvml_beside_a_loaded_driver_is_a_problem(tmp_path):
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX Kernel Module  570.86.15  Thu\n")
+    (tmp_path / "proc/driver/nvidia/version").write_text(
+        "NVRM version: NVIDIA UNIX Kernel Module  570.86.15  Thu\n"
+    )
     (check,) = device_checks(None, {}, tmp_path)
 
     assert check.status == "problem"
@@ -40,7 +42,10 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
 @each(
     ("device", "words"),
     [
-        (Device(0, "GPU A", 24 * GIB, 10 * GIB, {}), "14.00 GiB is held by processes that cannot be seen from here"),
+        (
+            Device(0, "GPU A", 24 * GIB, 10 * GIB, {}),
+            "14.00 GiB is held by processes that cannot be seen from here",
+        ),
         (Device(0, "GPU A", 24 * GIB, 10 * GIB, None), "who holds the rest is unknown"),
         (Device(0, None, None, None, None), "name unknown, its memory is unknown"),
     ],
@@ -53,7 +58,10 @@ def test_what_a_device_does_not_say_is_unknown(tmp_path, device, words):
 
 
 def test_device_memory_of_other_users_is_a_problem_with_a_freer_device():
-    devices = (Device(0, "A", 24 * GIB, GIB, {41: 13 * GIB, 42: None}), Device(1, "B", 24 * GIB, 20 * GIB, {}))
+    devices = (
+        Device(0, "A", 24 * GIB, GIB, {41: 13 * GIB, 42: None}),
+        Device(1, "B", 24 * GIB, 20 * GIB, {}),
+    )
     holders = {41: Holder("python", "bob", own=False), 42: Holder("python", "alice", own=True)}
     check = next(c for c in left_over_checks(devices, holders) if "other users" in c.text)
 
@@ -64,4 +72,8 @@ def test_device_memory_of_other_users_is_a_problem_with_a_freer_device():
 def test_one_s_own_processes_are_no_left_overs():
     devices = (Device(0, "A", 24 * GIB, GIB, {42: GIB, 43: GIB}),)
 
-    assert not [c for c in left_over_checks(devices, {42: Holder("python", "alice", own=True)}) if "users" in c.text]
+    assert not [
+        c
+        for c in left_over_checks(devices, {42: Holder("python", "alice", own=True)})
+        if "users" in c.text
+    ]

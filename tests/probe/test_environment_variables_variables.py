@@ -22,7 +22,9 @@ def visible(value, count=2):
 
 
 def test_nothing_set_is_one_line():
-    assert [(c.status, c.text) for c in allocator_checks({}, None)] == [("ok", "allocator variables: none set")]
+    assert [(c.status, c.text) for c in allocator_checks({}, None)] == [
+        ("ok", "allocator variables: none set")
+    ]
 
 
 def test_options_that_torch_takes_are_shown_as_they_are_set():
@@ -35,12 +37,21 @@ def test_options_that_torch_takes_are_shown_as_they_are_set():
 @pytest.mark.parametrize(
     ("value", "mistake"),
     [
-        ("expandable_segmants:True", "unknown option 'expandable_segmants', did you mean 'expandable_segments'?"),
-        ("expandable_segments:true", "expandable_segments is True or False, spelled so, not 'true'"),
+        (
+            "expandable_segmants:True",
+            "unknown option 'expandable_segmants', did you mean 'expandable_segments'?",
+        ),
+        (
+            "expandable_segments:true",
+            "expandable_segments is True or False, spelled so, not 'true'",
+        ),
         ("expandable_segments=True", "'expandable_segments=True' is not option:value"),
         ("max_split_size_mb:5", "max_split_size_mb is a whole number from 20 up, not '5'"),
         ("max_split_size_mb:1.5", "max_split_size_mb is a whole number from 20 up, not '1.5'"),
-        ("garbage_collection_threshold:80", "garbage_collection_threshold is between 0 and 1, not '80'"),
+        (
+            "garbage_collection_threshold:80",
+            "garbage_collection_threshold is between 0 and 1, not '80'",
+        ),
         ("backend:native,max_split_size_mb:", "'max_split_size_mb:' is not option:value"),
     ],
 )
@@ -48,7 +59,11 @@ def test_options_that_torch_takes_are_shown_as_they_are_set():
 def test_what_torch_refuses_is_a_problem_with_the_way_out(name, value, mistake):
     check = one({name: value})
 
-    assert (check.status, check.text, check.advice) == ("problem", f"{name}={value}: {mistake}", f"unset {name}")
+    assert (check.status, check.text, check.advice) == (
+        "problem",
+        f"{name}={value}: {mistake}",
+        f"unset {name}",
+    )
 
 
 @pytest.mark.torch
@@ -184,4 +199,7 @@ def test_where_nvml_does_not_answer_no_number_is_called_wrong():
 def test_not_set_means_that_every_device_is_visible():
     (check,) = visible_devices_checks({}, 4)
 
-    assert (check.status, check.text) == ("ok", "CUDA_VISIBLE_DEVICES is not set: every device is visible")
+    assert (check.status, check.text) == (
+        "ok",
+        "CUDA_VISIBLE_DEVICES is not set: every device is visible",
+    )

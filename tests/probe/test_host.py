@@ -37,7 +37,11 @@ def test_a_v2_limit_is_read_with_what_is_used_and_how_often_the_kernel_killed(tm
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", f"{8 * GIB}\n")
     write(tmp_path, "sys/fs/cgroup/memory.current", f"{3 * GIB}\n")
-    write(tmp_path, "sys/fs/cgroup/memory.events", "low 0\nhigh 0\nmax 41\noom 2\noom_kill 2\noom_group_kill 0\n")
+    write(
+        tmp_path,
+        "sys/fs/cgroup/memory.events",
+        "low 0\nhigh 0\nmax 41\noom 2\noom_kill 2\noom_group_kill 0\n",
+    )
 
     assert read_cgroup(tmp_path) == Cgroup(2, True, 8 * GIB, 3 * GIB, 2)
 
@@ -70,7 +74,9 @@ def test_a_v1_limit_is_read(tmp_path):
     write(tmp_path, "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", f"{2 * GIB}\n")
     write(tmp_path, "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", "77\n")
     write(
-        tmp_path, "sys/fs/cgroup/memory/docker/abc/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
+        tmp_path,
+        "sys/fs/cgroup/memory/docker/abc/memory.oom_control",
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
     )
 
     assert read_cgroup(tmp_path) == Cgroup(1, True, 2 * GIB, 77, 3)
@@ -97,7 +103,9 @@ def test_v1_without_its_mount_is_read_from_v2(tmp_path):
     assert read_cgroup(tmp_path) == Cgroup(2, True, GIB, None, None)
 
 
-@pytest.mark.parametrize("listed", [None, "", "0::/\n", "nonsense", "4:memory:/x\n", "0::/../../../../etc\n"])
+@pytest.mark.parametrize(
+    "listed", [None, "", "0::/\n", "nonsense", "4:memory:/x\n", "0::/../../../../etc\n"]
+)
 def test_no_memory_controller_is_unknown(tmp_path, listed):
     if listed is not None:
         write(tmp_path, "proc/self/cgroup", listed)
@@ -106,11 +114,19 @@ def test_no_memory_controller_is_unknown(tmp_path, listed):
 
 
 @settings(
-    max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
 )
 @given(listed=st.text(max_size=60), limit=st.binary(max_size=30), events=st.binary(max_size=60))
-def test_whatever_the_files_hold_nothing_raises_and_no_limit_is_negative(tmp_path, listed, limit, events):
-    write(tmp_path, "proc/self/cgroup", f"0::/\n{listed}".replace("\0", "").encode("utf-8", "replace").decode())
+def test_whatever_the_files_hold_nothing_raises_and_no_limit_is_negative(
+    tmp_path, listed, limit, events
+):
+    write(
+        tmp_path,
+        "proc/self/cgroup",
+        f"0::/\n{listed}".replace("\0", "").encode("utf-8", "replace").decode(),
+    )
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
     (tmp_path / "sys/fs/cgroup/memory.max").write_bytes(limit)
     (tmp_path / "sys/fs/cgroup/memory.events").write_bytes(events)
@@ -159,13 +175,21 @@ def test_containers_are_known_by_files_variables_and_groups(tmp_path):
     assert containers(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == ("Kubernetes",)
 
     write(tmp_path, ".dockerenv", "")
-    write(tmp_path, "proc/1/cgroup", "4:memory:/kubepods/besteffort/pod1\n1:name=systemd:/docker/abc\n")
+    write(
+        tmp_path,
+        "proc/1/cgroup",
+        "4:memory:/kubepods/besteffort/pod1\n1:name=systemd:/docker/abc\n",
+    )
     assert containers(tmp_path, {}) == ("Docker", "Kubernetes")
 
 
 def test_numa_nodes_are_read_in_order_and_a_silent_one_is_unknown(tmp_path):
     write(tmp_path, "sys/devices/system/node/node10/meminfo", "")
-    write(tmp_path, "sys/devices/system/node/node2/meminfo", "Node 2 MemTotal:  2048 kB\nNode 2 MemFree:   1024 kB\n")
+    write(
+        tmp_path,
+        "sys/devices/system/node/node2/meminfo",
+        "Node 2 MemTotal:  2048 kB\nNode 2 MemFree:   1024 kB\n",
+    )
     write(tmp_path, "sys/devices/system/node/online", "2,10")
 
     second, tenth = numa_nodes(tmp_path)
@@ -182,7 +206,9 @@ def test_no_list_of_nodes_is_unknown(tmp_path):
 def test_the_driver_s_version_is_read_from_the_kernel(tmp_path):
     assert nvidia_driver(tmp_path) is None
     write(
-        tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan\n"
+        tmp_path,
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan\n",
     )
     assert nvidia_driver(tmp_path) == "570.86.15"
 
@@ -211,7 +237,15 @@ def test_a_limit_of_memory_is_this_process_s(limit, read):
 
 @pytest.mark.parametrize(
     ("status", "name"),
-    [(137, "SIGKILL"), (-9, "SIGKILL"), (139, "SIGSEGV"), (143, "SIGTERM"), (0, None), (1, None), (255, None)],
+    [
+        (137, "SIGKILL"),
+        (-9, "SIGKILL"),
+        (139, "SIGSEGV"),
+        (143, "SIGTERM"),
+        (0, None),
+        (1, None),
+        (255, None),
+    ],
 )
 def test_an_exit_status_stands_for_a_signal_or_for_none(status, name):
     assert signal_of(status) == name

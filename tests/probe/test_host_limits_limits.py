@@ -24,16 +24,19 @@ GIB = 2**30
 def test_on_an_empty_tree_nothing_is_a_problem_and_nothing_reads_zero(tmp_path):
     checks = {check.id: check for check in host_checks({}, tmp_path)}
 
-    assert {name: checks[name].status for name in ("wsl", "cgroup", "shm", "numa")} == dict.fromkeys(
-        ("wsl", "cgroup", "shm", "numa"), "unknown"
-    )
+    assert {
+        name: checks[name].status for name in ("wsl", "cgroup", "shm", "numa")
+    } == dict.fromkeys(("wsl", "cgroup", "shm", "numa"), "unknown")
     assert not any("0.00" in checks[name].text for name in ("wsl", "cgroup", "shm", "numa"))
 
 
 def test_a_limit_is_shown_with_its_use_and_the_kernel_s_kills():
     check = cgroup_check(Cgroup(2, True, 8 * GIB, 3 * GIB, 0))
 
-    assert (check.status, check.text) == ("ok", "cgroup v2: 8.00 GiB is the limit, 3.00 GiB used, oom_kill count 0")
+    assert (check.status, check.text) == (
+        "ok",
+        "cgroup v2: 8.00 GiB is the limit, 3.00 GiB used, oom_kill count 0",
+    )
 
 
 def test_kills_in_the_group_are_a_problem():
@@ -72,7 +75,9 @@ def test_little_shared_memory_comes_with_the_way_to_more(tmp_path, inside, words
     assert words in check.advice
 
 
-@pytest.mark.parametrize(("check", "limit"), [(address_space_check, "ulimit -v"), (data_check, "ulimit -d")])
+@pytest.mark.parametrize(
+    ("check", "limit"), [(address_space_check, "ulimit -v"), (data_check, "ulimit -d")]
+)
 def test_a_limit_of_memory_is_a_problem_and_none_is_not(check, limit):
     assert check(16 * GIB).status == "problem"
     assert check(16 * GIB).advice == f"{limit} unlimited"
@@ -80,7 +85,9 @@ def test_a_limit_of_memory_is_a_problem_and_none_is_not(check, limit):
     assert check(None).status == "unknown"
 
 
-@pytest.mark.parametrize(("version", "status"), [(0, "ok"), (1, "ok"), (2, "ok"), (None, "unknown")])
+@pytest.mark.parametrize(
+    ("version", "status"), [(0, "ok"), (1, "ok"), (2, "ok"), (None, "unknown")]
+)
 def test_wsl_is_told_and_its_absence_too(version, status):
     assert wsl_check(version).status == status
     assert bool(wsl_check(version).advice) is (version in {1, 2})

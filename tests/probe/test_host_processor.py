@@ -10,7 +10,11 @@ from oomguard.probe import host
 @pytest.mark.parametrize(
     ("text", "has_tiles", "multiplies"),
     [
-        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n", True, True),
+        (
+            "processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n",
+            True,
+            True,
+        ),
         ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16\n", False, True),
         ("processor\t: 0\nflags\t\t: fpu avx512f\n", False, False),
         ("Features\t: fp asimd\n", False, False),
@@ -18,7 +22,9 @@ from oomguard.probe import host
     ],
     ids=["amx", "bfloat16", "without", "another kind", "no file"],
 )
-def test_what_it_can_do_is_what_the_kernel_lists(tmp_path, monkeypatch, text, has_tiles, multiplies):
+def test_what_it_can_do_is_what_the_kernel_lists(
+    tmp_path, monkeypatch, text, has_tiles, multiplies
+):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)

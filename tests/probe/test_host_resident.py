@@ -40,7 +40,9 @@ def test_the_file_that_is_kept_open_tells_what_is_there_now_and_is_closed_at_the
     assert kept.bytes() is None
 
 
-def test_a_file_that_the_program_closed_and_whose_number_another_file_has_is_neither_read_nor_closed(tmp_path):
+def test_a_file_that_the_program_closed_and_whose_number_another_file_has_is_neither_read_nor_closed(
+    tmp_path,
+):
     kept = Resident()
     number = kept._file
     os.close(number)

@@ -24,7 +24,9 @@ class Plain:
             peak[0] = max(peak[0], now)
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["run", "begin", "end", "reset"]), st.integers(0, 9)), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["run", "begin", "end", "reset"]), st.integers(0, 9)), max_size=60
+)
 
 
 @given(steps=STEPS)
@@ -45,7 +47,9 @@ def test_every_peak_is_the_most_since_it_began_whatever_begins_ends_and_is_reset
             storages.reset_peak()
             plain.peak = storages.bytes
         assert storages.peak_bytes == plain.peak
-        assert [meter.peak_bytes for meter, _ in plain.meters] == [peak[0] for _, peak in plain.meters]
+        assert [meter.peak_bytes for meter, _ in plain.meters] == [
+            peak[0] for _, peak in plain.meters
+        ]
 
 
 def test_blocks_that_are_there_for_a_moment_are_in_the_peak_and_among_the_events():

@@ -73,7 +73,17 @@ def build(folder: Path, *options: str) -> Path:
     source = folder / "nvml.c"
     source.write_text(SOURCE)
     subprocess.run(
-        [COMPILER, "-shared", "-fPIC", "-w", *options, "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True
+        [
+            COMPILER,
+            "-shared",
+            "-fPIC",
+            "-w",
+            *options,
+            "-o",
+            str(folder / "libnvidia-ml.so.1"),
+            str(source),
+        ],
+        check=True,
     )
     return folder
 
@@ -86,7 +96,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(library: Path, mode: str = "") -> dict:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": mode}
     done = subprocess.run(
-        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", ASK],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return json.loads(done.stdout)
 
@@ -119,14 +134,23 @@ def test_sizes_that_cannot_be_read_are_unknown_and_not_zero(library):
 
 
 def test_processes_that_cannot_be_read_are_unknown_and_not_none_at_all(library):
-    assert [device["used_bytes_by_pid"] for device in ask(library, "no processes")["devices"]] == [None, None]
+    assert [device["used_bytes_by_pid"] for device in ask(library, "no processes")["devices"]] == [
+        None,
+        None,
+    ]
 
 
 def test_a_lost_device_keeps_its_place(library):
     first, second = ask(library, "lost")["devices"]
 
     assert first["total_bytes"] == 24 * GIB
-    assert second == {"index": 1, "name": None, "total_bytes": None, "free_bytes": None, "used_bytes_by_pid": None}
+    assert second == {
+        "index": 1,
+        "name": None,
+        "total_bytes": None,
+        "free_bytes": None,
+        "used_bytes_by_pid": None,
+    }
 
 
 def test_a_name_that_is_no_text_is_unknown(library):
@@ -167,7 +191,12 @@ print(json.dumps([same[0] == same[1] == same[2], session.uuids, ctypes.CDLL("lib
 def test_a_session_tells_the_same_as_often_as_it_is_asked_and_is_closed(library):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": ""}
     done = subprocess.run(
-        [sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", SESSION],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert json.loads(done.stdout) == [True, {"0": None, "1": None}, 0]
 

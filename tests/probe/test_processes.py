@@ -69,7 +69,10 @@ def test_a_vllm_process_whose_parent_is_gone_is_found_and_named():
     pid = int(started.stdout)
     try:
         deadline = time.monotonic() + 200
-        while psutil.Process(pid).cmdline()[:1] != ["VLLM::EngineCore"] and time.monotonic() < deadline:
+        while (
+            psutil.Process(pid).cmdline()[:1] != ["VLLM::EngineCore"]
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         if is_engine(psutil.Process(pid).ppid()):
             pytest.skip("orphans are adopted by a Python process here")
@@ -83,7 +86,10 @@ def test_a_vllm_process_with_its_engine_is_no_left_over():
     with subprocess.Popen(["bash", "-c", "exec -a VLLM::Worker_TP0 sleep 600"]) as child:
         try:
             deadline = time.monotonic() + 200
-            while psutil.Process(child.pid).cmdline()[:1] != ["VLLM::Worker_TP0"] and time.monotonic() < deadline:
+            while (
+                psutil.Process(child.pid).cmdline()[:1] != ["VLLM::Worker_TP0"]
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.01)
             orphans, _ = vllm_orphans()
             assert child.pid not in orphans

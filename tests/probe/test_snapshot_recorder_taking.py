@@ -40,8 +40,12 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "_lazy_call", self.lazy_call)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
-        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.is_recording, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append, raising=False)
+        monkeypatch.setattr(
+            torch._C, "_cuda_isHistoryEnabled", lambda: self.is_recording, raising=False
+        )
+        monkeypatch.setattr(
+            torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append, raising=False
+        )
         monkeypatch.setattr(snapshot_recorder, "_observed", [])
         monkeypatch.setattr(snapshot_recorder, "_open", [])
         monkeypatch.setenv(VARIABLE, "")  # so that what the recordings set is taken back
@@ -77,14 +81,18 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_a_guard_records_inside_and_takes_the_first_failure(cuda: Cuda, tmp_path: Path):
     path = tmp_path / "snapshot.pickle"
     with pytest.raises(torch.OutOfMemoryError), oomguard.guard(snapshot=path) as g:
-        assert cuda.asked == [{"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": MOST_EVENTS}]
+        assert cuda.asked == [
+            {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": MOST_EVENTS}
+        ]
         cuda.refuse()
     assert cuda.asked[-1] == {"enabled": None}
     assert g.snapshot == path
     assert oomguard.diagnose(path).incidents[0].causes[0].id == "fragmentation"
 
 
-def test_a_failure_that_the_program_handles_itself_is_taken_too_and_later_ones_are_not(cuda: Cuda, tmp_path: Path):
+def test_a_failure_that_the_program_handles_itself_is_taken_too_and_later_ones_are_not(
+    cuda: Cuda, tmp_path: Path
+):
     path = tmp_path / "snapshot.pickle"
     with oomguard.guard(snapshot=path):
         for _ in range(3):
@@ -98,7 +106,10 @@ def test_a_torch_without_observers_is_asked_where_the_exception_leaves(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
-    with pytest.raises(torch.OutOfMemoryError), oomguard.guard(snapshot=tmp_path / "snapshot.pickle"):
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        oomguard.guard(snapshot=tmp_path / "snapshot.pickle"),
+    ):
         cuda.refuse()
     assert (tmp_path / "snapshot.pickle").exists()
 
@@ -156,7 +167,10 @@ def test_attempts_refuse_a_file_that_cannot_be_before_the_first(tmp_path: Path, 
 
 
 def test_another_exception_takes_nothing(cuda: Cuda, tmp_path: Path):
-    with pytest.raises(RuntimeError, match="shape"), oomguard.guard(snapshot=tmp_path / "snapshot.pickle"):
+    with (
+        pytest.raises(RuntimeError, match="shape"),
+        oomguard.guard(snapshot=tmp_path / "snapshot.pickle"),
+    ):
         raise RuntimeError("shape mismatch")
     assert not (tmp_path / "snapshot.pickle").exists()
 
@@ -232,31 +246,45 @@ def test_no_older_file_is_overwritten_and_the_new_one_is_named(
 ):
     (tmp_path / "snapshot.pickle").write_text("older")
     (tmp_path / "snapshot-1.pickle").write_text("older too")
-    with pytest.raises(torch.OutOfMemoryError), oomguard.guard(snapshot=tmp_path / "snapshot.pickle"):
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        oomguard.guard(snapshot=tmp_path / "snapshot.pickle"),
+    ):
         cuda.refuse()
     assert (tmp_path / "snapshot.pickle").read_text() == "older"
     assert oomguard.diagnose(tmp_path / "snapshot-2.pickle").snapshot is not None
-    assert "snapshot-2.pickle (snapshot.pickle is older, and was kept); oomguard diagnose" in caplog.text
+    assert (
+        "snapshot-2.pickle (snapshot.pickle is older, and was kept); oomguard diagnose"
+        in caplog.text
+    )
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
 @pytest.mark.parametrize(
-    "problem", [OSError(28, "No space left on device"), RuntimeError("not supported\nby this allocator")]
+    "problem",
+    [OSError(28, "No space left on device"), RuntimeError("not supported\nby this allocator")],
 )
 def test_a_dump_that_fails_is_a_note_and_the_failure_comes_out_as_it_was(
     cuda: Cuda, tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: Exception
 ):
     cuda.dumped = problem
-    with pytest.raises(torch.OutOfMemoryError) as caught, oomguard.guard(snapshot=tmp_path / "snapshot.pickle"):
+    with (
+        pytest.raises(torch.OutOfMemoryError) as caught,
+        oomguard.guard(snapshot=tmp_path / "snapshot.pickle"),
+    ):
         cuda.refuse()
     assert type(caught.value) is torch.OutOfMemoryError
-    (line,) = [record.getMessage() for record in caplog.records if "snapshot" in record.getMessage()]
+    (line,) = [
+        record.getMessage() for record in caplog.records if "snapshot" in record.getMessage()
+    ]
     assert "failed" in line
     assert "\n" not in line
     assert list(tmp_path.glob("*snapshot*")) == []
 
 
-def test_a_recording_that_torch_refuses_is_a_note(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_recording_that_torch_refuses_is_a_note(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def refuse(**_options: Any) -> None:
         raise RuntimeError("cudaMallocAsync records no history")
 
@@ -265,7 +293,9 @@ def test_a_recording_that_torch_refuses_is_a_note(cuda: Cuda, tmp_path: Path, mo
         pass
 
 
-@pytest.mark.parametrize(("devices", "reason"), [(0, "no GPU is visible"), (None, "is built without CUDA")])
+@pytest.mark.parametrize(
+    ("devices", "reason"), [(0, "no GPU is visible"), (None, "is built without CUDA")]
+)
 def test_without_cuda_one_line_says_that_nothing_will_be_taken(
     cuda: Cuda,
     tmp_path: Path,
@@ -288,14 +318,22 @@ def test_without_cuda_one_line_says_that_nothing_will_be_taken(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("", "is a folder"), ("missing/snapshot.pickle", "its folder is not there"), ("a\0b", "its folder is not there")],
+    [
+        ("", "is a folder"),
+        ("missing/snapshot.pickle", "its folder is not there"),
+        ("a\0b", "its folder is not there"),
+    ],
 )
-def test_a_file_that_cannot_be_is_a_mistake_that_is_told_at_once(tmp_path: Path, name: str, reason: str):
+def test_a_file_that_cannot_be_is_a_mistake_that_is_told_at_once(
+    tmp_path: Path, name: str, reason: str
+):
     with pytest.raises(SettingError, match=reason):
         oomguard.guard(snapshot=f"{tmp_path}/{name}")
 
 
-def test_nothing_is_recorded_where_oomguard_is_off(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_recorded_where_oomguard_is_off(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("OOMGUARD_DISABLE", "1")
     with oomguard.guard(snapshot=tmp_path / "snapshot.pickle"):
         assert cuda.asked == []
@@ -310,7 +348,9 @@ def test_in_an_engines_process_the_recording_stays(cuda: Cuda, tmp_path: Path):
     assert (tmp_path / "snapshot.pickle").exists()
 
 
-def test_vllms_plugin_records_where_the_run_asks_for_it(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_vllms_plugin_records_where_the_run_asks_for_it(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     plugin.register()
     assert cuda.asked == []
     monkeypatch.setenv(VARIABLE, str(tmp_path / "snapshot.pickle"))
@@ -325,9 +365,9 @@ def test_vllms_plugin_records_where_the_run_asks_for_it(cuda: Cuda, tmp_path: Pa
 def test_the_command_of_a_run_finds_where_to_in_its_environment(tmp_path: Path):
     ask = [sys.executable, "-c", "import os; print(os.environ['OOMGUARD_SNAPSHOT'])"]
     run = [sys.executable, "-m", "oomguard", "run", "--snapshot", "snapshot.pickle", "--", *ask]
-    assert subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip() == str(
-        tmp_path / "snapshot.pickle"
-    )
+    assert subprocess.run(
+        run, cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout.strip() == str(tmp_path / "snapshot.pickle")
 
 
 def test_torchs_own_viewer_opens_what_was_taken(cuda: Cuda, tmp_path: Path):
@@ -343,7 +383,9 @@ def test_torchs_own_viewer_opens_what_was_taken(cuda: Cuda, tmp_path: Path):
     _memory_viz.segments(whole, flames.append)
     assert "extract.py:12:main;model.py:41:load_weights" in flames[0]
     assert "Active Memory Timeline" in _memory_viz.trace_plot(whole)
-    assert "raise OutOfMemoryError # 1.5GiB requested, 380.0MiB free in CUDA" in _memory_viz.trace(whole)
+    assert "raise OutOfMemoryError # 1.5GiB requested, 380.0MiB free in CUDA" in _memory_viz.trace(
+        whole
+    )
 
 
 @pytest.mark.parametrize("given", [3, True, b"snapshot.pickle", 0.5])

@@ -7,7 +7,9 @@ from oomguard.diagnosis.diagnose import diagnose
 
 def _variable(text: str) -> str | None:
     (incident,) = diagnose(text).incidents
-    return next((patch.as_env for patch in incident.plan if patch.setting == "allocator_options"), None)
+    return next(
+        (patch.as_env for patch in incident.plan if patch.setting == "allocator_options"), None
+    )
 
 
 def _message(head: str, tip: str) -> str:
@@ -29,15 +31,24 @@ OLD = (
     [
         (_message("CUDA", ""), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         (
-            _message("CUDA", " If it is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid it."),
+            _message(
+                "CUDA",
+                " If it is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid it.",
+            ),
             "PYTORCH_ALLOC_CONF=expandable_segments:True",
         ),
         (
-            "torch==2.11.0\n" + _message("CUDA", " Try: try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+            "torch==2.11.0\n"
+            + _message(
+                "CUDA", " Try: try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            ),
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
         ("torch==2.10.0\n" + _message("CUDA", ""), "PYTORCH_ALLOC_CONF=expandable_segments:True"),
-        ("torch==2.9.1\n" + _message("CUDA", ""), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (
+            "torch==2.9.1\n" + _message("CUDA", ""),
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ),
         (_message("HIP", ""), "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True"),
         (OLD, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"),
         ("torch==2.0.1\n" + _message("CUDA", ""), "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"),

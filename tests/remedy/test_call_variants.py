@@ -14,7 +14,13 @@ def refused(now=None):
 
 
 def test_a_chunk_is_at_most_a_quarter_of_the_prompt_and_of_what_fits_of_it(subtests):
-    for now, share, chunk in ((8192, 1.0, 2048), (8192, 0.1, 512), (512, 1.0, 128), (100, 0.1, 32), (33, 1.0, 32)):
+    for now, share, chunk in (
+        (8192, 1.0, 2048),
+        (8192, 0.1, 512),
+        (512, 1.0, 128),
+        (100, 0.1, 32),
+        (33, 1.0, 32),
+    ):
         with subtests.test(now=now, share=share):
             assert solve_variant(CHUNK, free(now), None, share).value == chunk
 
@@ -50,7 +56,12 @@ def test_an_answer_of_a_few_tokens_is_no_answer():
 
 
 def test_what_the_call_refuses_is_the_reason(subtests):
-    for setting, now in (("attn_implementation", None), (CHUNK, 512), (CACHE, None), ("max_new_tokens", 64)):
+    for setting, now in (
+        ("attn_implementation", None),
+        (CHUNK, 512),
+        (CACHE, None),
+        ("max_new_tokens", 64),
+    ):
         with subtests.test(setting):
             found = solve_variant(setting, refused(now), 1000, 0.9)
             assert found.value is None

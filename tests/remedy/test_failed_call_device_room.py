@@ -13,7 +13,9 @@ SIZES = st.integers(min_value=1 << 20, max_value=1 << 40)
 
 
 def incident(**values):
-    return Incident("cuda_oom", "out of memory", facts={n: Fact(n, v, "printed") for n, v in values.items()})
+    return Incident(
+        "cuda_oom", "out of memory", facts={n: Fact(n, v, "printed") for n, v in values.items()}
+    )
 
 
 def test_without_the_device_s_size_or_what_was_alive_nothing_is_known():
@@ -23,7 +25,9 @@ def test_without_the_device_s_size_or_what_was_alive_nothing_is_known():
 
 @given(total=SIZES, others=st.integers(0, 1 << 30), base=st.integers(0, 1 << 30))
 def test_what_others_and_we_hold_is_taken_off(total, others, base):
-    found = device_room_bytes(incident(device_total_bytes=total, other_process_in_use_bytes=others), base, 0.0)
+    found = device_room_bytes(
+        incident(device_total_bytes=total, other_process_in_use_bytes=others), base, 0.0
+    )
     assert found == total - others - base
 
 

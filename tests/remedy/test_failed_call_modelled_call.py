@@ -19,7 +19,9 @@ sizes = st.integers(0, 200 * GIB)
 
 
 def incident(**facts) -> Incident:
-    return Incident("cuda_oom", "boom", facts={name: Fact(name, value) for name, value in facts.items()})
+    return Incident(
+        "cuda_oom", "boom", facts={name: Fact(name, value) for name, value in facts.items()}
+    )
 
 
 def rows(call: CallModel, **facts):
@@ -46,7 +48,10 @@ def test_other_processes_leave_less_room_for_rows():
 def test_a_caching_allocator_holds_more_than_the_tensors():
     plain, cached = CallModel(16, 0, row_bytes=MIB), CallModel(16, 0, row_bytes=MIB, is_cached=True)
 
-    room = plain.room_bytes(incident(device_total_bytes=GIB)), cached.room_bytes(incident(device_total_bytes=GIB))
+    room = (
+        plain.room_bytes(incident(device_total_bytes=GIB)),
+        cached.room_bytes(incident(device_total_bytes=GIB)),
+    )
 
     assert room[0] - room[1] == pytest.approx(reserved_ratio() * GIB)
 
@@ -65,7 +70,10 @@ def test_one_row_is_tried_where_only_the_model_says_that_it_does_not_fit():
 
 
 def test_a_single_row_is_not_split():
-    assert rows(CallModel(1, 0, row_bytes=MIB, seen_row_bytes=MIB), device_total_bytes=GIB).value is None
+    assert (
+        rows(CallModel(1, 0, row_bytes=MIB, seen_row_bytes=MIB), device_total_bytes=GIB).value
+        is None
+    )
 
 
 @settings(deadline=None)
@@ -84,7 +92,9 @@ def test_rows_are_fewer_than_failed_and_fit(number, row, base, total, others, se
 
     if value is not None:
         assert 1 <= value < number
-        assert base + value * (row if value > 1 or seen is None else min(row, seen)) <= total - (others or 0)
+        assert base + value * (row if value > 1 or seen is None else min(row, seen)) <= total - (
+            others or 0
+        )
 
 
 def test_rows_name_the_one_figure_that_is_missing(subtests):
@@ -100,7 +110,9 @@ def test_rows_name_the_one_figure_that_is_missing(subtests):
                 row_bytes=None if missing == "row_bytes" else GIB,
             )
 
-            solution = rows(call, **({} if missing == "device_total_bytes" else {"device_total_bytes": 8 * GIB}))
+            solution = rows(
+                call, **({} if missing == "device_total_bytes" else {"device_total_bytes": 8 * GIB})
+            )
 
             assert solution.value is None
             assert solution.reason == f"not known: {words}"
@@ -164,7 +176,9 @@ def test_a_call_that_cannot_be_split_is_solved_and_not_applied():
     patch = planned(CallModel(16, 64 * MIB, row_bytes=20 * MIB, not_splittable="it streams"))
 
     assert (patch.new, patch.blocked_by) == (9, "it streams")
-    assert str(patch.effect) == "changes-outputs"  # nobody says that its rows in parts give the same
+    assert (
+        str(patch.effect) == "changes-outputs"
+    )  # nobody says that its rows in parts give the same
 
 
 def test_without_a_model_the_plan_names_what_is_not_measured():

@@ -12,9 +12,15 @@ FOUR = Lighter("quantization", "4bit", "load_in_4bit=True", 2 * GIB)
 
 
 def chosen(device_gib):
-    weights = Weights(total_bytes=10 * GIB, largest_block_bytes=GIB, work_bytes=GIB, work_tokens=1024)
+    weights = Weights(
+        total_bytes=10 * GIB, largest_block_bytes=GIB, work_bytes=GIB, work_tokens=1024
+    )
     model = LoadModel(weights, 0, None, why_not_on_host="it is one layer", lighter=(EIGHT, FOUR))
-    incident = Incident("cuda_oom", "boom", facts={"device_total_bytes": Fact("device_total_bytes", device_gib * GIB)})
+    incident = Incident(
+        "cuda_oom",
+        "boom",
+        facts={"device_total_bytes": Fact("device_total_bytes", device_gib * GIB)},
+    )
     patches = model.solve_together(incident, Policy(allow=Effect.CHANGES_OUTPUTS))
     return {patch.setting: (patch.new, patch.reason) for patch in patches}
 

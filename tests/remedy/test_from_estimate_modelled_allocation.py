@@ -31,8 +31,15 @@ VOCAB = 128256
 def failed(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
-    def make(tried, kind="host_oom", user=(), phase="unknown", slack=0.0, version="0.32.0", **facts) -> Incident:
-        user = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 32768, **dict(user)}
+    def make(
+        tried, kind="host_oom", user=(), phase="unknown", slack=0.0, version="0.32.0", **facts
+    ) -> Incident:
+        user = {
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 8192,
+            "max_model_len": 32768,
+            **dict(user),
+        }
         values = {"model": str(tmp_path), "on_cpu": kind == "host_oom", **facts}
         known = {name: Fact(name, value) for name, value in values.items() if value is not None}
         return Incident(
@@ -42,7 +49,9 @@ def failed(tmp_path):
             framework_version=version,
             phase=phase,
             facts={**known, "tried_bytes": Fact("tried_bytes", round(tried), slack=slack)},
-            settings={name: SettingInForce(name, value, True, "printed") for name, value in user.items()},
+            settings={
+                name: SettingInForce(name, value, True, "printed") for name, value in user.items()
+            },
             settings_complete=True,
         )
 
@@ -81,7 +90,9 @@ def test_prompt_logprobs_on_the_host_are_named_and_solved_by_what_is_free(failed
 def test_a_limit_of_private_memory_leaves_what_its_worker_does_not_hold(failed, free_host):
     """Of 4 GiB the worker holds 1.25 and the cache one: 80 % of the rest."""
     free_host(20 * GIB)
-    limited = failed(8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB}, process_data_limit_bytes=4 * GIB)
+    limited = failed(
+        8190 * VOCAB * 2, user={"kv_cache_memory_bytes": GIB}, process_data_limit_bytes=4 * GIB
+    )
     step = value(planned(limited), "max_num_batched_tokens")
     assert 0.75 * 1.75 * GIB * 0.8 < step * VOCAB * 12 <= 1.75 * GIB * 0.8
 
@@ -108,13 +119,19 @@ def test_a_limit_that_no_figure_shows_is_not_taken_for_room(failed, free_host):
     assert value(found, "max_num_batched_tokens") == 1024
 
 
-def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(subtests, failed, monkeypatch):
+def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(
+    subtests, failed, monkeypatch
+):
     """Windows of 2048 tokens: a step of 3000 tokens would make the same 2047 x 128256 logits again."""
 
     def check(free_gib, now):
         free = None if free_gib is None else 12 * GIB
         monkeypatch.setattr("oomguard.probe.host.read_available_bytes", lambda: free)
-        user = {"max_num_batched_tokens": now, "max_model_len": 2049, "kv_cache_memory_bytes": 5 * GIB + 2**29}
+        user = {
+            "max_num_batched_tokens": now,
+            "max_model_len": 2049,
+            "kv_cache_memory_bytes": 5 * GIB + 2**29,
+        }
         found = planned(failed(2047 * VOCAB * 4, user=user))
         assert 64 <= value(found, "max_num_batched_tokens") < 2047
         assert "at 8192" not in found.plan[0].reason
@@ -124,28 +141,46 @@ def test_a_step_that_is_longer_than_the_prompt_is_cut_below_the_prompt(subtests,
             check(free_gib, now)
 
 
-def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(failed, free_host, monkeypatch):
+def test_before_the_engine_printed_a_total_its_share_is_one_of_the_host(
+    failed, free_host, monkeypatch
+):
     """5 % of 20 GiB and 2 GiB for the worker are its own: 80 % of what is left of 6 GiB hold 1674 tokens."""
     free_host(6 * GIB)
     monkeypatch.setattr("oomguard.probe.host.read_total_bytes", lambda: 20 * GIB)
-    found = planned(failed(8190 * VOCAB * 2, user={"gpu_memory_utilization": 0.05}, gpu_memory_utilization_ratio=0.05))
+    found = planned(
+        failed(
+            8190 * VOCAB * 2,
+            user={"gpu_memory_utilization": 0.05},
+            gpu_memory_utilization_ratio=0.05,
+        )
+    )
     assert 1300 < value(found, "max_num_batched_tokens") < 1800
 
 
-def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the_engine_s(subtests, failed, free_host):
+def test_without_the_model_its_printed_weights_and_the_pool_that_was_set_are_the_engine_s(
+    subtests, failed, free_host
+):
     """1 GiB of each and 2 GiB for the worker: 80 % of 6 GiB hold 5 bytes of 104,857 tokens for that many requests."""
     for weights, solved in [(GIB, 9_800), (None, None)]:
         with subtests.test(weights=weights, solved=solved):
             free_host(10 * GIB)
-            user = {"kv_cache_memory_bytes": GIB, "max_num_seqs": 1_000_000, "max_model_len": 104_857}
-            incident = failed(1_000_000 * 104_857 * 4, user=user, model=None, model_weights_bytes=weights)
+            user = {
+                "kv_cache_memory_bytes": GIB,
+                "max_num_seqs": 1_000_000,
+                "max_model_len": 104_857,
+            }
+            incident = failed(
+                1_000_000 * 104_857 * 4, user=user, model=None, model_weights_bytes=weights
+            )
             rows = value(planned(incident, "reduces-capacity"), "max_num_seqs")
             assert rows == (256 if solved is None else pytest.approx(solved, rel=0.01))
 
 
 def test_what_was_solved_once_and_failed_again_is_not_cut_by_a_little(failed, free_host):
     free_host(10 * GIB)
-    incident = failed(4000 * VOCAB * 4, user={"max_num_batched_tokens": 4160, "kv_cache_memory_bytes": GIB})
+    incident = failed(
+        4000 * VOCAB * 4, user={"max_num_batched_tokens": 4160, "kv_cache_memory_bytes": GIB}
+    )
     patched = SettingInForce("max_num_batched_tokens", 4160, False, "patched")
     again = replace(incident, settings={**incident.settings, patched.name: patched})
     assert value(planned(again), "max_num_batched_tokens") == 512
@@ -179,7 +214,11 @@ def test_prompt_logprobs_in_cuda_s_wording_are_solved_by_what_is_free_there(fail
 
 def test_a_table_of_all_requests_is_solved_by_fewer_of_them(failed, free_host):
     free_host(10 * GIB)
-    many = {"max_num_seqs": 1_000_000, "max_num_batched_tokens": 1_000_000, "kv_cache_memory_bytes": GIB}
+    many = {
+        "max_num_seqs": 1_000_000,
+        "max_num_batched_tokens": 1_000_000,
+        "kv_cache_memory_bytes": GIB,
+    }
     incident = failed(1_000_000 * 32768 * 4, user=many, phase="load_weights")
     found = planned(incident, "reduces-capacity")
     assert (found.causes[0].id, found.causes[0].rule) == ("batch_too_large", "OG341")
@@ -187,9 +226,15 @@ def test_a_table_of_all_requests_is_solved_by_fewer_of_them(failed, free_host):
     assert value(found, "max_num_seqs") == GIB // (128 * 2 * 2 * 2 * 32 * 2) - 1
     left_alone = {name: one for name, one in incident.settings.items() if name != "max_model_len"}
     length = Fact("max_model_len_tokens", 32768)
-    blocked = planned(replace(incident, settings=left_alone, facts={**incident.facts, length.name: length}))
-    assert "max_model_len" in {other.setting for other in blocked.alternatives}  # no shorter requests for idle rows
-    assert all(not patch.applicable for patch in blocked.plan)  # the user set it, and it reduces the capacity
+    blocked = planned(
+        replace(incident, settings=left_alone, facts={**incident.facts, length.name: length})
+    )
+    assert "max_model_len" in {
+        other.setting for other in blocked.alternatives
+    }  # no shorter requests for idle rows
+    assert all(
+        not patch.applicable for patch in blocked.plan
+    )  # the user set it, and it reduces the capacity
 
 
 def test_without_figures_rows_take_the_engine_s_default(failed, monkeypatch):
@@ -200,24 +245,44 @@ def test_without_figures_rows_take_the_engine_s_default(failed, monkeypatch):
 
 def test_slots_of_adapters_are_solved_by_all_matrices_together(failed, free_host):
     free_host(20 * GIB)
-    user = {"enable_lora": True, "max_loras": 20_000, "max_lora_rank": 512, "kv_cache_memory_bytes": GIB}
-    found = planned(failed(20_000 * 512 * 256 * 2, user=user, phase="load_weights"), "reduces-capacity")
+    user = {
+        "enable_lora": True,
+        "max_loras": 20_000,
+        "max_lora_rank": 512,
+        "kv_cache_memory_bytes": GIB,
+    }
+    found = planned(
+        failed(20_000 * 512 * 256 * 2, user=user, phase="load_weights"), "reduces-capacity"
+    )
     assert (found.causes[0].id, found.causes[0].rule) == ("lora", "OG343")
     slots = value(found, "max_loras")
     # A of rank x inputs and B of outputs x rank for q, k, v, o, gate, up and down of two layers.
     each = 2 * 512 * (4 * (256 + 256) - 2 * (256 - 64) + 3 * (256 + 512)) * 2
     around = 2 * 512 * (VOCAB + 256) * 2  # and of the embedding and the head
-    assert slots == pytest.approx(0.8 * (17 * GIB - 2 * VOCAB * 256 * 2) / (each + around), rel=0.03)
+    assert slots == pytest.approx(
+        0.8 * (17 * GIB - 2 * VOCAB * 256 * 2) / (each + around), rel=0.03
+    )
 
 
-def test_where_the_number_of_adapters_is_pinned_the_largest_rank_that_the_engine_knows_is_solved(failed, free_host):
+def test_where_the_number_of_adapters_is_pinned_the_largest_rank_that_the_engine_knows_is_solved(
+    failed, free_host
+):
     free_host(20 * GIB)
-    user = {"enable_lora": True, "max_loras": 1_000, "max_lora_rank": 512, "kv_cache_memory_bytes": GIB}
+    user = {
+        "enable_lora": True,
+        "max_loras": 1_000,
+        "max_lora_rank": 512,
+        "kv_cache_memory_bytes": GIB,
+    }
     incident = failed(1_000 * 512 * 256 * 2, user=user, phase="load_weights")
     found = planned(incident, "reduces-capacity", pinned=("max_loras",))
     assert value(found, "max_lora_rank") == 16
-    with_adapters = failed(1_000 * 512 * 256 * 2, user={**user, "lora_modules": "['a=./a']"}, phase="load_weights")
-    unknown = planned(with_adapters, "reduces-capacity", pinned=("max_loras",))  # whose rank nothing prints
+    with_adapters = failed(
+        1_000 * 512 * 256 * 2, user={**user, "lora_modules": "['a=./a']"}, phase="load_weights"
+    )
+    unknown = planned(
+        with_adapters, "reduces-capacity", pinned=("max_loras",)
+    )  # whose rank nothing prints
     assert not any(patch.applicable for patch in unknown.plan if patch.setting == "max_lora_rank")
 
 
@@ -293,7 +358,12 @@ def test_images_of_a_profile_are_solved_by_those_that_fit_at_once(failed, free_h
         "image_size": 336,
     }
     architectures = ["LlavaForConditionalGeneration"]
-    config = {"model_type": "llava", "architectures": architectures, "text_config": CONFIG, "vision_config": vision}
+    config = {
+        "model_type": "llava",
+        "architectures": architectures,
+        "text_config": CONFIG,
+        "vision_config": vision,
+    }
     free_host(5 * GIB)
     incident = failed(
         14 * 577 * 16384 * 4,

@@ -17,7 +17,9 @@ from oomguard.remedy.planner import next_patches
 from oomguard.remedy.policy import Policy, make_policy
 
 # The shape of an 8B: 14.96 GiB of weights, 128 KiB of KV cache a token.
-CONFIG = json.loads((Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text())
+CONFIG = json.loads(
+    (Path(__file__).parents[2] / "examples" / "models" / "llama-3.1-8b.json").read_text()
+)
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ def none_left(model, *, total=24 * GIB, ratio=0.9, left=-1 * GIB, user=(), **fac
         framework="vllm",
         framework_version="0.19.0",
         facts={name: Fact(name, value) for name, value in values.items()},
-        settings={name: SettingInForce(name, value, True, "command") for name, value in dict(user).items()},
+        settings={
+            name: SettingInForce(name, value, True, "command") for name, value in dict(user).items()
+        },
         settings_complete=True,
     )
 
@@ -64,7 +68,12 @@ def test_a_lever_without_printed_figures_is_solved(model):
     """Little more can be had from the utilization: the profile peak has to shrink, and the model says how far."""
     found = planned(
         none_left(
-            model, ratio=0.93, left=-GIB // 4, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len_tokens=2048
+            model,
+            ratio=0.93,
+            left=-GIB // 4,
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+            max_model_len_tokens=2048,
         )
     )
     seqs = by_setting(found)["max_num_seqs"]
@@ -93,7 +102,9 @@ def test_two_settings_that_are_enough_only_together_are_one_group(model):
 
 
 def test_together_is_blocked_as_one_where_one_of_them_is(model):
-    incident = none_left(model, left=-GIB // 5, max_model_len_tokens=131072, user={"max_model_len": 131072})
+    incident = none_left(
+        model, left=-GIB // 5, max_model_len_tokens=131072, user={"max_model_len": 131072}
+    )
     found = planned(incident)
     assert next_patches(found, lambda _name: True) == ()
     assert "you set it" in by_setting(found)["max_model_len"].blocked_by
@@ -103,17 +114,25 @@ def test_together_is_blocked_as_one_where_one_of_them_is(model):
 def test_what_is_solved_from_an_assumed_share_is_not_applied_by_itself(model):
     """A script under AsyncEngineArgs prints no arguments: 0.9 is the version's default, the truth may be a tenth of it."""
     known = none_left(model, left=GIB // 2, user={"max_model_len": 8192})
-    facts = {name: fact for name, fact in known.facts.items() if name != "gpu_memory_utilization_ratio"}
+    facts = {
+        name: fact for name, fact in known.facts.items() if name != "gpu_memory_utilization_ratio"
+    }
     facts["kv_cache_needed_bytes"] = Fact("kv_cache_needed_bytes", GIB)
-    assumed = replace(known, kind="kv_cache_too_small_for_max_len", facts=facts, settings_complete=False)
+    assumed = replace(
+        known, kind="kv_cache_too_small_for_max_len", facts=facts, settings_complete=False
+    )
     for allow in (None, "output-preserving"):
         found = planned(assumed, make_policy(allow))
         raised = by_setting(found)["gpu_memory_utilization"]
         assert raised.old is None
         assert raised.new is None or raised.blocked_by.startswith("its present value is not shown")
-        assert "gpu_memory_utilization" not in {patch.setting for patch in next_patches(found, lambda _name: True)}
+        assert "gpu_memory_utilization" not in {
+            patch.setting for patch in next_patches(found, lambda _name: True)
+        }
     listed = planned(replace(assumed, settings_complete=True))
-    assert {patch.setting for patch in next_patches(listed, lambda _name: True)} == {"gpu_memory_utilization"}
+    assert {patch.setting for patch in next_patches(listed, lambda _name: True)} == {
+        "gpu_memory_utilization"
+    }
 
 
 def test_a_floor_and_a_pin_hold_for_what_the_model_solves(model):
@@ -121,11 +140,15 @@ def test_a_floor_and_a_pin_hold_for_what_the_model_solves(model):
     floored = planned(incident, make_policy("reduces-capacity", minimum={"max_model_len": 65536}))
     assert next_patches(floored, lambda _name: True) == ()
     pinned = planned(incident, make_policy("reduces-capacity", ["gpu_memory_utilization"]))
-    assert "gpu_memory_utilization" not in {patch.setting for patch in next_patches(pinned, lambda _name: True)}
+    assert "gpu_memory_utilization" not in {
+        patch.setting for patch in next_patches(pinned, lambda _name: True)
+    }
 
 
 def test_where_nothing_fits_the_smallest_device_and_ranks_are_named(model):
-    found = planned(none_left(model, total=8 * GIB, left=-10 * GIB), make_policy("reduces-capacity"))
+    found = planned(
+        none_left(model, total=8 * GIB, left=-10 * GIB), make_policy("reduces-capacity")
+    )
     assert next_patches(found, lambda _name: True) == ()
     others = {other.setting: other for other in found.alternatives}
     (ranks,) = [patch for patch in found.plan if patch.setting == "tensor_parallel_size"]
@@ -134,14 +157,23 @@ def test_where_nothing_fits_the_smallest_device_and_ranks_are_named(model):
     assert "tensor_parallel_size" not in others
     # 14.96 GiB of weights, 10 GiB lack, and 8 GiB more than 0.9 of the device cannot be had.
     assert others["cpu_offload_bytes"].new in {part * GIB for part in range(10, 14)}
-    assert others["cpu_offload_bytes"].as_flag == f"--cpu-offload-gb {others['cpu_offload_bytes'].new // GIB}"
+    assert (
+        others["cpu_offload_bytes"].as_flag
+        == f"--cpu-offload-gb {others['cpu_offload_bytes'].new // GIB}"
+    )
     assert "one of" in others["device"].why_not
 
 
 def test_the_effect_of_each_patch_is_the_registry_s(model):
-    found = planned(none_left(model, left=-GIB // 5, max_model_len_tokens=131072), make_policy("reduces-capacity"))
+    found = planned(
+        none_left(model, left=-GIB // 5, max_model_len_tokens=131072),
+        make_policy("reduces-capacity"),
+    )
     effects = {patch.setting: patch.effect for patch in next_patches(found, lambda _name: True)}
-    assert effects == {"gpu_memory_utilization": Effect.OUTPUT_PRESERVING, "max_model_len": Effect.REDUCES_CAPACITY}
+    assert effects == {
+        "gpu_memory_utilization": Effect.OUTPUT_PRESERVING,
+        "max_model_len": Effect.REDUCES_CAPACITY,
+    }
 
 
 def test_a_name_that_is_no_path_here_reads_no_model(subtests):
@@ -152,17 +184,26 @@ def test_a_name_that_is_no_path_here_reads_no_model(subtests):
 
 def test_a_failure_that_the_model_does_not_plan_is_not_solved_by_it(model):
     found = planned(
-        replace(none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256), kind="sampler_warmup_oom")
+        replace(
+            none_left(model, total=80 * GIB, left=50 * GIB, max_num_seqs=256),
+            kind="sampler_warmup_oom",
+        )
     )
     assert not any("memory model" in patch.reason for patch in found.plan)
 
 
 def test_a_pool_that_was_set_by_something_unseen_is_not_put_down_to_the_share(model):
     """VLLM_CPU_KVCACHE_SPACE: the share was raised four times, and nothing changed."""
-    incident = none_left(model, left=GIB, kv_cache_is_fixed=True, kv_cache_needed_bytes=4 * GIB, max_model_len=32768)
-    found = planned(replace(incident, kind="kv_cache_too_small_for_max_len"), make_policy("reduces-capacity"))
+    incident = none_left(
+        model, left=GIB, kv_cache_is_fixed=True, kv_cache_needed_bytes=4 * GIB, max_model_len=32768
+    )
+    found = planned(
+        replace(incident, kind="kv_cache_too_small_for_max_len"), make_policy("reduces-capacity")
+    )
     assert "gpu_memory_utilization" not in by_setting(found)
-    assert not any(other.setting in {"device", "tensor_parallel_size"} for other in found.alternatives)
+    assert not any(
+        other.setting in {"device", "tensor_parallel_size"} for other in found.alternatives
+    )
 
 
 def profiling(model, kind="cuda_oom", phase="profile_run", *, total=24 * GIB, **facts):
@@ -184,7 +225,10 @@ def profiling(model, kind="cuda_oom", phase="profile_run", *, total=24 * GIB, **
     known = {name: Fact(name, value) for name, value in values.items()}
     given = {
         name: SettingInForce(name, values[fact], True, "command")
-        for name, fact in (("gpu_memory_utilization", "gpu_memory_utilization_ratio"), ("max_num_seqs", "max_num_seqs"))
+        for name, fact in (
+            ("gpu_memory_utilization", "gpu_memory_utilization_ratio"),
+            ("max_num_seqs", "max_num_seqs"),
+        )
     }
     return Incident(
         kind,
@@ -214,7 +258,13 @@ def test_a_step_that_did_not_fit_beside_the_weights_is_made_smaller(model):
 
 def test_where_the_sampler_did_not_fit_fewer_requests_run(model):
     found = planned(
-        profiling(model, "sampler_warmup_oom", "sampling_logits", max_num_batched_tokens=8192, max_num_seqs=4096),
+        profiling(
+            model,
+            "sampler_warmup_oom",
+            "sampling_logits",
+            max_num_batched_tokens=8192,
+            max_num_seqs=4096,
+        ),
         make_policy("reduces-capacity"),
     )
     (patch,) = next_patches(found, lambda _name: True)
@@ -224,7 +274,10 @@ def test_where_the_sampler_did_not_fit_fewer_requests_run(model):
 
 def test_before_there_is_a_kv_cache_no_share_is_lowered(subtests, model):
     """vLLM's own message advises it; the share holds nothing yet that could be given back."""
-    for kind, phase, rows in [("cuda_oom", "profile_run", 64), ("sampler_warmup_oom", "sampling_logits", 4096)]:
+    for kind, phase, rows in [
+        ("cuda_oom", "profile_run", 64),
+        ("sampler_warmup_oom", "sampling_logits", 4096),
+    ]:
         with subtests.test(kind=kind, phase=phase, rows=rows):
             found = planned(
                 profiling(model, kind, phase, max_num_batched_tokens=8192, max_num_seqs=rows),

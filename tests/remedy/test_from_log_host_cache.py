@@ -13,7 +13,9 @@ sizes = st.integers(1, 2**45)
 
 
 def incident(**values: float) -> Incident:
-    return Incident("host_oom", "", facts={name: Fact(name, value) for name, value in values.items()})
+    return Incident(
+        "host_oom", "", facts={name: Fact(name, value) for name, value in values.items()}
+    )
 
 
 @given(sizes, sizes, st.integers(1, 16))
@@ -38,7 +40,9 @@ def test_an_old_message_gives_what_is_free_without_what_is_kept():
 
 @given(sizes, sizes, st.floats(0.1, 8.0))
 def test_a_lower_ratio_asks_for_no_more_than_is_free(wanted, free, ratio):
-    solution = host_ratio_within_free(incident(tried_bytes=wanted, host_available_bytes=free, hicache_ratio=ratio))
+    solution = host_ratio_within_free(
+        incident(tried_bytes=wanted, host_available_bytes=free, hicache_ratio=ratio)
+    )
 
     if solution.value is not None:
         assert solution.value > 0

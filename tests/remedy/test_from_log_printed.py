@@ -32,7 +32,10 @@ def incident(**facts) -> Incident:
     return Incident(
         "cuda_oom",
         "boom",
-        facts={name: fact if isinstance(fact, Fact) else Fact(name, fact) for name, fact in facts.items()},
+        facts={
+            name: fact if isinstance(fact, Fact) else Fact(name, fact)
+            for name, fact in facts.items()
+        },
     )
 
 
@@ -107,7 +110,9 @@ def test_without_the_total_the_rise_is_told_as_a_fraction_of_it(subtests):
 
 
 def test_without_the_utilization_the_rise_is_told_from_an_unknown_value():
-    solution = utilization_for_kv_cache(incident(kv_cache_available_bytes=-2 * GIB, device_total_bytes=20 * GIB))
+    solution = utilization_for_kv_cache(
+        incident(kv_cache_available_bytes=-2 * GIB, device_total_bytes=20 * GIB)
+    )
 
     assert solution.value is None
     assert "= 0.10 from a value that is not printed" in solution.reason
@@ -141,19 +146,28 @@ def test_the_engine_s_own_estimate_comes_first():
 
 
 def test_the_capacity_comes_next():
-    assert printed_estimate(incident(max_model_len_tokens=32768, kv_cache_capacity_tokens=14352)).value == 14352
+    assert (
+        printed_estimate(incident(max_model_len_tokens=32768, kv_cache_capacity_tokens=14352)).value
+        == 14352
+    )
 
 
 def test_the_proportion_keeps_one_block_back():
     solution = printed_estimate(
-        incident(max_model_len_tokens=4096, kv_cache_needed_bytes=4 * GIB, kv_cache_available_bytes=2 * GIB)
+        incident(
+            max_model_len_tokens=4096,
+            kv_cache_needed_bytes=4 * GIB,
+            kv_cache_available_bytes=2 * GIB,
+        )
     )
 
     assert solution.value == 2048 - 128
 
 
 def test_the_proportion_stays_on_the_safe_side_of_the_rounding():
-    exact = incident(max_model_len_tokens=40960, kv_cache_needed_bytes=5 * GIB, kv_cache_available_bytes=3 * GIB)
+    exact = incident(
+        max_model_len_tokens=40960, kv_cache_needed_bytes=5 * GIB, kv_cache_available_bytes=3 * GIB
+    )
     rounded = incident(
         max_model_len_tokens=40960,
         kv_cache_needed_bytes=printed("kv_cache_needed_bytes", 5, 0.5),
@@ -186,7 +200,9 @@ def test_a_proportion_of_a_rounded_zero_is_not_solved():
 
 def test_less_than_a_block_is_not_solved():
     solution = printed_estimate(
-        incident(max_model_len_tokens=4096, kv_cache_needed_bytes=4 * GIB, kv_cache_available_bytes=MIB)
+        incident(
+            max_model_len_tokens=4096, kv_cache_needed_bytes=4 * GIB, kv_cache_available_bytes=MIB
+        )
     )
 
     assert solution.value is None
@@ -198,14 +214,18 @@ def test_the_proportional_length_fits_in_what_is_left(length, needed, share):
     left = round(needed * share)
 
     value = printed_estimate(
-        incident(max_model_len_tokens=length, kv_cache_needed_bytes=needed, kv_cache_available_bytes=left)
+        incident(
+            max_model_len_tokens=length, kv_cache_needed_bytes=needed, kv_cache_available_bytes=left
+        )
     ).value
 
     assert value is None or (0 < value < length and needed * value <= left * length)
 
 
 def test_a_length_that_already_fits_is_not_raised():
-    value = printed_estimate(incident(max_model_len_tokens=4096, estimated_max_model_len_tokens=8192)).value
+    value = printed_estimate(
+        incident(max_model_len_tokens=4096, estimated_max_model_len_tokens=8192)
+    ).value
 
     assert value is None or value <= 4096
 
@@ -260,7 +280,11 @@ def test_the_byte_count_for_a_length_holds_its_blocks_and_the_engine_s_own(
 
 
 def test_the_byte_count_within_free_keeps_a_margin():
-    facts = {"device_free_bytes": 10 * GIB, "kv_cache_requested_bytes": 12 * GIB, "device_total_bytes": 20 * GIB}
+    facts = {
+        "device_free_bytes": 10 * GIB,
+        "kv_cache_requested_bytes": 12 * GIB,
+        "device_total_bytes": 20 * GIB,
+    }
 
     solution = kv_bytes_within_free(incident(**facts))
 
@@ -270,14 +294,24 @@ def test_the_byte_count_within_free_keeps_a_margin():
 
 def test_beside_a_cache_on_the_host_at_least_a_gigabyte_stays_free():
     """All its pages are there at once, and the kernel ends the worker whose start needs one more."""
-    facts = {"device_free_bytes": 10 * GIB, "kv_cache_requested_bytes": 12 * GIB, "device_total_bytes": 20 * GIB}
-    assert 1 * GIB < 10 * GIB - kv_bytes_within_free(incident(**facts, on_cpu=True)).value < 1.5 * GIB
+    facts = {
+        "device_free_bytes": 10 * GIB,
+        "kv_cache_requested_bytes": 12 * GIB,
+        "device_total_bytes": 20 * GIB,
+    }
+    assert (
+        1 * GIB < 10 * GIB - kv_bytes_within_free(incident(**facts, on_cpu=True)).value < 1.5 * GIB
+    )
 
 
 @settings(deadline=None)
 @given(free=sizes, asked=sizes, total=sizes)
 def test_the_byte_count_within_free_is_below_what_is_free(free, asked, total):
-    facts = {"device_free_bytes": free, "kv_cache_requested_bytes": asked, "device_total_bytes": max(total, free)}
+    facts = {
+        "device_free_bytes": free,
+        "kv_cache_requested_bytes": asked,
+        "device_total_bytes": max(total, free),
+    }
 
     value = kv_bytes_within_free(incident(**facts)).value
 
@@ -285,7 +319,9 @@ def test_the_byte_count_within_free_is_below_what_is_free(free, asked, total):
 
 
 def test_a_byte_count_within_free_is_never_raised():
-    solution = kv_bytes_within_free(incident(device_free_bytes=10 * GIB, kv_cache_requested_bytes=GIB))
+    solution = kv_bytes_within_free(
+        incident(device_free_bytes=10 * GIB, kv_cache_requested_bytes=GIB)
+    )
 
     assert solution.value is None or solution.value <= GIB
 
@@ -305,7 +341,9 @@ def test_the_utilization_rises_by_what_one_request_lacks():
 
     lacking = 1 / 80
     assert 0.8 + lacking < solution.value < 0.8 + lacking + 0.06
-    assert solution.predicts["kv_cache_available_bytes"] == pytest.approx((solution.value - 0.8) * 80 * GIB + 15 * GIB)
+    assert solution.predicts["kv_cache_available_bytes"] == pytest.approx(
+        (solution.value - 0.8) * 80 * GIB + 15 * GIB
+    )
 
 
 def test_the_utilization_rises_to_hold_one_request_where_its_need_is_known():
@@ -324,7 +362,11 @@ def test_the_utilization_rises_to_hold_one_request_where_its_need_is_known():
 
 
 def test_the_margin_is_larger_on_the_cpu_backend():
-    facts = {"kv_cache_available_bytes": -GIB, "device_total_bytes": 80 * GIB, "gpu_memory_utilization_ratio": 0.5}
+    facts = {
+        "kv_cache_available_bytes": -GIB,
+        "device_total_bytes": 80 * GIB,
+        "gpu_memory_utilization_ratio": 0.5,
+    }
 
     assert RAISE_MARGIN_CPU_RATIO > RAISE_MARGIN_RATIO
     assert (
@@ -336,7 +378,9 @@ def test_the_margin_is_larger_on_the_cpu_backend():
 def test_no_utilization_above_the_limit_is_proposed():
     solution = utilization_for_kv_cache(
         incident(
-            kv_cache_available_bytes=round(-3.79 * GIB), gpu_memory_utilization_ratio=0.8, device_total_bytes=8 * GIB
+            kv_cache_available_bytes=round(-3.79 * GIB),
+            gpu_memory_utilization_ratio=0.8,
+            device_total_bytes=8 * GIB,
         )
     )
 
@@ -360,7 +404,11 @@ def test_no_utilization_above_what_is_free_is_proposed():
 
 
 def test_a_need_that_is_not_known_takes_no_more_than_is_free():
-    facts = {"kv_cache_available_bytes": -GIB, "device_total_bytes": 80 * GIB, "gpu_memory_utilization_ratio": 0.5}
+    facts = {
+        "kv_cache_available_bytes": -GIB,
+        "device_total_bytes": 80 * GIB,
+        "gpu_memory_utilization_ratio": 0.5,
+    }
 
     tight = utilization_for_kv_cache(incident(**facts, device_free_bytes=45 * GIB)).value
     roomy = utilization_for_kv_cache(incident(**facts, device_free_bytes=79 * GIB)).value
@@ -378,7 +426,9 @@ def test_a_need_that_is_not_known_takes_no_more_than_is_free():
     on_cpu=st.booleans(),
     slack=st.floats(0, 0.05 * GIB),
 )
-def test_the_utilization_is_never_lowered_for_a_negative_kv_cache(total, ratio, deficit, free, on_cpu, slack):
+def test_the_utilization_is_never_lowered_for_a_negative_kv_cache(
+    total, ratio, deficit, free, on_cpu, slack
+):
     facts = {
         "device_total_bytes": total,
         "gpu_memory_utilization_ratio": ratio,
@@ -415,11 +465,17 @@ def test_the_utilization_for_a_length_holds_one_request(total, ratio, left, more
 
     solution = utilization_for_max_len(incident(**facts))
 
-    assert solution.value is None or (solution.value > ratio and (solution.value - ratio) * total >= more)
+    assert solution.value is None or (
+        solution.value > ratio and (solution.value - ratio) * total >= more
+    )
 
 
 def test_a_device_of_zero_bytes_is_not_solved_for():
-    facts = {"device_total_bytes": 0, "gpu_memory_utilization_ratio": 0.5, "kv_cache_available_bytes": -GIB}
+    facts = {
+        "device_total_bytes": 0,
+        "gpu_memory_utilization_ratio": 0.5,
+        "kv_cache_available_bytes": -GIB,
+    }
 
     assert utilization_for_kv_cache(incident(**facts)).value is None
 
@@ -437,7 +493,9 @@ def test_the_utilization_falls_to_what_is_free():
     solution = utilization_within_free(incident(**facts))
 
     assert solution.value == 0.30
-    assert solution.freed_bytes == round(facts["desired_bytes"] - 0.30 * facts["device_total_bytes"])
+    assert solution.freed_bytes == round(
+        facts["desired_bytes"] - 0.30 * facts["device_total_bytes"]
+    )
 
 
 def test_with_next_to_nothing_free_no_utilization_is_proposed():
@@ -495,7 +553,9 @@ names = [
     ratio=st.none() | st.floats(0.01, 1),
 )
 def test_any_facts_give_a_value_or_a_reason(name, facts, ratio):
-    solution = SOLVERS[name](incident(**facts, **({} if ratio is None else {"gpu_memory_utilization_ratio": ratio})))
+    solution = SOLVERS[name](
+        incident(**facts, **({} if ratio is None else {"gpu_memory_utilization_ratio": ratio}))
+    )
 
     assert isinstance(solution, Solution)
     assert solution.reason
@@ -516,12 +576,18 @@ def test_a_byte_count_gives_way_by_what_failed_beside_it():
     solved = kv_bytes_for_tried(incident(**facts, tried_bytes=3 * GIB, device_free_bytes=GIB))
     assert solved.value % MIB == 0
     assert 60 * GIB - 2 * GIB - others_margin_ratio() * 80 * GIB - MIB <= solved.value < 58 * GIB
-    assert kv_bytes_for_tried(incident(**facts, tried_bytes=90 * GIB, device_free_bytes=0)).value is None
+    assert (
+        kv_bytes_for_tried(incident(**facts, tried_bytes=90 * GIB, device_free_bytes=0)).value
+        is None
+    )
 
 
 def test_what_comes_after_a_sampler_s_sort_is_counted_where_its_warm_up_fails():
     failed = incident(
-        gpu_memory_utilization_ratio=0.95, device_total_bytes=2**31, tried_bytes=188 * MIB, device_free_bytes=148 * MIB
+        gpu_memory_utilization_ratio=0.95,
+        device_total_bytes=2**31,
+        tried_bytes=188 * MIB,
+        device_free_bytes=148 * MIB,
     )
     alone = SOLVERS["utilization_for_tried"](failed).value
     in_sampler = SOLVERS["utilization_for_tried"](replace(failed, kind="sampler_warmup_oom")).value

@@ -22,7 +22,11 @@ def test_it_takes_three_in_four_of_those_that_ran_else_what_fits_at_full_length(
         ("decode", {"kv_slots_needed_tokens": 40}, 30),
         (
             "prefill",
-            {"kv_slots_needed_tokens": 4096, "kv_cache_capacity_tokens": 40000, "max_model_len_tokens": 8192},
+            {
+                "kv_slots_needed_tokens": 4096,
+                "kv_cache_capacity_tokens": 40000,
+                "max_model_len_tokens": 8192,
+            },
             4,
         ),
         ("decode", {"running_requests": 1}, None),

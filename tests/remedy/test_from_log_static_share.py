@@ -12,7 +12,11 @@ from oomguard.remedy.from_log import static_share_for_pool, static_share_for_tri
 
 
 def incident(**facts) -> Incident:
-    return Incident("kv_cache_none_left", "boom", facts={name: Fact(name, value) for name, value in facts.items()})
+    return Incident(
+        "kv_cache_none_left",
+        "boom",
+        facts={name: Fact(name, value) for name, value in facts.items()},
+    )
 
 
 def test_the_share_leaves_what_the_engine_keeps_for_a_step_of_its_size():
@@ -31,26 +35,36 @@ def test_the_share_leaves_what_the_engine_keeps_for_a_step_of_its_size():
 
 def test_a_large_device_keeps_ten_gib_at_least():
     small = {"max_num_batched_tokens": 2048, "cuda_graph_max_bs": 8}
-    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **small))
+    found = static_share_for_pool(
+        incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **small)
+    )
 
     assert found.value == pytest.approx(1 - 10 / 80, abs=0.001)
 
 
 def test_weights_that_take_more_leave_activations_less():
-    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.9))
+    found = static_share_for_pool(
+        incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.9)
+    )
 
     assert found.value == pytest.approx(0.92, abs=0.001)
 
 
 def test_weights_that_fill_the_device_have_no_share():
-    found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.96))
+    found = static_share_for_pool(
+        incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.96)
+    )
 
     assert found.value is None
     assert "0.960" in found.reason
 
 
 def test_a_share_that_is_high_enough_is_not_lowered():
-    facts = {"initial_free_bytes": 80 * GIB, "static_share_least_ratio": 0.5, "mem_fraction_static_ratio": 0.9}
+    facts = {
+        "initial_free_bytes": 80 * GIB,
+        "static_share_least_ratio": 0.5,
+        "mem_fraction_static_ratio": 0.9,
+    }
 
     assert static_share_for_pool(incident(**facts)).value is None
 
@@ -67,7 +81,11 @@ def test_a_share_near_the_engine_s_own_is_not_raised_without_figures():
 
 
 def test_the_engine_s_own_share_is_none_for_weights_that_take_more_by_their_name():
-    facts = {"mem_fraction_static_ratio": 0.5, "device_total_bytes": 24 * GIB, "estimated_weights_bytes": 23 * GIB}
+    facts = {
+        "mem_fraction_static_ratio": 0.5,
+        "device_total_bytes": 24 * GIB,
+        "estimated_weights_bytes": 23 * GIB,
+    }
 
     assert static_share_for_pool(incident(**facts)).value is None
 
@@ -84,9 +102,15 @@ def test_a_share_that_leaves_more_than_the_engine_s_own_is_not_lowered_without_f
 
 
 def test_what_a_large_device_keeps_grows_with_its_graphs_its_ranks_and_a_draft(subtests):
-    for more, kept_gib in [({}, 13.125), ({"speculative": True}, 17.125), ({"tensor_parallel_size": 8}, 14.5)]:
+    for more, kept_gib in [
+        ({}, 13.125),
+        ({"speculative": True}, 17.125),
+        ({"tensor_parallel_size": 8}, 14.5),
+    ]:
         with subtests.test(more=more, kept_gib=kept_gib):
-            found = static_share_for_pool(incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **more))
+            found = static_share_for_pool(
+                incident(initial_free_bytes=80 * GIB, static_share_least_ratio=0.5, **more)
+            )
 
             assert found.value == pytest.approx(1 - kept_gib / 80, abs=0.001)
 
@@ -102,7 +126,11 @@ def test_a_share_that_no_command_gives_is_the_engine_s_own():
 
 
 def test_what_the_start_prints_of_the_pool_tells_the_share():
-    start = {"initial_free_bytes": 80 * GIB, "loaded_free_bytes": 60 * GIB, "kv_cache_available_bytes": 52 * GIB}
+    start = {
+        "initial_free_bytes": 80 * GIB,
+        "loaded_free_bytes": 60 * GIB,
+        "kv_cache_available_bytes": 52 * GIB,
+    }
     figures = {"device_total_bytes": 80 * GIB, "tried_bytes": 3 * GIB, "device_free_bytes": GIB}
 
     found = static_share_for_tried(incident(**start, **figures))
@@ -112,12 +140,18 @@ def test_what_the_start_prints_of_the_pool_tells_the_share():
 
 
 def test_graphs_that_were_left_need_no_more_each_than_those_before():
-    facts = {"mem_fraction_static_ratio": 0.9, "initial_free_bytes": 80 * GIB, "graphs_free_bytes": 4 * GIB}
+    facts = {
+        "mem_fraction_static_ratio": 0.9,
+        "initial_free_bytes": 80 * GIB,
+        "graphs_free_bytes": 4 * GIB,
+    }
     counted = Incident(
         "cudagraph_capture_oom",
         "boom",
         phase="cudagraph_capture",
-        facts={k: Fact(k, v) for k, v in {**facts, "graphs_captured": 10, "graphs_wanted": 15}.items()},
+        facts={
+            k: Fact(k, v) for k, v in {**facts, "graphs_captured": 10, "graphs_wanted": 15}.items()
+        },
     )
 
     found = static_share_for_tried(counted)
@@ -138,7 +172,9 @@ def test_without_the_figures_of_loading_their_names_are_told():
     now=st.floats(0.05, 0.97),
     tokens=st.sampled_from([2048, 4096, 8192, 16384]),
 )
-def test_a_raised_share_is_above_the_old_one_and_above_what_the_weights_take(before, least, now, tokens):
+def test_a_raised_share_is_above_the_old_one_and_above_what_the_weights_take(
+    before, least, now, tokens
+):
     found = static_share_for_pool(
         incident(
             initial_free_bytes=before,
@@ -158,7 +194,9 @@ def test_a_raised_share_is_above_the_old_one_and_above_what_the_weights_take(bef
     share=st.floats(0.2, 0.98),
     least=st.floats(0.0, 0.9),
 )
-def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(total, tried, free, share, least):
+def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(
+    total, tried, free, share, least
+):
     found = static_share_for_tried(
         incident(
             device_total_bytes=total,
@@ -174,16 +212,26 @@ def test_a_lowered_share_makes_the_room_that_lacks_and_leaves_a_pool(total, trie
 
 
 def test_more_than_half_of_the_share_is_no_pool_that_could_give_it_back():
-    figures = {"device_total_bytes": 80 * GIB, "device_free_bytes": 20 * GIB, "tried_bytes": 80 * GIB}
+    figures = {
+        "device_total_bytes": 80 * GIB,
+        "device_free_bytes": 20 * GIB,
+        "tried_bytes": 80 * GIB,
+    }
     found = static_share_for_tried(incident(mem_fraction_static_ratio=0.9, **figures))
     assert found.value is None
     assert "80.00 GiB beside weights and pool does not fit in 80.00 GiB" in found.reason
 
 
 def test_attention_that_is_parallel_over_data_keeps_room_for_each_of_its_ranks():
-    facts = {"initial_free_bytes": 140 * GIB, "static_share_least_ratio": 0.5, "cuda_graph_max_bs": 512}
+    facts = {
+        "initial_free_bytes": 140 * GIB,
+        "static_share_least_ratio": 0.5,
+        "cuda_graph_max_bs": 512,
+    }
     one, all_ranks = (
-        static_share_for_pool(incident(**facts, data_parallel_size=8, parallel_attention=parallel)).value
+        static_share_for_pool(
+            incident(**facts, data_parallel_size=8, parallel_attention=parallel)
+        ).value
         for parallel in (False, True)
     )
 

@@ -13,7 +13,12 @@ sizes = st.integers(1, 2**38)
 
 
 def incident(phase: str = "prefill", **values: int | bool) -> Incident:
-    return Incident("cuda_oom", "", phase=phase, facts={name: Fact(name, value) for name, value in values.items()})
+    return Incident(
+        "cuda_oom",
+        "",
+        phase=phase,
+        facts={name: Fact(name, value) for name, value in values.items()},
+    )
 
 
 @given(sizes, sizes, st.integers(1, 131072))
@@ -28,7 +33,11 @@ def test_what_was_refused_fits_in_what_was_free(tried, free, tokens):
 
 
 def test_the_tokens_that_ran_count_where_they_are_fewer_than_the_limit():
-    figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 16384}
+    figures = {
+        "tried_bytes": 4 * GIB,
+        "device_free_bytes": 2 * GIB,
+        "max_num_batched_tokens": 16384,
+    }
 
     assert step_tokens_for_tried(incident(**figures)).value == 7168
     assert step_tokens_for_tried(incident(**figures, step_tokens=4096)).value == 1792
@@ -41,7 +50,11 @@ def test_no_step_is_small_enough_where_its_tokens_are_not_what_was_refused(subte
         ("nearly nothing was free", {"device_free_bytes": 1 << 20}, "with 1.00 MiB free"),
     ]:
         with subtests.test(name):
-            figures = {"tried_bytes": 4 * GIB, "device_free_bytes": 2 * GIB, "max_num_batched_tokens": 8192}
+            figures = {
+                "tried_bytes": 4 * GIB,
+                "device_free_bytes": 2 * GIB,
+                "max_num_batched_tokens": 8192,
+            }
             solution = step_tokens_for_tried(incident(**{**figures, **more}))
 
             assert solution.value is None

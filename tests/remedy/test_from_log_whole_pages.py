@@ -14,7 +14,10 @@ tokens = st.integers(1, 1 << 24)
 
 def incident(phase: str = "decode", **values: int) -> Incident:
     return Incident(
-        "kv_slots_exhausted", "", phase=phase, facts={name: Fact(name, value) for name, value in values.items()}
+        "kv_slots_exhausted",
+        "",
+        phase=phase,
+        facts={name: Fact(name, value) for name, value in values.items()},
     )
 
 
@@ -35,4 +38,9 @@ def test_pages_are_not_what_is_missing_where_those_in_force_are_small_enough():
 
 
 def test_a_prompt_takes_many_pages_of_which_the_message_gives_no_number():
-    assert page_for_requests(incident("prefill", kv_slots_free_tokens=4096, kv_slots_needed_tokens=100)).value is None
+    assert (
+        page_for_requests(
+            incident("prefill", kv_slots_free_tokens=4096, kv_slots_needed_tokens=100)
+        ).value
+        is None
+    )

@@ -75,7 +75,12 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr("oomguard.probe.host.read_total_bytes", lambda: 24 * GIB)
 
     def plan_for(
-        config: dict, args: dict, frames: list[str], message: str, *before: str, drafts: str = "None"
+        config: dict,
+        args: dict,
+        frames: list[str],
+        message: str,
+        *before: str,
+        drafts: str = "None",
     ) -> Incident:
         (tmp_path / "config.json").write_text(json.dumps(config))
         error = "(Worker pid=19414) ERROR 11-22 17:58:03 [multiproc_executor.py:953] "
@@ -94,7 +99,10 @@ def start(tmp_path, monkeypatch):
         ]
         log = io.BytesIO("\n".join(lines).encode())
         found = assess_all(
-            diagnose_lines(read_lines(log)), default_rules(), make_policy("reduces-capacity"), local_models=True
+            diagnose_lines(read_lines(log)),
+            default_rules(),
+            make_policy("reduces-capacity"),
+            local_models=True,
         )
         return found.incidents[0]
 
@@ -135,7 +143,11 @@ def test_the_table_of_the_n_gram_drafter_is_named_by_the_shape_and_solved_by_the
     message = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 40.0 GiB for an array with shape (1024, 10485760) and data type int32"
     long = LLAMA | {"max_position_embeddings": 10485760, "vocab_size": 512}
     found = start(long, args, frames, message)
-    assert (found.framework, found.causes[0].id, found.causes[0].rule) == ("vllm", "speculative_decoding", "OG351")
+    assert (found.framework, found.causes[0].id, found.causes[0].rule) == (
+        "vllm",
+        "speculative_decoding",
+        "OG351",
+    )
     assert "1024 x 10485760 max_model_len x 4 bytes" in found.causes[0].explanation
     length = solved(found)["max_model_len"]
     assert length % 16 == 0
@@ -159,10 +171,20 @@ def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_request
 ):
     """A step has a token for every request: with 16384 of them it cannot be as short as the memory asks for."""
     for user, limit, images, changed in [
-        ({"max_num_seqs": 64, "max_num_batched_tokens": 65536}, None, 16384, {"max_num_batched_tokens"}),
+        (
+            {"max_num_seqs": 64, "max_num_batched_tokens": 65536},
+            None,
+            16384,
+            {"max_num_batched_tokens"},
+        ),
         (MANY, None, 16384, {"max_num_batched_tokens", "max_num_seqs"}),
         (MANY, 1, 16384, {"max_num_batched_tokens", "max_num_seqs"}),
-        ({"max_num_seqs": 8192, "max_num_batched_tokens": 65536}, 1, 8192, {"max_num_batched_tokens"}),
+        (
+            {"max_num_seqs": 8192, "max_num_batched_tokens": 65536},
+            1,
+            8192,
+            {"max_num_batched_tokens"},
+        ),
     ]:
         with subtests.test(user=user, limit=limit, images=images, changed=changed):
             args = {"max_model_len": 2048, "kv_cache_memory_bytes": 128 * 2**20, **user}
@@ -178,7 +200,9 @@ def test_images_that_are_profiled_at_once_are_cut_by_the_step_and_by_the_request
             assert found.causes[0].id == "multimodal_profile"
             new = solved(found)
             together = {patch.setting for patch in found.plan if patch.applicable and patch.group}
-            assert changed == (together or {next(patch.setting for patch in found.plan if patch.applicable)})
+            assert changed == (
+                together or {next(patch.setting for patch in found.plan if patch.applicable)}
+            )
             step = new["max_num_batched_tokens"]
             assert step >= new.get("max_num_seqs", 0)
             assert 2048 <= step // 4 < images
@@ -192,7 +216,9 @@ def test_a_cache_larger_than_the_process_may_hold_is_made_as_large_as_fits(start
         'vllm/v1/worker/gpu_model_runner.py", line 7000, in initialize_kv_cache',
         'vllm/v1/worker/utils.py", line 300, in allocate_kv_cache',
     ]
-    block = 128 * 2 * 2 * 1 * 64 * 2  # tokens, keys and values, layers, key-value heads, head size, bytes
+    block = (
+        128 * 2 * 2 * 1 * 64 * 2
+    )  # tokens, keys and values, layers, key-value heads, head size, bytes
     found = start(LLAMA, args, frames, REFUSED.format(6_000_000_000 // block * block))
     assert found.causes[0].id == "kv_cache_budget"
     assert 0.6 * 2 * GIB <= solved(found)["kv_cache_memory_bytes"] <= 0.8 * 2 * GIB
@@ -208,6 +234,9 @@ def test_a_step_that_holds_whole_prompts_is_no_smaller_than_the_longest(start, m
     config = LLAMA | {"intermediate_size": 65536}
     line = "(EngineCore pid=19300) INFO 11-22 17:57:42 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: enable_chunked_prefill=False"
     refused = REFUSED.format(2048 * 65536 * 2 * 2)
-    with_chunks, whole = start(config, args, frames, refused), start(config, args, frames, refused, line)
+    with_chunks, whole = (
+        start(config, args, frames, refused),
+        start(config, args, frames, refused, line),
+    )
     assert solved(with_chunks)["max_num_batched_tokens"] < 512
     assert solved(whole).get("max_num_batched_tokens", 512) >= 512

@@ -30,12 +30,20 @@ TOO_LONG = {
 }
 
 
-def incident(kind="kv_cache_too_small_for_max_len", *, user: dict | None = None, complete=True, **facts) -> Incident:
+def incident(
+    kind="kv_cache_too_small_for_max_len", *, user: dict | None = None, complete=True, **facts
+) -> Incident:
     return Incident(
         kind,
         "boom",
-        facts={name: fact if isinstance(fact, Fact) else Fact(name, fact) for name, fact in facts.items()},
-        settings={name: SettingInForce(name, value, True, "command") for name, value in (user or {}).items()},
+        facts={
+            name: fact if isinstance(fact, Fact) else Fact(name, fact)
+            for name, fact in facts.items()
+        },
+        settings={
+            name: SettingInForce(name, value, True, "command")
+            for name, value in (user or {}).items()
+        },
         settings_complete=complete,
     )
 
@@ -87,12 +95,17 @@ RULE = Rule(
 )
 
 
-def planned(*fixes: Fix, policy: Policy | None = None, tried=(), base: Incident | None = None) -> Incident:
+def planned(
+    *fixes: Fix, policy: Policy | None = None, tried=(), base: Incident | None = None
+) -> Incident:
     """The plan of one made-up rule with these fixes."""
     rule = replace(RULE, fixes=fixes)
     base = base or incident("cuda_oom")
     return plan(
-        replace(base, causes=(Cause("lora", "XX101", 0.5, (), "s"),)), RuleSet((), (rule,)), policy or Policy(), tried
+        replace(base, causes=(Cause("lora", "XX101", 0.5, (), "s"),)),
+        RuleSet((), (rule,)),
+        policy or Policy(),
+        tried,
     )
 
 
@@ -109,10 +122,21 @@ def names(result: Incident) -> list[str]:
 
 
 def test_a_patch_says_all_a_person_needs():
-    (patch,) = planned(fix("max_model_len", value="4096.0"), base=incident("cuda_oom", max_model_len_tokens=8192)).plan
+    (patch,) = planned(
+        fix("max_model_len", value="4096.0"), base=incident("cuda_oom", max_model_len_tokens=8192)
+    ).plan
 
-    assert (patch.setting, patch.old, patch.new, patch.effect) == ("max_model_len", 8192, 4096, Effect.REDUCES_CAPACITY)
-    assert (patch.as_flag, patch.as_kwarg, patch.as_env) == ("--max-model-len 4096", "max_model_len=4096", None)
+    assert (patch.setting, patch.old, patch.new, patch.effect) == (
+        "max_model_len",
+        8192,
+        4096,
+        Effect.REDUCES_CAPACITY,
+    )
+    assert (patch.as_flag, patch.as_kwarg, patch.as_env) == (
+        "--max-model-len 4096",
+        "max_model_len=4096",
+        None,
+    )
     assert (patch.rule, patch.reason, patch.tradeoff) == ("XX101", "a title", "its cost")
     assert patch.applicable
 
@@ -130,14 +154,17 @@ def test_what_may_be_done_comes_first_then_what_is_blocked_then_what_is_not_solv
 
 def test_the_effect_is_that_of_the_direction_and_not_of_the_rule():
     (patch,) = planned(
-        fix("gpu_memory_utilization", value="0.5"), base=incident("cuda_oom", gpu_memory_utilization_ratio=0.9)
+        fix("gpu_memory_utilization", value="0.5"),
+        base=incident("cuda_oom", gpu_memory_utilization_ratio=0.9),
     ).plan
 
     assert patch.effect == Effect.REDUCES_CAPACITY
 
 
 def test_the_setting_in_force_wins_over_the_fact_and_the_default():
-    base = incident("cuda_oom", user={"gpu_memory_utilization": 0.7}, gpu_memory_utilization_ratio=0.9)
+    base = incident(
+        "cuda_oom", user={"gpu_memory_utilization": 0.7}, gpu_memory_utilization_ratio=0.9
+    )
 
     assert planned(fix("gpu_memory_utilization", value="0.95"), base=base).plan[0].old == 0.7
 
@@ -149,7 +176,10 @@ def test_the_default_of_the_version_is_the_old_value_where_nothing_else_is_known
 
 
 def test_the_first_cause_s_fix_for_a_setting_is_the_one_planned():
-    assert [patch.new for patch in planned(fix("batch_size", value="4.0"), fix("batch_size", value="2.0")).plan] == [4]
+    assert [
+        patch.new
+        for patch in planned(fix("batch_size", value="4.0"), fix("batch_size", value="2.0")).plan
+    ] == [4]
 
 
 def test_a_fix_whose_condition_does_not_hold_is_left_out():
@@ -217,11 +247,15 @@ def test_the_planner_solves_a_shipped_rule():
 def test_what_was_tried_is_not_planned_again():
     first = next_patch(assessed(incident(**TOO_LONG)))
 
-    assert names(assessed(incident(**TOO_LONG), tried=[(first.setting, first.new)])) == ["max_model_len"]
+    assert names(assessed(incident(**TOO_LONG), tried=[(first.setting, first.new)])) == [
+        "max_model_len"
+    ]
 
 
 def test_another_value_of_a_tried_setting_may_be_planned():
-    assert "gpu_memory_utilization" in names(assessed(incident(**TOO_LONG), tried=[("gpu_memory_utilization", 0.12)]))
+    assert "gpu_memory_utilization" in names(
+        assessed(incident(**TOO_LONG), tried=[("gpu_memory_utilization", 0.12)])
+    )
 
 
 def test_a_pinned_setting_is_listed_and_not_applied():
@@ -229,7 +263,10 @@ def test_a_pinned_setting_is_listed_and_not_applied():
 
     assert next_patch(result).setting == "max_model_len"
     assert [patch.blocked_by for patch in result.plan] == [None, "pinned"]
-    assert (result.plan[1].as_flag, result.plan[1].as_kwarg) == (None, None)  # nothing to paste for what is pinned
+    assert (result.plan[1].as_flag, result.plan[1].as_kwarg) == (
+        None,
+        None,
+    )  # nothing to paste for what is pinned
 
 
 def test_a_floor_leaves_nothing_to_apply():
@@ -249,7 +286,8 @@ def test_a_byte_count_the_user_wrote_is_an_alternative_and_no_patch():
         "kv_cache_memory_bytes": 1_000_000,
     }
     result = assessed(
-        incident(user={"kv_cache_memory_bytes": 1_000_000}, **facts), Policy(allow=Effect.CHANGES_OUTPUTS)
+        incident(user={"kv_cache_memory_bytes": 1_000_000}, **facts),
+        Policy(allow=Effect.CHANGES_OUTPUTS),
     )
 
     assert names(result) == ["max_model_len"]
@@ -292,11 +330,20 @@ def test_the_pool_s_own_memory_is_not_taken_for_a_neighbour_s():
 
 
 def test_what_a_weak_cause_changes_comes_after_what_a_sure_one_changes(subtests):
-    sure, weak = fix("max_num_batched_tokens", lever="less", missing="how much"), fix("enforce_eager", value="True")
+    sure, weak = (
+        fix("max_num_batched_tokens", lever="less", missing="how much"),
+        fix("enforce_eager", value="True"),
+    )
     for sureness, first in [(0.79, "max_num_batched_tokens"), (0.5, "enforce_eager")]:
         with subtests.test(sureness=sureness):
-            rules = [replace(RULE, code="XX101", fixes=(sure,)), replace(RULE, code="XX102", fixes=(weak,))]
-            causes = [Cause("lora", "XX101", sureness, (), "s"), Cause("lora", "XX102", 0.4, (), "s")]
+            rules = [
+                replace(RULE, code="XX101", fixes=(sure,)),
+                replace(RULE, code="XX102", fixes=(weak,)),
+            ]
+            causes = [
+                Cause("lora", "XX101", sureness, (), "s"),
+                Cause("lora", "XX102", 0.4, (), "s"),
+            ]
             base = replace(incident("cuda_oom"), causes=tuple(causes))
             assert names(plan(base, RuleSet((), tuple(rules)), Policy()))[0] == first
 
@@ -335,7 +382,8 @@ def test_a_value_for_a_setting_of_unknown_origin_is_solved_and_not_applied():
     assert patch.new is not None
     assert not patch.applicable
     assert (
-        patch.blocked_by == "not known: whether you set kv_cache_memory_bytes, whether you set num_gpu_blocks_override"
+        patch.blocked_by
+        == "not known: whether you set kv_cache_memory_bytes, whether you set num_gpu_blocks_override"
     )
 
 
@@ -353,25 +401,45 @@ any_facts = st.fixed_dictionaries(
     {},
     optional={
         **dict.fromkeys(
-            ["tried_bytes", "device_total_bytes", "device_free_bytes", "kv_cache_needed_bytes", "desired_bytes"],
+            [
+                "tried_bytes",
+                "device_total_bytes",
+                "device_free_bytes",
+                "kv_cache_needed_bytes",
+                "desired_bytes",
+            ],
             bytes_of,
         ),
         **dict.fromkeys(
-            ["allocated_bytes", "process_in_use_bytes", "kv_cache_requested_bytes", "baseline_bytes"],
+            [
+                "allocated_bytes",
+                "process_in_use_bytes",
+                "kv_cache_requested_bytes",
+                "baseline_bytes",
+            ],
             bytes_of,
         ),
         **dict.fromkeys(
-            ["max_model_len_tokens", "estimated_max_model_len_tokens", "batch_size"], st.integers(1, 10**6)
+            ["max_model_len_tokens", "estimated_max_model_len_tokens", "batch_size"],
+            st.integers(1, 10**6),
         ),
         **dict.fromkeys(
-            ["kv_cache_memory_bytes_set", "num_gpu_blocks_override_set", "prefix_caching", "multimodal"], st.booleans()
+            [
+                "kv_cache_memory_bytes_set",
+                "num_gpu_blocks_override_set",
+                "prefix_caching",
+                "multimodal",
+            ],
+            st.booleans(),
         ),
         "kv_cache_available_bytes": st.integers(-50 * GIB, 50 * GIB),
         "gpu_memory_utilization_ratio": st.floats(0.01, 1.0),
     },
 )
 policies = st.builds(
-    Policy, allow=st.none() | st.sampled_from(Effect), pinned=st.sets(st.sampled_from(["max_model_len"])).map(frozenset)
+    Policy,
+    allow=st.none() | st.sampled_from(Effect),
+    pinned=st.sets(st.sampled_from(["max_model_len"])).map(frozenset),
 )
 
 
@@ -411,17 +479,27 @@ def test_an_alternative_is_what_is_done_once_the_user_ruled_out_what_is_better(s
         with subtests.test(pinned=pinned, applied=applied):
             result = planned(
                 fix("max_num_seqs", value="8.0", effect=Effect.REDUCES_CAPACITY),
-                fix("max_model_len", value="4096.0", effect=Effect.REDUCES_CAPACITY, alternative=True),
+                fix(
+                    "max_model_len",
+                    value="4096.0",
+                    effect=Effect.REDUCES_CAPACITY,
+                    alternative=True,
+                ),
                 policy=Policy(allow=Effect.REDUCES_CAPACITY, pinned=frozenset(pinned)),
                 base=incident("cuda_oom", max_model_len_tokens=8192, max_num_seqs=64),
             )
             assert [patch.setting for patch in result.plan if patch.applicable] == applied
-            assert [other.setting for other in result.alternatives] == ([] if pinned else ["max_model_len"])
+            assert [other.setting for other in result.alternatives] == (
+                [] if pinned else ["max_model_len"]
+            )
 
 
 def test_a_share_that_decides_nothing_is_lowered_for_nothing(subtests):
     """The engine claims its share before anything else, also where blocks decide how large the KV cache is."""
-    for user, effect in [({}, "reduces-capacity"), ({"num_gpu_blocks_override": 256}, "output-preserving")]:
+    for user, effect in [
+        ({}, "reduces-capacity"),
+        ({"num_gpu_blocks_override": 256}, "output-preserving"),
+    ]:
         for kind in ["startup_free_memory_below_utilization", "cpu_node_memory"]:
             with subtests.test(user=user, effect=effect, kind=kind):
                 base = incident(
@@ -436,5 +514,10 @@ def test_a_share_that_decides_nothing_is_lowered_for_nothing(subtests):
                     **user,
                 )
                 found = assessed(replace(base, framework="vllm"))
-                (patch,) = [patch for patch in found.plan if patch.setting == "gpu_memory_utilization"]
-                assert (str(patch.effect), patch.applicable) == (effect, effect == "output-preserving")
+                (patch,) = [
+                    patch for patch in found.plan if patch.setting == "gpu_memory_utilization"
+                ]
+                assert (str(patch.effect), patch.applicable) == (
+                    effect,
+                    effect == "output-preserving",
+                )

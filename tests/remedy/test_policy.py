@@ -28,10 +28,18 @@ def patch(name, old, new) -> Patch:
     return Patch(name, old, new, effect_of(name, old, new), "because")
 
 
-def blocks(policy: Policy, change, *, set_by_user: bool | None = False, complete: bool = True) -> str | None:
+def blocks(
+    policy: Policy, change, *, set_by_user: bool | None = False, complete: bool = True
+) -> str | None:
     """``set_by_user`` None: nothing is known of the setting itself."""
-    settings = {} if set_by_user is None else {change[0]: SettingInForce(change[0], change[1], set_by_user, "command")}
-    return policy.blocks(patch(*change), Incident("cuda_oom", "boom", settings=settings, settings_complete=complete))
+    settings = (
+        {}
+        if set_by_user is None
+        else {change[0]: SettingInForce(change[0], change[1], set_by_user, "command")}
+    )
+    return policy.blocks(
+        patch(*change), Incident("cuda_oom", "boom", settings=settings, settings_complete=complete)
+    )
 
 
 def test_output_preserving_patches_are_always_permitted(subtests):
@@ -45,7 +53,10 @@ def test_reduced_capacity_is_permitted_on_what_the_user_left_alone():
 
 
 def test_reduced_capacity_is_blocked_on_what_the_user_set():
-    assert blocks(Policy(), DOWN, set_by_user=True) == "you set it: --allow reduces-capacity permits it"
+    assert (
+        blocks(Policy(), DOWN, set_by_user=True)
+        == "you set it: --allow reduces-capacity permits it"
+    )
 
 
 def test_a_setting_missing_from_a_complete_list_was_left_alone():
@@ -61,7 +72,9 @@ def test_a_setting_missing_from_an_incomplete_list_may_have_been_set():
 def test_a_setting_of_unknown_origin_may_have_been_set():
     in_force = {"max_model_len": SettingInForce("max_model_len", 32768, None, "measured")}
 
-    why = Policy().blocks(patch(*DOWN), Incident("cuda_oom", "boom", settings=in_force, settings_complete=True))
+    why = Policy().blocks(
+        patch(*DOWN), Incident("cuda_oom", "boom", settings=in_force, settings_complete=True)
+    )
 
     assert why.startswith("you may have set it")
 
@@ -86,7 +99,10 @@ def test_an_explicit_limit_permits_up_to_it_on_every_setting_and_forbids_the_res
 def test_a_pinned_setting_is_never_touched(subtests):
     for allow in [None, *Effect]:
         with subtests.test(allow=allow):
-            assert blocks(Policy(allow=allow, pinned=frozenset({"gpu_memory_utilization"})), UP) == "pinned"
+            assert (
+                blocks(Policy(allow=allow, pinned=frozenset({"gpu_memory_utilization"})), UP)
+                == "pinned"
+            )
 
 
 def test_a_pin_says_nothing_of_other_settings():
@@ -131,13 +147,21 @@ def test_a_byte_count_the_user_wrote_and_nobody_could_read_is_not_raised_either(
         with subtests.test(old=old):
             change = ("kv_cache_memory_bytes", old, 2000)
 
-            assert blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True) == "a byte count you set"
+            assert (
+                blocks(Policy(allow=Effect.REDUCES_CAPACITY), change, set_by_user=True)
+                == "a byte count you set"
+            )
 
 
 def test_the_default_policy_is_the_documented_one():
     policy = Policy()
 
-    assert (policy.allow, policy.pinned, dict(policy.minimum), policy.deadline_s) == (None, frozenset(), {}, None)
+    assert (policy.allow, policy.pinned, dict(policy.minimum), policy.deadline_s) == (
+        None,
+        frozenset(),
+        {},
+        None,
+    )
     assert policy.max_relaunches == DEFAULT_MAX_RELAUNCHES == 3
     assert policy.max_per_hour == DEFAULT_MAX_PER_HOUR == 3
 
@@ -146,15 +170,21 @@ def test_what_the_command_itself_needs_holds_whatever_is_allowed(subtests):
     for need, blocked in [(8193, True), (8192, False), (float("inf"), True), (10**6, True)]:
         for allow in [None, *Effect]:
             with subtests.test(need=need, blocked=blocked, allow=allow):
-                policy = with_needed(Policy(allow=allow), {"max_model_len": Need(need, "the command asks for")})
+                policy = with_needed(
+                    Policy(allow=allow), {"max_model_len": Need(need, "the command asks for")}
+                )
                 why = blocks(policy, DOWN)
                 assert (
-                    why is not None and why.startswith("below ") and why.endswith("the command asks for")
+                    why is not None
+                    and why.startswith("below ")
+                    and why.endswith("the command asks for")
                 ) == blocked
 
 
 def test_of_two_needs_the_larger_one_counts():
-    policy = with_needed(with_needed(Policy(), {"max_model_len": Need(9, "a")}), {"max_model_len": Need(5, "b")})
+    policy = with_needed(
+        with_needed(Policy(), {"max_model_len": Need(9, "a")}), {"max_model_len": Need(5, "b")}
+    )
     assert policy.needed["max_model_len"] == Need(9, "a")
 
 
@@ -167,10 +197,16 @@ def test_what_is_pinned_or_below_a_floor_is_out_of_question_and_what_may_be_allo
 
 
 def test_an_argument_that_nothing_here_changes_may_be_pinned_and_a_slip_may_not():
-    assert make_policy(pinned=["--disable-hybrid-kv-cache-manager"]).pinned == {"disable_hybrid_kv_cache_manager"}
+    assert make_policy(pinned=["--disable-hybrid-kv-cache-manager"]).pinned == {
+        "disable_hybrid_kv_cache_manager"
+    }
     with pytest.raises(SettingError, match="unknown setting: max_modle_len"):
         make_policy(pinned=["max_modle_len"])
-    with pytest.raises(SettingError, match="unknown setting: spec_tokens"):  # a part of one that is changed
+    with pytest.raises(
+        SettingError, match="unknown setting: spec_tokens"
+    ):  # a part of one that is changed
         make_policy(pinned=["spec_tokens"])
-    with pytest.raises(SettingError, match="unknown setting: compilation_config"):  # it holds settings that are changed
+    with pytest.raises(
+        SettingError, match="unknown setting: compilation_config"
+    ):  # it holds settings that are changed
         make_policy(pinned=["compilation_config"])

@@ -16,7 +16,9 @@ REQUESTED = "(Worker pid=9) INFO 11-21 07:14:50 [cpu_worker.py:260] Auto set (0.
 TOO_LONG = "(EngineCore pid=7) ERROR 11-21 07:14:52 [core.py:1510] ValueError: To serve at least one request with the model's max seq len (32768), (0.03 GiB KV cache is needed, which is larger than the available KV cache memory (0.02 GiB). Based on the available memory, the estimated maximum model length is 17408. Try increasing `gpu_memory_utilization`"
 
 
-def incident(*, complete: bool = False, version: str | None = "0.32.0", **facts: object) -> Incident:
+def incident(
+    *, complete: bool = False, version: str | None = "0.32.0", **facts: object
+) -> Incident:
     return Incident(
         "kv_cache_none_left",
         "boom",
@@ -51,7 +53,9 @@ def test_no_permission_of_the_user_makes_an_assumption_a_value():
 
 
 def test_without_a_version_no_default_is_named():
-    assert why_blocked(patch(), incident(version=None), Policy()) == "its present value is not shown"
+    assert (
+        why_blocked(patch(), incident(version=None), Policy()) == "its present value is not shown"
+    )
 
 
 def test_where_all_settings_are_listed_one_that_is_not_is_its_default_and_known():
@@ -65,7 +69,11 @@ def test_a_printed_value_is_known():
 
 
 def test_a_switch_and_what_a_call_takes_are_set_whatever_they_are_now(subtests):
-    for setting, new in [("enforce_eager", True), ("batch_size", 4), ("attn_implementation", "sdpa")]:
+    for setting, new in [
+        ("enforce_eager", True),
+        ("batch_size", 4),
+        ("attn_implementation", "sdpa"),
+    ]:
         with subtests.test(setting=setting, new=new):
             assert why_blocked(patch(setting, new), incident(), Policy()) is None
 
@@ -75,7 +83,9 @@ def test_requested_over_total_tells_the_share_and_it_is_raised_from_there():
     assert raised.old == 0.028
     assert 0.028 < raised.new < 0.04
     assert raised.effect == Effect.OUTPUT_PRESERVING
-    assert "its present value" not in raised.blocked_by  # whether a byte count is set is another question
+    assert (
+        "its present value" not in raised.blocked_by
+    )  # whether a byte count is set is another question
 
 
 def test_a_scripts_flag_is_known_where_the_log_has_no_share():
@@ -85,5 +95,11 @@ def test_a_scripts_flag_is_known_where_the_log_has_no_share():
 
 
 def test_a_step_size_that_nobody_told_is_not_lowered_by_itself():
-    assert why_blocked(patch("max_num_batched_tokens", 2048), incident(), Policy()) == "its present value is not shown"
-    assert why_blocked(patch("max_num_batched_tokens", 2048), incident(complete=True), Policy()) is None
+    assert (
+        why_blocked(patch("max_num_batched_tokens", 2048), incident(), Policy())
+        == "its present value is not shown"
+    )
+    assert (
+        why_blocked(patch("max_num_batched_tokens", 2048), incident(complete=True), Policy())
+        is None
+    )

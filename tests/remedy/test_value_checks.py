@@ -15,7 +15,10 @@ def incident(kind="cuda_oom", settings=None, **facts) -> Incident:
         kind,
         "boom",
         facts={name: Fact(name, value) for name, value in facts.items()},
-        settings={name: SettingInForce(name, value, True, "command") for name, value in (settings or {}).items()},
+        settings={
+            name: SettingInForce(name, value, True, "command")
+            for name, value in (settings or {}).items()
+        },
     )
 
 
@@ -30,15 +33,25 @@ def why(name, value, base, **options) -> str | None:
         ({}, {}, None),
         ({"model_weights_bytes": 19 * GIB}, {}, None),
         ({"model_weights_bytes": 21 * GIB}, {}, "less than the weights of one rank (21.00 GiB)"),
-        ({"model_weights_bytes": 21 * GIB}, {"by_model": True}, "less than the weights of one rank (21.00 GiB)"),
+        (
+            {"model_weights_bytes": 21 * GIB},
+            {"by_model": True},
+            "less than the weights of one rank (21.00 GiB)",
+        ),
         ({"estimated_weights_bytes": 21 * GIB}, {}, None),  # an estimate may be off by a tenth
-        ({"estimated_weights_bytes": 30 * GIB}, {}, "less than the weights of one rank (27.00 GiB)"),
+        (
+            {"estimated_weights_bytes": 30 * GIB},
+            {},
+            "less than the weights of one rank (27.00 GiB)",
+        ),
         ({"estimated_weights_bytes": 30 * GIB}, {"by_model": True}, None),
         ({"estimated_weights_bytes": 30 * GIB, "on_cpu": True}, {}, None),
     ],
 )
 def test_a_share_holds_the_weights_of_a_rank(facts, options, said):
-    found = why("gpu_memory_utilization", 0.5, incident(device_total_bytes=40 * GIB, **facts), **options)
+    found = why(
+        "gpu_memory_utilization", 0.5, incident(device_total_bytes=40 * GIB, **facts), **options
+    )
 
     assert found is None if said is None else said in found
 
@@ -46,7 +59,12 @@ def test_a_share_holds_the_weights_of_a_rank(facts, options, said):
 def test_the_weights_are_shared_among_the_stages_of_a_pipeline():
     facts = {"device_total_bytes": 40 * GIB, "estimated_weights_bytes": 40 * GIB}
 
-    assert why("gpu_memory_utilization", 0.5, incident(settings={"pipeline_parallel_size": 2}, **facts)) is None
+    assert (
+        why(
+            "gpu_memory_utilization", 0.5, incident(settings={"pipeline_parallel_size": 2}, **facts)
+        )
+        is None
+    )
 
 
 def test_a_share_is_no_more_than_the_fullest_device_has_free():
@@ -55,7 +73,9 @@ def test_a_share_is_no_more_than_the_fullest_device_has_free():
     assert "18.00 GiB is free" in why(
         "gpu_memory_utilization", 0.5, incident("startup_free_memory_below_utilization", **facts)
     )
-    assert why("gpu_memory_utilization", 0.5, incident("cuda_oom", **facts)) is None  # what is free after the KV cache
+    assert (
+        why("gpu_memory_utilization", 0.5, incident("cuda_oom", **facts)) is None
+    )  # what is free after the KV cache
 
 
 @pytest.mark.parametrize(
@@ -66,11 +86,19 @@ def test_a_share_is_no_more_than_the_fullest_device_has_free():
         ({"device_total_bytes": 40 * GIB, "gpu_memory_utilization_ratio": 0.7}, None),
         ({"device_total_bytes": 40 * GIB, "gpu_memory_utilization_ratio": 0.9}, "is free for it"),
         (
-            {"device_total_bytes": 40 * GIB, "gpu_memory_utilization_ratio": 0.7, "initial_free_bytes": 28 * GIB},
+            {
+                "device_total_bytes": 40 * GIB,
+                "gpu_memory_utilization_ratio": 0.7,
+                "initial_free_bytes": 28 * GIB,
+            },
             "is free for it",
         ),
         (
-            {"device_total_bytes": 40 * GIB, "kv_cache_memory_bytes": GIB, "model_weights_bytes": 20 * GIB},
+            {
+                "device_total_bytes": 40 * GIB,
+                "kv_cache_memory_bytes": GIB,
+                "model_weights_bytes": 20 * GIB,
+            },
             None,
         ),
     ],
@@ -92,7 +120,9 @@ def test_a_length_is_no_less_than_the_command_itself_asks_for(value, is_against)
 
 
 def _start(free: dict[int, str], model: str, ranks: int) -> str:
-    lines = [f"(APIServer pid=11) INFO 04-04 09:00:00 [utils.py:328] non-default args: {{'model': '{model}', "]
+    lines = [
+        f"(APIServer pid=11) INFO 04-04 09:00:00 [utils.py:328] non-default args: {{'model': '{model}', "
+    ]
     lines[0] += f"'tensor_parallel_size': {ranks}, 'gpu_memory_utilization': 0.88}}"
     for rank, size in free.items():
         lines.append(

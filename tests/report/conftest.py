@@ -50,7 +50,14 @@ def incident() -> Incident:
         settings={"max_model_len": SettingInForce("max_model_len", 40960, True, "printed")},
         evidence=(line,),
         causes=(
-            Cause("max_model_len_too_large", "OG201", 0.9, (line,), "One request needs more.", "It does not fit"),
+            Cause(
+                "max_model_len_too_large",
+                "OG201",
+                0.9,
+                (line,),
+                "One request needs more.",
+                "It does not fit",
+            ),
             Cause("unknown", "", 0.3, (), "It may be something else.", "Something else"),
         ),
         plan=(
@@ -64,10 +71,21 @@ def incident() -> Incident:
                 as_kwarg="max_model_len=26624",
                 tradeoff="Longer requests are refused.",
             ),
-            Patch("kv_cache_dtype", "auto", None, Effect.CHANGES_OUTPUTS, "model configuration: not printed"),
+            Patch(
+                "kv_cache_dtype",
+                "auto",
+                None,
+                Effect.CHANGES_OUTPUTS,
+                "model configuration: not printed",
+            ),
         ),
         alternatives=(
-            Alternative("kv_cache_memory_bytes", 5 * GIB, "a byte count you set", "--kv-cache-memory-bytes 5368709120"),
+            Alternative(
+                "kv_cache_memory_bytes",
+                5 * GIB,
+                "a byte count you set",
+                "--kv-cache-memory-bytes 5368709120",
+            ),
         ),
         budget=Budget(24 * GIB, (BudgetPart("weights", 15 * GIB), BudgetPart("free", 6 * GIB))),
         unknown=("model configuration: not printed",),
@@ -96,7 +114,14 @@ def start() -> EngineStart:
         },
         {"max_model_len": SettingInForce("max_model_len", 8192, True, "printed")},
         True,
-        Budget(24 * GIB, (BudgetPart("weights", 15 * GIB), BudgetPart("KV cache", 4 * GIB), BudgetPart("free", GIB))),
+        Budget(
+            24 * GIB,
+            (
+                BudgetPart("weights", 15 * GIB),
+                BudgetPart("KV cache", 4 * GIB),
+                BudgetPart("free", GIB),
+            ),
+        ),
     )
 
 

@@ -26,7 +26,16 @@ def attempts(incident):
         tradeoff="Longer requests are refused.",
     )
     failed = Attempt(1, {}, (), incident, 1, "", 12.34)
-    ran = Attempt(2, {"max_model_len": 26624}, (patch,), None, 0, "", 15, {"kv_cache_available_bytes": 4.5 * GIB})
+    ran = Attempt(
+        2,
+        {"max_model_len": 26624},
+        (patch,),
+        None,
+        0,
+        "",
+        15,
+        {"kv_cache_available_bytes": 4.5 * GIB},
+    )
     return [failed, ran]
 
 
@@ -48,11 +57,18 @@ def test_the_page_holds_the_attempts_as_a_table_and_what_was_reduced(attempts, d
 
     assert page.count("<thead>") == 1
     assert "<td>max_model_len 40960 → 26624\n(reduces-capacity)</td>" in page
-    assert "Ran with reduced settings: max_model_len 40960 -&gt; 26624. Longer requests are refused." in page
+    assert (
+        "Ran with reduced settings: max_model_len 40960 -&gt; 26624. Longer requests are refused."
+        in page
+    )
 
 
 def test_the_markdown_table_has_as_many_cells_in_every_row(attempts):
-    rows = [line for line in report_text(".md", Diagnosis("a"), attempts).splitlines() if line.startswith("|")]
+    rows = [
+        line
+        for line in report_text(".md", Diagnosis("a"), attempts).splitlines()
+        if line.startswith("|")
+    ]
 
     assert len(rows) == 4
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
@@ -61,7 +77,10 @@ def test_the_markdown_table_has_as_many_cells_in_every_row(attempts):
 def test_the_json_holds_the_attempts(attempts, diagnosis_of_all):
     found = json.loads(report_text(".json", diagnosis_of_all, attempts))
 
-    assert [attempt["kind"] for attempt in found["attempts"]] == ["kv_cache_too_small_for_max_len", None]
+    assert [attempt["kind"] for attempt in found["attempts"]] == [
+        "kv_cache_too_small_for_max_len",
+        None,
+    ]
     assert found["reduced"] == reduced(attempts)
 
 
@@ -96,7 +115,10 @@ def test_at_80_columns_no_column_of_the_table_is_cut():
     console.print(attempts_table(attempts))
     told = console.file.getvalue()
     assert "…" not in told
-    assert all(text in told for text in ("time", "33.2 s", "1033.2 s", "max_num_batched_tokens", "(output-preserving)"))
+    assert all(
+        text in told
+        for text in ("time", "33.2 s", "1033.2 s", "max_num_batched_tokens", "(output-preserving)")
+    )
 
 
 def test_an_old_value_that_is_not_known_is_left_out():

@@ -8,10 +8,21 @@ import json
 import pytest
 from rich.console import Console
 
-from oomguard.comparison.comparison import ComparedStart, ComparedValue, Comparison, Explanation, Row
+from oomguard.comparison.comparison import (
+    ComparedStart,
+    ComparedValue,
+    Comparison,
+    Explanation,
+    Row,
+)
 from oomguard.core.facts import GIB
 from oomguard.core.incident import EngineStart, Incident
-from oomguard.report.diff import print_difference, to_difference_dict, to_difference_json, to_difference_markdown
+from oomguard.report.diff import (
+    print_difference,
+    to_difference_dict,
+    to_difference_json,
+    to_difference_markdown,
+)
 from oomguard.report.redact import unmasked
 
 
@@ -20,14 +31,24 @@ def comparison(start: EngineStart, incident: Incident) -> Comparison:
     rows = (
         Row("engine version", "version", ComparedValue("0.12.0"), ComparedValue("0.32.0")),
         Row(
-            "gpu_memory_utilization", "default", ComparedValue(0.9, "default"), ComparedValue(0.92, "default"), "ratio"
+            "gpu_memory_utilization",
+            "default",
+            ComparedValue(0.9, "default"),
+            ComparedValue(0.92, "default"),
+            "ratio",
         ),
         Row("max_num_seqs", "setting", ComparedValue(None, "left alone"), ComparedValue(64, "set")),
         Row("api_key", "setting", ComparedValue("hunter2", "set"), ComparedValue("hunter3", "set")),
         Row("seed", "setting", ComparedValue(7, "set"), ComparedValue(7, "set")),
         Row("weights", "budget", ComparedValue(15 * GIB), ComparedValue(15 * GIB), "bytes"),
         Row("KV cache", "budget", ComparedValue(5 * GIB), ComparedValue(3 * GIB), "bytes"),
-        Row("free", "budget", ComparedValue(GIB, "solved"), ComparedValue(None, "not printed"), "bytes"),
+        Row(
+            "free",
+            "budget",
+            ComparedValue(GIB, "solved"),
+            ComparedValue(None, "not printed"),
+            "bytes",
+        ),
         Row("KV cache tokens", "capacity", ComparedValue(40960), ComparedValue(24576), "tokens"),
     )
     return Comparison(
@@ -138,7 +159,11 @@ def test_json_holds_both_starts_with_the_contracts_words_and_the_source_as_given
     assert answer["new"]["source"] == "/home/bob/new.log"
     assert answer["new"]["outcome"] == "kv_cache_too_small_for_max_len"
     assert answer["new"]["incident"]["plan"][0]["as_flag"] == "--max-model-len 26624"
-    assert answer["new"]["budget"]["parts"][0] == {"name": "weights", "bytes": 15 * GIB, "source": "printed"}
+    assert answer["new"]["budget"]["parts"][0] == {
+        "name": "weights",
+        "bytes": 15 * GIB,
+        "source": "printed",
+    }
 
 
 def test_json_is_one_line_that_holds_no_figure_json_cannot(comparison, start):
@@ -156,8 +181,12 @@ def test_json_is_one_line_that_holds_no_figure_json_cannot(comparison, start):
 
 
 def test_markdown_has_a_table_and_no_markup_of_the_logs_own(comparison, start):
-    rows = (Row("model", "setting", ComparedValue("a|b"), ComparedValue("<img src=x> @someone #12")),)
-    text = to_difference_markdown(Comparison(ComparedStart("a", start), ComparedStart("b", start), "h", rows, (), ()))
+    rows = (
+        Row("model", "setting", ComparedValue("a|b"), ComparedValue("<img src=x> @someone #12")),
+    )
+    text = to_difference_markdown(
+        Comparison(ComparedStart("a", start), ComparedStart("b", start), "h", rows, (), ())
+    )
     assert "| model | a\\|b | &lt;img" in text
     assert "@someone" not in text
     assert "#12" not in text
@@ -173,7 +202,9 @@ def test_a_logs_escapes_never_reach_the_terminal(start):
 
 def test_no_line_is_wider_than_the_terminal(comparison):
     for width in [40, 80, 200]:
-        assert max(len(line.rstrip()) for line in drawn(comparison, width=width).splitlines()) <= min(width, 100), width
+        assert max(
+            len(line.rstrip()) for line in drawn(comparison, width=width).splitlines()
+        ) <= min(width, 100), width
 
 
 def test_secrets_that_differ_are_not_called_the_same(comparison):

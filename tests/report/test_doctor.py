@@ -22,7 +22,9 @@ def shown(*checks: Check, encoding: str = "utf-8") -> str:
 
 
 def test_each_check_is_one_line_with_its_mark_and_its_advice_below():
-    text = shown(Check("a", "ok", "all is well"), Check("b", "problem", "no plugin", "pip install ."))
+    text = shown(
+        Check("a", "ok", "all is well"), Check("b", "problem", "no plugin", "pip install .")
+    )
 
     assert text.splitlines() == [
         "ok       all is well",
@@ -37,7 +39,9 @@ def test_a_line_is_never_wrapped_so_that_it_can_be_copied():
 
 
 def test_secrets_are_masked_in_both_forms():
-    check = Check("a", "ok", "OOMGUARD_API_KEY=abcdef123456", "export HF_TOKEN=hf_abcdefghijklmnopqrstuv")
+    check = Check(
+        "a", "ok", "OOMGUARD_API_KEY=abcdef123456", "export HF_TOKEN=hf_abcdefghijklmnopqrstuv"
+    )
     for text in (shown(check), to_json([check])):
         assert "abcdef123456" not in text
         assert "hf_abcdefghijklmnopqrstuv" not in text

@@ -39,7 +39,11 @@ from oomguard.report.terminal import print_diagnosis
 
 def terminal(diagnosis: Diagnosis, width: int = 400) -> str:
     console = Console(file=io.StringIO(), width=width, legacy_windows=False)
-    commands = {"dtype": _without_home(diagnosis.incidents[0].plan[0].as_flag or "")} if diagnosis.incidents else None
+    commands = (
+        {"dtype": _without_home(diagnosis.incidents[0].plan[0].as_flag or "")}
+        if diagnosis.incidents
+        else None
+    )
     print_diagnosis(console, diagnosis, commands)
     return " ".join(console.file.getvalue().replace("│", " ").split())
 
@@ -52,7 +56,9 @@ def _without_home(command: str) -> str:
 def attempts_report(form: str) -> Callable[[Diagnosis], str]:
     def report(diagnosis: Diagnosis) -> str:
         first = diagnosis.incidents[0]
-        failed = Attempt(1, {"dtype": first.plan[0].as_flag or ""}, first.plan, first, 1, first.message)
+        failed = Attempt(
+            1, {"dtype": first.plan[0].as_flag or ""}, first.plan, first, 1, first.message
+        )
         return report_text(form, diagnosis, [failed])
 
     return report
@@ -74,9 +80,35 @@ FORMS: dict[str, Callable[[Diagnosis], str]] = {
 def laden(text: str) -> Diagnosis:
     """A diagnosis that carries a text in every field that can hold one."""
     line = Evidence(text, 1)
-    patch = Patch("dtype", text, text, Effect.CHANGES_OUTPUTS, text, text, text, text, text, None, {}, text, text)
+    patch = Patch(
+        "dtype",
+        text,
+        text,
+        Effect.CHANGES_OUTPUTS,
+        text,
+        text,
+        text,
+        text,
+        text,
+        None,
+        {},
+        text,
+        text,
+    )
     action = Action(
-        "dtype", text, "on", text, text, Effect.CHANGES_OUTPUTS, "manual", text, text, None, text, text, text
+        "dtype",
+        text,
+        "on",
+        text,
+        text,
+        Effect.CHANGES_OUTPUTS,
+        "manual",
+        text,
+        text,
+        None,
+        text,
+        text,
+        text,
     )
     facts = {"model": Fact("model", text)}
     in_force = {"model": SettingInForce("model", text, True, text)}
@@ -101,12 +133,14 @@ def laden(text: str) -> Diagnosis:
         also_in=(text,),
         wrappers=(line,),
     )
-    return Diagnosis("a.log", (incident,), (text,), (EngineStart(1, text, text, 1, facts, in_force),))
+    return Diagnosis(
+        "a.log", (incident,), (text,), (EngineStart(1, text, text, 1, facts, in_force),)
+    )
 
 
-SECRETS = st.text("abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789", min_size=12, max_size=40).filter(
-    lambda text: any(c.isdigit() for c in text) and any(c.isalpha() for c in text)
-)
+SECRETS = st.text(
+    "abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789", min_size=12, max_size=40
+).filter(lambda text: any(c.isdigit() for c in text) and any(c.isalpha() for c in text))
 CARRIERS = (
     "--api-key {}",
     "--api-key={}",
@@ -138,7 +172,9 @@ CARRIERS = (
 
 
 @settings(
-    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(secret=SECRETS, carrier=st.sampled_from(CARRIERS))
 def test_a_secret_never_survives(secret, carrier):
@@ -164,7 +200,9 @@ def test_no_escape_of_the_log_is_left():
         text = FORMS[name](laden("\x1b[2J\x9b31m\x07\u202eboom\x7f"))
 
         assert "boom" in text, name
-        assert not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {"\n"}, name
+        assert not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {
+            "\n"
+        }, name
 
 
 def test_starts_ranks_and_parents_are_named(diagnosis_of_all):
@@ -196,9 +234,19 @@ def test_a_healthy_log_shows_its_starts(start):
         text = FORMS[name](Diagnosis("ok.log", starts=(start,)))
 
         assert "no memory failure found" in text, name
-        for part in ("start 1, vllm 0.32.0", "org/m", "8192", "weights", "15.00 GiB", "KV cache", "17 %"):
+        for part in (
+            "start 1, vllm 0.32.0",
+            "org/m",
+            "8192",
+            "weights",
+            "15.00 GiB",
+            "KV cache",
+            "17 %",
+        ):
             assert part in text, name
-        assert "The KV cache holds 29,040 tokens: 3.54 requests of 8,192 tokens at once" in text, name
+        assert "The KV cache holds 29,040 tokens: 3.54 requests of 8,192 tokens at once" in text, (
+            name
+        )
 
 
 def test_every_part_of_an_incident_is_there(diagnosis_of_all):
@@ -230,8 +278,17 @@ def test_every_part_of_an_incident_is_there(diagnosis_of_all):
 def test_the_starts_of_a_failed_log_are_in_the_json(diagnosis_of_all):
     (start,) = json.loads(to_json(diagnosis_of_all))["starts"]
 
-    assert (start["start"], start["framework"], start["framework_version"], start["line"]) == (1, "vllm", "0.32.0", 14)
-    assert start["settings"]["max_model_len"] == {"value": 8192, "set_by_user": True, "source": "printed"}
+    assert (start["start"], start["framework"], start["framework_version"], start["line"]) == (
+        1,
+        "vllm",
+        "0.32.0",
+        14,
+    )
+    assert start["settings"]["max_model_len"] == {
+        "value": 8192,
+        "set_by_user": True,
+        "source": "printed",
+    }
     assert start["facts"]["kv_cache_capacity_tokens"] == 29040
     assert [part["name"] for part in start["budget"]["parts"]] == ["weights", "KV cache", "free"]
 

@@ -16,16 +16,40 @@ from oomguard.core.past_runs import PastAttempt, PastRun
 from oomguard.report.history import learned_words, print_run, print_runs, run_dict, run_json
 
 FIGURE = "kv_cache_capacity_tokens"
-PATCH = Patch("max_model_len", 32768, 1792, Effect.REDUCES_CAPACITY, "it fits", predicts={FIGURE: 1792})
-OOM = Incident("cuda_oom", "CUDA out of memory", causes=(Cause("batch_too_large", "OG301", 0.9, (), "Too many."),))
+PATCH = Patch(
+    "max_model_len", 32768, 1792, Effect.REDUCES_CAPACITY, "it fits", predicts={FIGURE: 1792}
+)
+OOM = Incident(
+    "cuda_oom",
+    "CUDA out of memory",
+    causes=(Cause("batch_too_large", "OG301", 0.9, (), "Too many."),),
+)
 BEGAN = 1_795_600_000.0
 
 
-def attempt(number: int, status: int | None, incident: Incident | None = None, patches=(), measured=None, at=BEGAN):
+def attempt(
+    number: int,
+    status: int | None,
+    incident: Incident | None = None,
+    patches=(),
+    measured=None,
+    at=BEGAN,
+):
     error = f"exit status {status}" if status and incident is None else ""
-    row = Attempt(number, {p.setting: p.new for p in patches}, patches, incident, status, error, 1.0, measured or {})
+    row = Attempt(
+        number,
+        {p.setting: p.new for p in patches},
+        patches,
+        incident,
+        status,
+        error,
+        1.0,
+        measured or {},
+    )
     predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
-    return PastAttempt(row, ("vllm",), at + number, None if status is None else at + number + 1, predicted)
+    return PastAttempt(
+        row, ("vllm",), at + number, None if status is None else at + number + 1, predicted
+    )
 
 
 def run(number: int, *attempts: PastAttempt, command=("vllm", "serve", "m"), **more) -> PastRun:
@@ -47,14 +71,22 @@ def printed(draw, *arguments, width=100) -> str:
 def test_the_table_has_when_how_it_ended_what_failed_and_predicted_beside_measured():
     for width in (80, 200):
         text = " ".join(printed(print_runs, [repaired(7)], width=width).split())
-        expected = ("repaired", "cuda_oom:", "batch_too_large", "max_model_len 32768 -> 1792", "1,792 -> 1,808")
+        expected = (
+            "repaired",
+            "cuda_oom:",
+            "batch_too_large",
+            "max_model_len 32768 -> 1792",
+            "1,792 -> 1,808",
+        )
         missing = [words for words in expected if words not in text]
         assert not missing, f"missing at {width} columns: {missing}"
 
 
 def test_no_line_is_wider_than_the_screen_and_what_failed_has_half_of_it():
     for width in (20, 40, 59, 60, 80):
-        lines = printed(print_runs, [repaired(7), run(6, attempt(1, 143))], width=width).splitlines()
+        lines = printed(
+            print_runs, [repaired(7), run(6, attempt(1, 143))], width=width
+        ).splitlines()
 
         assert max(map(len, lines)) <= width
         assert any("cuda_oom:" in line for line in lines), f"{width} columns"
@@ -75,20 +107,36 @@ def test_the_first_runs_are_shown_before_the_last_are_read_and_all_in_the_same_c
 
     assert seen[0] == 0 < seen[-1]
     assert sum("began" in line for line in lines) == 1
-    assert {line.index("vllm serve m") for line in lines if "vllm" in line} == {lines[1].index("command")}
-    assert {re.search(r"\d{4}-\d\d", line).start() for line in lines if "vllm" in line} == {lines[1].index("began")}
+    assert {line.index("vllm serve m") for line in lines if "vllm" in line} == {
+        lines[1].index("command")
+    }
+    assert {re.search(r"\d{4}-\d\d", line).start() for line in lines if "vllm" in line} == {
+        lines[1].index("began")
+    }
     assert sum(not line.strip() for line in lines) == 2
 
 
 def test_a_run_in_full_names_what_is_known_of_it_and_says_what_is_not():
     known = run(
-        1, attempt(1, 0), folder="/work", engine="vllm", engine_version="0.33.0", model="m", device="H100, 79 GiB"
+        1,
+        attempt(1, 0),
+        folder="/work",
+        engine="vllm",
+        engine_version="0.33.0",
+        model="m",
+        device="H100, 79 GiB",
     )
     text = printed(print_run, known)
     for words in ("run 1: ran, exit 0", "/work", "vllm 0.33.0", "H100, 79 GiB"):
         assert words in text
     unknown = printed(print_run, run(1, attempt(1, None)))
-    for words in ("run 1: not ended", "not recorded", "none spoke", "not known", "none that NVML told"):
+    for words in (
+        "run 1: not ended",
+        "not recorded",
+        "none spoke",
+        "not known",
+        "none that NVML told",
+    ):
         assert words in unknown
 
 
@@ -96,7 +144,16 @@ def test_json_has_what_is_not_known_as_null():
     row = run_dict(run(1, attempt(1, None)))
 
     assert {
-        row[key] for key in ("seconds", "exit_status", "folder", "engine", "engine_version", "model", "device")
+        row[key]
+        for key in (
+            "seconds",
+            "exit_status",
+            "folder",
+            "engine",
+            "engine_version",
+            "model",
+            "device",
+        )
     } == {None}
     assert row["attempts"][0]["ended_at"] is None
 
@@ -146,7 +203,10 @@ def test_an_attempt_that_has_not_ended_has_no_result_no_time_and_reduced_nothing
 
 
 def test_failures_of_something_else_than_memory_stand_in_the_list_too():
-    first = [replace(attempt(number, status), is_followed=True) for number, status in ((1, 3), (2, 3), (3, 7))]
+    first = [
+        replace(attempt(number, status), is_followed=True)
+        for number, status in ((1, 3), (2, 3), (3, 7))
+    ]
     text = " ".join(printed(print_runs, [run(1, *first, attempt(4, 0))]).split())
     assert "repaired" in text
     assert "2 attempts failed: exit status 3 1 attempt failed: exit status 7" in text
@@ -154,6 +214,8 @@ def test_failures_of_something_else_than_memory_stand_in_the_list_too():
 
 def test_a_hang_that_ended_the_run_stands_in_the_list_with_its_reason():
     hung = attempt(1, 143)
-    hung = replace(hung, attempt=replace(hung.attempt, error="the server hangs: x"), why="the server hangs: x")
+    hung = replace(
+        hung, attempt=replace(hung.attempt, error="the server hangs: x"), why="the server hangs: x"
+    )
     text = " ".join(printed(print_runs, [run(1, hung)]).split())
     assert "1 attempt failed: the server hangs: x" in text

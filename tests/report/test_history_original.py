@@ -19,7 +19,9 @@ def run(*command: str, folder: str | None = None) -> PastRun:
 
 def as_bash_reads(line: str) -> list[bytes]:
     script = b"printf '%s\\0' " + line.encode()
-    return subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout.split(b"\0")[:-1]
+    return subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout.split(
+        b"\0"
+    )[:-1]
 
 
 def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets():
@@ -31,7 +33,15 @@ def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets(
 
 
 def test_characters_that_a_terminal_does_not_show_stay_and_are_told():
-    for word in ["a\rb", "\x1b[31mred", "\u202eabc", "\udcff\udc80a'b\\", "\x9b1", "a\nb\rc", "ä\x07 $HOME"]:
+    for word in [
+        "a\rb",
+        "\x1b[31mred",
+        "\u202eabc",
+        "\udcff\udc80a'b\\",
+        "\x9b1",
+        "a\nb\rc",
+        "ä\x07 $HOME",
+    ]:
         line, notes = to_paste(run("x", word))
 
         assert as_bash_reads(line) == [b"x", os.fsencode(word)], word
@@ -40,7 +50,8 @@ def test_characters_that_a_terminal_does_not_show_stay_and_are_told():
 
 
 texts = st.text(
-    st.characters(exclude_characters="\0", exclude_categories=("Cs",)) | st.sampled_from("\udc80\udcff\x1b'\\\r\n0a"),
+    st.characters(exclude_characters="\0", exclude_categories=("Cs",))
+    | st.sampled_from("\udc80\udcff\x1b'\\\r\n0a"),
     max_size=8,
 )
 

@@ -8,9 +8,7 @@ from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.html import to_html
 from oomguard.scan.source import Line
 
-NONE_LEFT = (
-    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
-)
+NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
 
 
 class Tags(HTMLParser):
@@ -30,15 +28,26 @@ class Tags(HTMLParser):
 
 
 def page(*log: str, source: str = "error.log") -> Tags:
-    return Tags(to_html(diagnose_lines([Line(number, 0, text) for number, text in enumerate(log, 1)], source)))
+    return Tags(
+        to_html(
+            diagnose_lines([Line(number, 0, text) for number, text in enumerate(log, 1)], source)
+        )
+    )
 
 
 def test_the_panel_is_on_the_page():
-    assert "No available memory for the cache blocks" in " ".join(page(NONE_LEFT).words.replace("│", " ").split())
+    assert "No available memory for the cache blocks" in " ".join(
+        page(NONE_LEFT).words.replace("│", " ").split()
+    )
 
 
 def test_text_of_the_log_is_escaped():
-    for text in ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</pre><iframe>", "&lt;b&gt;"]:
+    for text in [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "</pre><iframe>",
+        "&lt;b&gt;",
+    ]:
         plain, laden = page(NONE_LEFT), page(f"{NONE_LEFT} {text}")
 
         assert set(laden.names) == set(plain.names), text
@@ -56,7 +65,9 @@ def test_nothing_is_loaded_from_elsewhere():
     assert found.names.count("script") == 1
     assert not {"link", "img", "iframe", "object"} & set(found.names)
     assert "url(" not in found.words
-    assert [name for name, _ in found.attributes if name in {"src", "href"} or name.startswith("on")] == []
+    assert [
+        name for name, _ in found.attributes if name in {"src", "href"} or name.startswith("on")
+    ] == []
 
 
 def test_a_healthy_log_is_a_page_too():

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.facts import Fact
-from oomguard.core.incident import Alternative, Diagnosis, Effect, EngineStart, Incident, Patch, SettingInForce
+from oomguard.core.incident import (
+    Alternative,
+    Diagnosis,
+    Effect,
+    EngineStart,
+    Incident,
+    Patch,
+    SettingInForce,
+)
 from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.json import to_dict, to_json
 from oomguard.scan.source import Line
@@ -96,7 +104,11 @@ def test_every_key_of_the_contract_is_there_with_its_type():
             keeps(incident, INCIDENT)
             keeps(incident["location"], LOCATION)
             keeps(incident["budget"], BUDGET)
-            for rows, contract in (("causes", CAUSE), ("plan", PATCH), ("alternatives", ALTERNATIVE)):
+            for rows, contract in (
+                ("causes", CAUSE),
+                ("plan", PATCH),
+                ("alternatives", ALTERNATIVE),
+            ):
                 for row in incident[rows]:
                     keeps(row, contract)
             for part in incident["budget"]["parts"]:
@@ -137,7 +149,13 @@ def test_a_patch_that_is_not_solved_has_no_value():
 
 
 def test_a_healthy_log_has_no_incident():
-    expected = {"schema": 1, "source": "error.log", "verdict": "no_oom", "incidents": [], "starts": []}
+    expected = {
+        "schema": 1,
+        "source": "error.log",
+        "verdict": "no_oom",
+        "incidents": [],
+        "starts": [],
+    }
     assert parsed("all is well") == expected
 
 
@@ -154,7 +172,9 @@ def test_facts_are_in_order_of_their_names():
 
 def test_an_alternative_is_written():
     incident = Incident(
-        "cuda_oom", "boom", alternatives=(Alternative("kv_cache_memory_bytes", 5, "a byte count you set", "--x 5"),)
+        "cuda_oom",
+        "boom",
+        alternatives=(Alternative("kv_cache_memory_bytes", 5, "a byte count you set", "--x 5"),),
     )
 
     (alternative,) = to_dict(Diagnosis("", (incident,)))["incidents"][0]["alternatives"]
@@ -208,10 +228,18 @@ def refuse(constant: str) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(text=st.text(st.characters()), value=VALUES, notes=st.lists(st.text(st.characters()), max_size=2))
+@given(
+    text=st.text(st.characters()),
+    value=VALUES,
+    notes=st.lists(st.text(st.characters()), max_size=2),
+)
 def test_the_output_is_valid_json_whatever_the_log_holds(text, value, notes):
-    patch = Patch("dtype", value, value, Effect.CHANGES_OUTPUTS, text, predicts={"peak_bytes": value})
-    incident = Incident(text, text, facts={"model": Fact("model", value)}, plan=(patch,), unknown=(text,))
+    patch = Patch(
+        "dtype", value, value, Effect.CHANGES_OUTPUTS, text, predicts={"peak_bytes": value}
+    )
+    incident = Incident(
+        text, text, facts={"model": Fact("model", value)}, plan=(patch,), unknown=(text,)
+    )
     in_force = {text: SettingInForce(text, value, None, "given")}
 
     line = to_json(Diagnosis(text, (incident,), tuple(notes), (EngineStart(1, settings=in_force),)))
@@ -224,13 +252,20 @@ def test_a_number_that_json_cannot_hold_is_null():
     for value in [float("nan"), float("inf"), 10**400, -(10**5000)]:
         incident = Incident("cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", value)})
 
-        assert to_dict(Diagnosis("", (incident,)))["incidents"][0]["facts"] == {"tried_bytes": None}, value
+        assert to_dict(Diagnosis("", (incident,)))["incidents"][0]["facts"] == {
+            "tried_bytes": None
+        }, value
 
 
 def test_an_underflowed_size_keeps_every_digit():
-    incident = Incident("cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", 2**64 - 2**20)})
+    incident = Incident(
+        "cuda_oom", "boom", facts={"tried_bytes": Fact("tried_bytes", 2**64 - 2**20)}
+    )
 
-    assert json.loads(to_json(Diagnosis("", (incident,))))["incidents"][0]["facts"]["tried_bytes"] == 2**64 - 2**20
+    assert (
+        json.loads(to_json(Diagnosis("", (incident,))))["incidents"][0]["facts"]["tried_bytes"]
+        == 2**64 - 2**20
+    )
 
 
 def test_a_source_that_is_no_text_can_be_read_back():

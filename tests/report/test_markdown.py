@@ -13,9 +13,7 @@ from oomguard.diagnosis.diagnose import diagnose_lines
 from oomguard.report.markdown import to_markdown
 from oomguard.scan.source import Line
 
-NONE_LEFT = (
-    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
-)
+NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
 
 
 def diagnosis(*log: str, source: str = "error.log") -> Diagnosis:
@@ -24,9 +22,18 @@ def diagnosis(*log: str, source: str = "error.log") -> Diagnosis:
 
 def with_action(**changes) -> str:
     action = replace(
-        Action("dtype", "Use float16", effect=Effect.CHANGES_OUTPUTS, command="--dtype half", why="it fits"), **changes
+        Action(
+            "dtype",
+            "Use float16",
+            effect=Effect.CHANGES_OUTPUTS,
+            command="--dtype half",
+            why="it fits",
+        ),
+        **changes,
     )
-    return to_markdown(Diagnosis("", (replace(diagnosis(NONE_LEFT).incidents[0], actions=(action,)),)))
+    return to_markdown(
+        Diagnosis("", (replace(diagnosis(NONE_LEFT).incidents[0], actions=(action,)),))
+    )
 
 
 def test_an_incident_has_a_headline_its_cause_and_its_evidence():
@@ -40,7 +47,12 @@ def test_an_incident_has_a_headline_its_cause_and_its_evidence():
 def test_actions_are_a_numbered_list_above_the_cause():
     text = to_markdown(diagnosis(NONE_LEFT))
 
-    assert text.index("**What to do**") < text.index("1. **") < text.index("2. **") < text.index("confidence")
+    assert (
+        text.index("**What to do**")
+        < text.index("1. **")
+        < text.index("2. **")
+        < text.index("confidence")
+    )
 
 
 def test_a_line_break_in_an_action_does_not_end_its_item():
@@ -48,9 +60,15 @@ def test_a_line_break_in_an_action_does_not_end_its_item():
 
 
 def test_a_fence_in_the_evidence_does_not_close_the_block():
-    incident = replace(diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence("```", 1), Evidence("after", 2)))
+    incident = replace(
+        diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence("```", 1), Evidence("after", 2))
+    )
 
-    fences = [line for line in to_markdown(Diagnosis("", (incident,))).splitlines() if line.startswith("```")]
+    fences = [
+        line
+        for line in to_markdown(Diagnosis("", (incident,))).splitlines()
+        if line.startswith("```")
+    ]
 
     assert fences == ["````text", "````"]
 
@@ -126,7 +144,9 @@ def test_text_of_the_log_is_shown_as_it_is():
 
 def test_evidence_stays_in_its_block():
     for text in ["```", "````", "</details>", "`````\n```"]:
-        incident = replace(diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence(f"{text} <b>x</b>", 1),))
+        incident = replace(
+            diagnosis(NONE_LEFT).incidents[0], evidence=(Evidence(f"{text} <b>x</b>", 1),)
+        )
         page = MarkdownIt("commonmark").render(to_markdown(Diagnosis("", (incident,))))
 
         assert page.count("<pre>") == 1, text
@@ -139,5 +159,7 @@ def test_the_name_of_the_log_is_no_markup():
         page = MarkdownIt("commonmark").render(to_markdown(diagnosis("all is well", source=source)))
 
         assert (
-            html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u200b", "").startswith(f"{source}: no memory failure")
+            html.unescape(re.sub(r"<[^>]*>", "", page))
+            .replace("\u200b", "")
+            .startswith(f"{source}: no memory failure")
         ), source

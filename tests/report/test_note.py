@@ -9,26 +9,38 @@ from oomguard.rules.action_table import ActionTable
 
 
 def test_a_note_says_what_happened_why_what_was_tried_and_what_to_change():
-    patch = Patch("batch_size", 16, 8, Effect.OUTPUT_PRESERVING, "8 rows fit", as_kwarg="batch_size=8")
+    patch = Patch(
+        "batch_size", 16, 8, Effect.OUTPUT_PRESERVING, "8 rows fit", as_kwarg="batch_size=8"
+    )
     planned = Incident(
         "cuda_oom",
         "boom",
-        causes=(Cause("batch_too_large", "OG301", 0.85, (), "Too many rows.", "The rows need more"),),
+        causes=(
+            Cause("batch_too_large", "OG301", 0.85, (), "Too many rows.", "The rows need more"),
+        ),
         plan=(patch,),
         unknown=("device total: not printed",),
     )
     failed = with_actions(planned, ActionTable())
 
-    text = note(failed, [Attempt(1, {}), Attempt(2, {"batch_size": 8}, (patch,), failed, error="OutOfMemoryError")])
+    text = note(
+        failed,
+        [Attempt(1, {}), Attempt(2, {"batch_size": 8}, (patch,), failed, error="OutOfMemoryError")],
+    )
 
     assert text.splitlines()[0].startswith("oomguard: ")
     assert "why: The rows need more (batch_too_large, confidence 0.85). Too many rows." in text
     assert "tried: batch_size 16 -> 8: OutOfMemoryError" in text
-    assert "do first: Lower batch_size from 16 to 8 (output-preserving): batch_size=8. 8 rows fit" in text
+    assert (
+        "do first: Lower batch_size from 16 to 8 (output-preserving): batch_size=8. 8 rows fit"
+        in text
+    )
     assert "unknown: device total: not printed" in text
 
 
 def test_a_note_hides_secrets():
-    failed = Incident("cuda_oom", "boom", causes=(Cause("unknown", "", 0.1, (), "api_key=abcdefgh", "t"),))
+    failed = Incident(
+        "cuda_oom", "boom", causes=(Cause("unknown", "", 0.1, (), "api_key=abcdefgh", "t"),)
+    )
 
     assert "abcdefgh" not in note(failed)

@@ -29,4 +29,6 @@ def test_every_style_is_below_its_own_class():
     selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", STYLE + DARK))
 
     assert len(selectors) > 10
-    assert [s for group in selectors for s in group.split(",") if not s.strip().startswith(".oomguard")] == []
+    assert [
+        s for group in selectors for s in group.split(",") if not s.strip().startswith(".oomguard")
+    ] == []

@@ -16,7 +16,10 @@ from oomguard.report.json import json_line
 from oomguard.report.plan import budget_of, plan_record, print_start_plan
 
 SETTINGS = VllmSettings(
-    version=Version("0.30"), gpu_total_bytes=24 * GIB, gpu_memory_utilization=0.9, max_model_len=4096
+    version=Version("0.30"),
+    gpu_total_bytes=24 * GIB,
+    gpu_memory_utilization=0.9,
+    max_model_len=4096,
 )
 BUDGET = StartBudget(
     model="./my model",
@@ -58,7 +61,9 @@ def test_the_parts_add_up_to_the_device():
 
 
 def test_a_pool_below_zero_is_no_part():
-    assert "KV cache" not in {part.name for part in budget_of(replace(BUDGET, kv_cache_pool_bytes=-GIB)).parts}
+    assert "KV cache" not in {
+        part.name for part in budget_of(replace(BUDGET, kv_cache_pool_bytes=-GIB)).parts
+    }
 
 
 def test_the_record_is_strict_json():
@@ -73,11 +78,15 @@ def test_the_page_says_what_fits_and_what_was_assumed():
 
 
 def test_why_it_does_not_fit_stands_beside_the_verdict():
-    assert "does not fit: one reason; another" in shown(replace(BUDGET, reasons=("one reason", "another")))
+    assert "does not fit: one reason; another" in shown(
+        replace(BUDGET, reasons=("one reason", "another"))
+    )
 
 
 def test_prompt_logprobs_are_told_apart_from_what_a_start_reserves():
-    assert "prompt logprobs take up to 2.00 GiB more" in shown(replace(BUDGET, prompt_logprobs_bytes=2 * GIB))
+    assert "prompt logprobs take up to 2.00 GiB more" in shown(
+        replace(BUDGET, prompt_logprobs_bytes=2 * GIB)
+    )
 
 
 def test_an_ascii_terminal_gets_ascii():

@@ -22,7 +22,9 @@ def test_the_record_itself_is_not_changed(incident):
 
 
 def test_a_setting_is_hidden_by_its_name_whatever_its_value_looks_like(incident):
-    laden = replace(incident, settings={"api_key": SettingInForce("api_key", "abc", True, "printed")})
+    laden = replace(
+        incident, settings={"api_key": SettingInForce("api_key", "abc", True, "printed")}
+    )
 
     assert masked(laden).settings["api_key"].value == "***"
 
@@ -34,7 +36,11 @@ def test_a_fact_that_is_no_text_keeps_its_value_and_type():
 
 
 def test_plain_text_keeps_its_lines_and_its_script():
-    for text, shown in [("a\x1b[31mb\nc\x07", "ab\nc"), ("a\ud800b", "a\ufffdb"), ("日本 😀", "日本 😀")]:
+    for text, shown in [
+        ("a\x1b[31mb\nc\x07", "ab\nc"),
+        ("a\ud800b", "a\ufffdb"),
+        ("日本 😀", "日本 😀"),
+    ]:
         assert plain(text) == shown, (text, shown)
 
 

@@ -49,7 +49,9 @@ def test_what_is_no_secret_is_left_alone():
         assert mask(text) == text, text
 
 
-@pytest.mark.parametrize("text", ["--api-key abcdefgh", "vllm serve m --hf-token abcdefgh --port 1"])
+@pytest.mark.parametrize(
+    "text", ["--api-key abcdefgh", "vllm serve m --hf-token abcdefgh --port 1"]
+)
 def test_a_secret_after_a_flag_in_running_text_is_hidden(text):
     assert "abcdefgh" not in mask(text)
 
@@ -58,7 +60,9 @@ def test_a_secret_in_the_list_of_vllm_s_echo_is_hidden():
     assert "abcdefgh" not in mask("non-default args: {'api_key': ['abcdefgh'], 'model': 'm'}")
 
 
-@pytest.mark.parametrize("text", ["AWS_SECRET_ACCESS_KEY=abcdefgh", "Authorization: Bearer abcdefgh"])
+@pytest.mark.parametrize(
+    "text", ["AWS_SECRET_ACCESS_KEY=abcdefgh", "Authorization: Bearer abcdefgh"]
+)
 def test_a_secret_of_another_name_is_hidden(text):
     assert "abcdefgh" not in mask(text)
 
@@ -95,7 +99,9 @@ def test_a_masked_command_keeps_its_words(argv):
 @settings(deadline=None)
 @given(
     name=st.sampled_from(["api_key", "--api-key", "HF_TOKEN", "db-password", "client_secret"]),
-    secret=st.text("abcdefghijklmnop0123456789-_/+", min_size=8).filter(lambda text: not text[0].isdigit()),
+    secret=st.text("abcdefghijklmnop0123456789-_/+", min_size=8).filter(
+        lambda text: not text[0].isdigit()
+    ),
 )
 def test_no_secret_after_an_equals_sign_is_left(name, secret):
     assert mask(f"{name}={secret}") == f"{name}={MASK}"
@@ -162,8 +168,14 @@ def test_the_text_of_a_prompt_is_hidden():
                 "prompt_token_ids: [***], lora_request: None."
             ),
         ),
-        ('{"model": "m", "messages": [{"content": "[x]"}], "n": 1}', '{"model": "m", "messages": [***], "n": 1}'),
-        (r'{"log": "{\"prompt\": \"say \\\"x\\\"\", \"n\": 1}"}', r'{"log": "{\"prompt\": \"***\", \"n\": 1}"}'),
+        (
+            '{"model": "m", "messages": [{"content": "[x]"}], "n": 1}',
+            '{"model": "m", "messages": [***], "n": 1}',
+        ),
+        (
+            r'{"log": "{\"prompt\": \"say \\\"x\\\"\", \"n\": 1}"}',
+            r'{"log": "{\"prompt\": \"***\", \"n\": 1}"}',
+        ),
         ("Prompt: 'a', Generated text: 'b'", "Prompt: '***', Generated text: '***'"),
         ('{"type": "text", "text": "hello"}', '{"type": "text", "text": "***"}'),
         ("GenerateReqInput(text='hello', n=1)", "GenerateReqInput(text='***', n=1)"),
@@ -211,13 +223,17 @@ def test_masking_is_off_only_inside_unmasked():
     assert mask("api_key=abc") == "api_key=***"
 
 
-SIZE = st.builds("{:.2f} {}".format, st.floats(0, 10**6), st.sampled_from(["GiB", "MiB", "KiB", "bytes"]))
+SIZE = st.builds(
+    "{:.2f} {}".format, st.floats(0, 10**6), st.sampled_from(["GiB", "MiB", "KiB", "bytes"])
+)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 @settings(deadline=None)
 @given(
-    st.lists(SIZE, min_size=7, max_size=7), st.integers(0, 10**7), st.sampled_from(["", "/home/alice/", "prompt: 'x' "])
+    st.lists(SIZE, min_size=7, max_size=7),
+    st.integers(0, 10**7),
+    st.sampled_from(["", "/home/alice/", "prompt: 'x' "]),
 )
 def test_masking_never_changes_the_numbers_of_an_allocator_s_message(sizes, pid, before):
     message = (
@@ -276,7 +292,18 @@ def test_masking_twice_is_masking_once_for_what_looks_like_secrets(text):
 
 
 def test_a_long_line_takes_no_long_time():
-    for piece in ["prompt=[", "token ", "a-", "https://", "'", "\\", "reqinput(", "name: ", "C:\\Users\\a ", "/a"]:
+    for piece in [
+        "prompt=[",
+        "token ",
+        "a-",
+        "https://",
+        "'",
+        "\\",
+        "reqinput(",
+        "name: ",
+        "C:\\Users\\a ",
+        "/a",
+    ]:
         began = time.process_time()
         mask(piece * (6000 // len(piece)))
 
@@ -285,5 +312,10 @@ def test_a_long_line_takes_no_long_time():
 
 def test_a_command_to_paste_keeps_its_home_folders_and_no_secret():
     command = ["python", "/home/alice/job.py", "--api-key", "sk-abcdefghijklmnopqrstuvwx"]
-    assert mask_command(command, keep_homes=True) == ["python", "/home/alice/job.py", "--api-key", "***"]
+    assert mask_command(command, keep_homes=True) == [
+        "python",
+        "/home/alice/job.py",
+        "--api-key",
+        "***",
+    ]
     assert mask_command(command)[1] == "~/job.py"

@@ -18,9 +18,15 @@ def test_a_secret_ends_where_the_shell_s_word_ends():
         ("export HF_TOKEN=hf_abc && true serve m", "export HF_TOKEN=*** && true serve m"),
         ("API_KEY='a b' PASSWORD=x\"y z\"'w' serve m", "API_KEY=*** PASSWORD=*** serve m"),
         ("PASSWORD=a\\ b|serve m\nX=1", "PASSWORD=***|serve m\nX=1"),
-        ("HF_TOKEN=$(cat a b) serve --api-key ab'c'd --port 1", "HF_TOKEN=*** serve --api-key *** --port 1"),
+        (
+            "HF_TOKEN=$(cat a b) serve --api-key ab'c'd --port 1",
+            "HF_TOKEN=*** serve --api-key *** --port 1",
+        ),
         ("sh -c 'API_KEY=aaa' && serve m", "sh -c 'API_KEY=***' && serve m"),
-        ("serve --max-num-batched-tokens=8192 --tokenizer m", "serve --max-num-batched-tokens=8192 --tokenizer m"),
+        (
+            "serve --max-num-batched-tokens=8192 --tokenizer m",
+            "serve --max-num-batched-tokens=8192 --tokenizer m",
+        ),
         ("PASSWORD='cut off; serve m", "PASSWORD=***"),
     ]:
         for program in (["bash", "-c"], ["/bin/sh", "-lc"], ["python3.11", "-c"]):
@@ -35,7 +41,9 @@ def test_a_secret_ends_where_the_shell_s_word_ends():
         ["ssh", "host", "API_KEY=aaa; sh job.sh"],
     ],
 )
-def test_a_value_that_may_be_a_whole_argument_is_hidden_whole_and_told_apart_from_a_secret_alone(argv: list[str]):
+def test_a_value_that_may_be_a_whole_argument_is_hidden_whole_and_told_apart_from_a_secret_alone(
+    argv: list[str],
+):
     masked = mask_command(argv)
 
     assert masked[-1].endswith("=***")
@@ -53,11 +61,16 @@ def test_what_is_whole_words_is_secrets_alone():
         assert hides_secrets_alone(argv, mask_command(argv)), argv
 
 
-SECRETS = st.text("abcXYZ019'\"$ ;&|()\\\n=*", min_size=6, max_size=12).map(lambda text: f"Zq7{text}Zq7")
+SECRETS = st.text("abcXYZ019'\"$ ;&|()\\\n=*", min_size=6, max_size=12).map(
+    lambda text: f"Zq7{text}Zq7"
+)
 
 
 @settings(deadline=None)
-@given(secret=SECRETS, key=st.sampled_from(["export API_KEY=", "HF_TOKEN=", "serve --api-key=", "serve --hf-token "]))
+@given(
+    secret=SECRETS,
+    key=st.sampled_from(["export API_KEY=", "HF_TOKEN=", "serve --api-key=", "serve --hf-token "]),
+)
 def test_whatever_a_quoted_secret_holds_is_hidden_and_what_follows_stays(secret: str, key: str):
     word = shlex.quote(secret)
     (_shell, _c, masked) = mask_command(["sh", "-c", f"{key}{word}; sh job.sh --n 1"])

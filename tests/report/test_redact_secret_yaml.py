@@ -21,7 +21,10 @@ from oomguard.report.redact import mask, mask_command
         ),
         ("password: >-\n  hunter2hunter2", "password: >-\n  ***"),
         ("name: |\n  nothing secret\nkeys:\n  - q", "name: |\n  nothing secret\nkeys:\n  - q"),
-        ("to=postgres%3A%2F%2Fme%3Ahunter22%40host%2Fdb", "to=postgres%3A%2F%2Fme%3A***%40host%2Fdb"),
+        (
+            "to=postgres%3A%2F%2Fme%3Ahunter22%40host%2Fdb",
+            "to=postgres%3A%2F%2Fme%3A***%40host%2Fdb",
+        ),
         (
             "https://api.telegram.org/bot987654321:AAE0w3Kd9x2LmPq7Rt5Vn1Bc8Yf4Hs6zzyx/getMe",
             "https://api.telegram.org/bot987654321:***/getMe",

@@ -26,7 +26,11 @@ def test_a_value_ends_where_its_notation_ends_it():
         value = value_at(text, 0)
 
         assert value is not None, (text, body, rest)
-        assert (text[value.start : value.end], text[value.after :]) == (body, rest), (text, body, rest)
+        assert (text[value.start : value.end], text[value.after :]) == (body, rest), (
+            text,
+            body,
+            rest,
+        )
 
 
 def test_where_no_value_begins_there_is_none():

@@ -27,14 +27,18 @@ SECTIONS = (
 def examples(rule: Rule) -> list[Example]:
     alone = RuleSet((), (rule,))
     return [
-        Example(t["kind"], t["facts"], assess(incident_from(t["kind"], t["facts"]), alone, Policy()))
+        Example(
+            t["kind"], t["facts"], assess(incident_from(t["kind"], t["facts"]), alone, Policy())
+        )
         for t in rule.tests
     ]
 
 
 def page(rule: Rule, **changes: object) -> str:
     changed = replace(rule, **changes)
-    return rule_page(changed, examples(changed), file="rules/x.toml", solvers={"printed_estimate": "in words"})
+    return rule_page(
+        changed, examples(changed), file="rules/x.toml", solvers={"printed_estimate": "in words"}
+    )
 
 
 def section(text: str, title: str) -> str:
@@ -120,11 +124,15 @@ def test_no_text_of_a_rule_file_reaches_a_terminal_with_escapes_or_breaks_the_pa
 
         assert "\x1b" not in text, field
         assert text.count("\n## Example\n") == 0, field
-        assert [line for line in text.splitlines() if line.startswith("```")].count("```text") == 3, field
+        assert [line for line in text.splitlines() if line.startswith("```")].count(
+            "```text"
+        ) == 3, field
 
 
 def test_a_reference_has_its_address():
-    text = page(RULES.rule("OG201"), references=({"note": "the manual", "url": "https://example.org/a"},))
+    text = page(
+        RULES.rule("OG201"), references=({"note": "the manual", "url": "https://example.org/a"},)
+    )
 
     assert section(text, "References").strip() == "- the manual <https://example.org/a>"
 
@@ -136,7 +144,10 @@ def test_the_same_rule_gives_the_same_page():
 def test_the_index_links_each_rule_and_names_each_signature():
     text = index_page([replace(RULES.rule("OG201"), title="a | b")], RULES.signatures)
 
-    assert "| [OG201](OG201.md) | `max_model_len_too_large` | a \\| b | `kv_cache_too_small_for_max_len` |" in text
+    assert (
+        "| [OG201](OG201.md) | `max_model_len_too_large` | a \\| b | `kv_cache_too_small_for_max_len` |"
+        in text
+    )
     for signature in RULES.signatures:
         assert f"| {signature.name} | " in text
 
@@ -153,6 +164,8 @@ def test_every_signature_is_shown_with_its_wordings_and_its_tests():
 
 def test_the_groups_of_a_pattern_are_shown_as_the_facts_they_fill():
     signature = next(s for s in RULES.signatures if s.name == "vllm/kv_cache_too_small_for_max_len")
-    text = signature_page(signature, file="x", group_facts={"kv_cache_needed": "kv_cache_needed_bytes"})
+    text = signature_page(
+        signature, file="x", group_facts={"kv_cache_needed": "kv_cache_needed_bytes"}
+    )
 
     assert "- reads: `kv_cache_needed_bytes`" in text

@@ -205,7 +205,10 @@ LOG_LINES = (
     "headers: {{'authorization': 'Bearer {hex}', 'x-api-key': '{pw}'}}",
 )
 VALUES = {"pw": PASSWORD, "hex": LOWER[:40], "made": MIXED[:32], "b64": "dXNlcjpwYXNzd29yZDEyMw=="}
-SECRET_LINES = (*(f"vllm serve m --note {token}" for token in TOKENS), *(line.format(**VALUES) for line in LINES))
+SECRET_LINES = (
+    *(f"vllm serve m --note {token}" for token in TOKENS),
+    *(line.format(**VALUES) for line in LINES),
+)
 
 HARMLESS = (
     "vllm serve m --max-model-len 8192",
@@ -440,4 +443,6 @@ def test_masking_takes_a_time_that_grows_with_the_text_and_no_faster():
     # Eight times the text: quadratic time would be 64 times as much. What takes no time at all is not compared, and what the
     # machine alone may have delayed is measured again.
     for piece in PIECES:
-        assert any(seconds(piece, 16_000) < max(0.0625, 24 * seconds(piece, 2_000)) for _ in range(3)), piece
+        assert any(
+            seconds(piece, 16_000) < max(0.0625, 24 * seconds(piece, 2_000)) for _ in range(3)
+        ), piece

@@ -51,8 +51,13 @@ def test_every_form_tells_who_holds_what_and_where_there_is_room(in_pieces: Diag
     for form in FORMS:
         text = words_of(form, in_pieces)
         assert "memory snapshot, device 0" in text
-        assert "21.25 GiB in 47 segments and 100 blocks: 18.50 GiB in use, 2.75 GiB free between blocks in use." in text
-        assert re.search(r"14\.00 GiB\s+76 %\s+28\s+job/model\.py:41 load_weights", text), form.__name__
+        assert (
+            "21.25 GiB in 47 segments and 100 blocks: 18.50 GiB in use, 2.75 GiB free between blocks in use."
+            in text
+        )
+        assert re.search(r"14\.00 GiB\s+76 %\s+28\s+job/model\.py:41 load_weights", text), (
+            form.__name__
+        )
         assert "private pool 0:1, large blocks" in text
 
 
@@ -71,7 +76,11 @@ def test_json_has_the_snapshot_beside_what_was_there(in_pieces: Diagnosis):
         100,
     )
     assert device["refused"]["largest_free_block_bytes"] == 256 * MIB
-    assert device["refused"]["frames"][0] == {"file": "/job/model.py", "line": 140, "function": "logits"}
+    assert device["refused"]["frames"][0] == {
+        "file": "/job/model.py",
+        "line": 140,
+        "function": "logits",
+    }
     assert device["stacks"][0]["blocks"] == 28
     assert device["pools"][1]["pool"] == [0, 1]
     assert "snapshot" not in json.loads(to_json(Diagnosis("a.log")))
@@ -86,7 +95,13 @@ def test_the_page_names_torchs_viewer_and_draws_nothing(in_pieces: Diagnosis):
 def test_no_name_in_a_stack_becomes_markup_or_an_escape():
     made = MADE.Recorder()
     made.segment(
-        [(MIB, "active_allocated", [{"filename": "/job/<script>\x1b[31m.py", "line": 1, "name": "a|b`<i>@me"}])]
+        [
+            (
+                MIB,
+                "active_allocated",
+                [{"filename": "/job/<script>\x1b[31m.py", "line": 1, "name": "a|b`<i>@me"}],
+            )
+        ]
     )
     found = read(made.snapshot())
     assert "<script>\x1b" not in to_html(found)
@@ -108,7 +123,9 @@ def freed_since(action: str) -> Diagnosis:
     made.refuse(100 * MIB, 3 * MIB, MADE.stack(("/job/first.py", 9, "ask")))
     made.refuse(20 * MIB, 3 * MIB, MADE.stack(("/job/model.py", 50, "ask")))
     for name in ("free_requested", action):
-        made.traces[0].append({"action": name, "addr": MADE.FIRST_ADDRESS, "size": 90 * MIB, "frames": []})
+        made.traces[0].append(
+            {"action": name, "addr": MADE.FIRST_ADDRESS, "size": 90 * MIB, "frames": []}
+        )
     made.segments[0]["blocks"] = [{"size": 90 * MIB, "state": "inactive", "frames": []}]
     return read(made.snapshot())
 
@@ -116,11 +133,19 @@ def freed_since(action: str) -> Diagnosis:
 def test_every_form_says_of_which_moment_the_blocks_are_and_what_was_refused_first():
     first = "the last of 2 refusals in this history. The first: 100.00 MiB was refused, by job/first.py:9 ask."
     for form in FORMS:
-        undone, lost = (words_of(form, freed_since(action)) for action in ("free_completed", "segment_unmap"))
-        assert "dumped 2 events later. They are undone here: the blocks are those of the failure." in undone
+        undone, lost = (
+            words_of(form, freed_since(action)) for action in ("free_completed", "segment_unmap")
+        )
+        assert (
+            "dumped 2 events later. They are undone here: the blocks are those of the failure."
+            in undone
+        )
         assert "No block that it could use was free; the device had 3.00 MiB free." in undone
         assert first in undone
-        assert "the blocks are those of the dump, not those of the failure, and say nothing of its cause" in lost
+        assert (
+            "the blocks are those of the dump, not those of the failure, and say nothing of its cause"
+            in lost
+        )
         assert "block that it could use" not in lost, form.__name__
 
 

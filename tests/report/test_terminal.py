@@ -23,9 +23,7 @@ CUDA = (
     "21.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated. If reserved but "
     "unallocated memory is large try this."
 )
-NONE_LEFT = (
-    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
-)
+NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
 LOG = ["Available KV cache memory: -3.79 GiB", NONE_LEFT, "", CUDA]
 SHORT = CUDA.split(" Process 12", 1)[0]
 
@@ -34,12 +32,24 @@ def diagnosis(*log: str, source: str = "error.log") -> Diagnosis:
     return diagnose_lines([Line(number, 0, text) for number, text in enumerate(log, 1)], source)
 
 
-def shown(found: Diagnosis, *, width: int = 80, encoding: str = "utf-8", color: bool = False, commands=None) -> str:
+def shown(
+    found: Diagnosis,
+    *,
+    width: int = 80,
+    encoding: str = "utf-8",
+    color: bool = False,
+    commands=None,
+) -> str:
     """What a console of that width and encoding gets; a character the encoding does not have raises."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict", newline="")
     console = Console(
-        file=stream, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+        file=stream,
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        highlight=False,
+        legacy_windows=False,
     )
     print_diagnosis(console, found, commands)
     stream.flush()
@@ -112,7 +122,9 @@ def test_the_bar_is_as_long_as_the_device_and_no_longer():
     parts = tuple(BudgetPart(f"part {i}", 30 * GIB) for i in range(4))
     crowded = replace(diagnosis(CUDA).incidents[0], budget=Budget(24 * GIB, parts))
 
-    bars = [line for line in shown(Diagnosis("", (crowded,)), width=100).splitlines() if "██" in line]
+    bars = [
+        line for line in shown(Diagnosis("", (crowded,)), width=100).splitlines() if "██" in line
+    ]
 
     assert len(bars) == 1
     assert sum(bars[0].count(mark) for mark in "█▓▒▚") == 60
@@ -127,7 +139,15 @@ def controls(text: str) -> set[str]:
 
 
 def test_an_escape_in_the_log_does_not_reach_the_terminal():
-    for escape in ["\x1b[2J", "\x1b]0;pwned\x07", "\x1b]8;;http://evil\x1b\\", "\x9b31m", "\x07", "\x08", "\x7f"]:
+    for escape in [
+        "\x1b[2J",
+        "\x1b]0;pwned\x07",
+        "\x1b]8;;http://evil\x1b\\",
+        "\x9b31m",
+        "\x07",
+        "\x08",
+        "\x7f",
+    ]:
         text = shown(diagnosis(f"{escape}ValueError: {NONE_LEFT}{escape}"))
 
         assert "ValueError" in text, escape
@@ -157,7 +177,9 @@ def test_markup_in_the_name_of_a_healthy_log_is_shown_as_it_is():
 
 
 def test_notes_are_shown():
-    assert "note: a pattern [x] was left out" in shown(Diagnosis("a.log", notes=("a pattern [x] was left out",)))
+    assert "note: a pattern [x] was left out" in shown(
+        Diagnosis("a.log", notes=("a pattern [x] was left out",))
+    )
 
 
 def test_a_repeated_failure_says_how_often():
@@ -185,7 +207,9 @@ def test_a_patch_that_is_not_solved_has_nothing_to_paste():
 
 
 def test_the_full_command_is_pasted_where_it_is_known():
-    text = words(shown(with_plan(), commands={"max_model_len": "vllm serve m --max-model-len 26624"}))
+    text = words(
+        shown(with_plan(), commands={"max_model_len": "vllm serve m --max-model-len 26624"})
+    )
 
     assert "vllm serve m --max-model-len 26624" in text
 
@@ -196,7 +220,9 @@ def test_an_alternative_says_why_it_is_none_of_the_plan():
         alternatives=(Alternative("kv_cache_memory_bytes", 5, "a byte count you set", "--x 5"),),
     )
 
-    assert "kv_cache_memory_bytes = 5 (a byte count you set" in words(shown(Diagnosis("", (incident,))))
+    assert "kv_cache_memory_bytes = 5 (a byte count you set" in words(
+        shown(Diagnosis("", (incident,)))
+    )
 
 
 def test_a_secret_in_the_evidence_is_hidden():

@@ -14,7 +14,15 @@ import pytest
 from oomguard import UsageError, Watch
 from oomguard.core.incident import Attempt
 from oomguard.core.installation import install_hint
-from oomguard.core.timeline import Counter, Mark, MemoryUse, Sample, SeenCall, TimedAttempt, Timeline
+from oomguard.core.timeline import (
+    Counter,
+    Mark,
+    MemoryUse,
+    Sample,
+    SeenCall,
+    TimedAttempt,
+    Timeline,
+)
 from oomguard.report.timeline import figure, png, rows_csv, samples_csv, table_text, trace_json
 
 GIB = 2**30
@@ -43,7 +51,18 @@ def test_the_table_shows_memory_then_calls_with_their_attempts(monkeypatch):
     lines = table_text(WATCHED).splitlines()
     calls = [" ".join(line.split()) for line in lines]
 
-    assert lines[2].split() == ["cuda:0", "allocated", "1.00", "GiB", "7.00", "GiB", "2.00", "GiB", "8.00", "GiB"]
+    assert lines[2].split() == [
+        "cuda:0",
+        "allocated",
+        "1.00",
+        "GiB",
+        "7.00",
+        "GiB",
+        "2.00",
+        "GiB",
+        "8.00",
+        "GiB",
+    ]
     assert "~7.00 GiB" in lines[3]
     assert "generate 64 1,000 + 256 3.6 s 1.00 GiB 7.00 GiB 2.00 GiB 64 -> 23" in calls
     assert "one every 0.5 s" in lines[-1]
@@ -56,7 +75,10 @@ def test_the_table_is_no_wider_than_the_terminal(monkeypatch):
 
 
 def test_of_many_calls_the_failed_and_the_largest_are_shown_and_the_rest_counted():
-    small = [SeenCall("forward", "call", float(i), 0.1, uses=(replace(USE, peak_bytes=i),)) for i in range(100)]
+    small = [
+        SeenCall("forward", "call", float(i), 0.1, uses=(replace(USE, peak_bytes=i),))
+        for i in range(100)
+    ]
     failed = SeenCall("forward", "call", 200.0, 0.1, error="OutOfMemoryError")
     text = table_text(replace(WATCHED, rows=(*small, failed)))
 
@@ -89,7 +111,12 @@ def test_the_csv_has_a_line_for_each_counter_and_call_in_bytes():
 def test_the_csv_of_samples_has_each_counter_at_each_moment():
     rows = list(csv.DictReader(io.StringIO(samples_csv(WATCHED))))
     assert len(rows) == 22
-    assert rows[2] == {"seconds": "0.500000", "device": "cuda:0", "counter": "allocated", "bytes": str(GIB // 2)}
+    assert rows[2] == {
+        "seconds": "0.500000",
+        "device": "cuda:0",
+        "counter": "allocated",
+        "bytes": str(GIB // 2),
+    }
 
 
 def test_the_plot_has_a_line_for_each_counter_the_limit_the_calls_failures_and_marks():
@@ -98,7 +125,10 @@ def test_the_plot_has_a_line_for_each_counter_the_limit_the_calls_failures_and_m
     lines = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
     assert lines["allocated"] == [i / 2 for i in range(11)]
     assert set(lines["limit 8.00 GiB"]) == {8.0}
-    assert [text.get_text() for text in panel.texts] == ["generate: batch_size 64 failed", "papers done"]
+    assert [text.get_text() for text in panel.texts] == [
+        "generate: batch_size 64 failed",
+        "papers done",
+    ]
     assert len(panel.patches) == 2
     assert (panel.get_title(loc="left"), panel.get_ylabel()) == ("cuda:0", "GiB")
     assert "peak of a call" in [text.get_text() for text in panel.get_legend().get_texts()]
@@ -113,7 +143,11 @@ def test_a_plot_has_a_panel_for_each_device_and_small_sizes_in_mib():
 
 
 def test_many_and_odd_timelines_are_plotted():
-    labels = [f"checkpoint number {i} written" for i in range(30)] + ["x" * 500, "line\nbreak", "at the end"]
+    labels = [f"checkpoint number {i} written" for i in range(30)] + [
+        "x" * 500,
+        "line\nbreak",
+        "at the end",
+    ]
     marks = tuple(Mark(5.0 * i / len(labels), label) for i, label in enumerate(labels))
     odd = (
         EMPTY,
@@ -135,17 +169,31 @@ def test_an_empty_run_says_so_in_every_form():
 
 
 def events(timeline, phase):
-    return [event for event in json.loads(trace_json(timeline))["traceEvents"] if event["ph"] == phase]
+    return [
+        event for event in json.loads(trace_json(timeline))["traceEvents"] if event["ph"] == phase
+    ]
 
 
 def test_the_trace_has_calls_with_their_attempts_counters_and_marks_in_microseconds():
     call, failed, ran, span = events(WATCHED, "X")
-    assert (call["name"], call["cat"], call["ts"], call["dur"]) == ("LlamaForCausalLM.generate", "call", 1e6, 3.6e6)
+    assert (call["name"], call["cat"], call["ts"], call["dur"]) == (
+        "LlamaForCausalLM.generate",
+        "call",
+        1e6,
+        3.6e6,
+    )
     assert call["args"]["rows"] == 64
     assert call["args"]["cuda:0 allocated, peak_bytes"] == 7 * GIB
-    assert (failed["name"], failed["args"]) == ("batch_size 64 failed", {"error": "OutOfMemoryError"})
+    assert (failed["name"], failed["args"]) == (
+        "batch_size 64 failed",
+        {"error": "OutOfMemoryError"},
+    )
     assert (ran["name"], ran["tid"], span["name"]) == ("batch_size 23 ran", call["tid"], "save")
-    sizes = [event["args"]["bytes"] for event in events(WATCHED, "C") if event["name"] == "cuda:0 allocated"]
+    sizes = [
+        event["args"]["bytes"]
+        for event in events(WATCHED, "C")
+        if event["name"] == "cuda:0 allocated"
+    ]
     assert sizes == [i * GIB // 2 for i in range(11)]
     (mark,) = events(WATCHED, "i")
     assert (mark["name"], mark["ts"]) == ("papers done", 4.65e6)
@@ -178,7 +226,10 @@ HOSTILE = '<script>alert(1)</script> \x1b[31m$x^2$ & "q" \' \ud800 ' + "hf_" + "
 
 def test_a_hostile_label_is_text_and_a_secret_in_it_is_masked():
     hostile = replace(
-        WATCHED, rows=(replace(CALL, what=HOSTILE, error=HOSTILE),), marks=(Mark(1.0, HOSTILE),), error=HOSTILE
+        WATCHED,
+        rows=(replace(CALL, what=HOSTILE, error=HOSTILE),),
+        marks=(Mark(1.0, HOSTILE),),
+        error=HOSTILE,
     )
     labels = "".join(text.get_text() for text in figure(hostile).axes[0].texts)
     trace = "".join(str(event) for event in json.loads(trace_json(hostile))["traceEvents"])
@@ -212,7 +263,12 @@ def test_a_narrow_table_cuts_the_models_name_and_never_the_calls(monkeypatch):
     models = ("LlamaForCausalLMWithAVeryLongName", "GPT2LMHeadModel")
     text = table_text(
         replace(
-            WATCHED, rows=tuple(replace(CALL, what=what, model=m) for what in ("generate", "forward") for m in models)
+            WATCHED,
+            rows=tuple(
+                replace(CALL, what=what, model=m)
+                for what in ("generate", "forward")
+                for m in models
+            ),
         )
     )
     assert (text.count("generate"), text.count("forward")) == (2, 2)

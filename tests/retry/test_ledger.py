@@ -19,7 +19,9 @@ NO_RULES = RuleSet((), ())
 
 
 def patch(name="batch_size", new=4, *, old=8, blocked=None, group=None):
-    return Patch(name, old, new, Effect.OUTPUT_PRESERVING, "it fits", blocked_by=blocked, group=group)
+    return Patch(
+        name, old, new, Effect.OUTPUT_PRESERVING, "it fits", blocked_by=blocked, group=group
+    )
 
 
 def failure(*plan, kind="cuda_oom"):
@@ -81,14 +83,18 @@ def test_attempts_are_numbered_from_one_and_each_has_the_patches_chosen_after_th
 ):
     ledger = Ledger(policy)
     chosen, begun = play(ledger, plans, carries, stop_after)
-    assert [attempt.number for attempt in ledger.attempts] == list(range(1, len(ledger.attempts) + 1))
+    assert [attempt.number for attempt in ledger.attempts] == list(
+        range(1, len(ledger.attempts) + 1)
+    )
     assert [attempt.patches for attempt in ledger.attempts] == [(), *chosen[:-1]]
     assert [patches for patches, _ in begun] == [attempt.patches for attempt in ledger.attempts]
     assert not chosen[-1]
 
 
 @runs
-def test_the_settings_of_an_attempt_are_all_that_was_changed_so_far(policy, plans, carries, stop_after):
+def test_the_settings_of_an_attempt_are_all_that_was_changed_so_far(
+    policy, plans, carries, stop_after
+):
     ledger = Ledger(policy, {"batch_size": 8})
     _, begun = play(ledger, plans, carries, stop_after)
     settings = {"batch_size": 8}
@@ -162,7 +168,9 @@ def test_a_group_is_chosen_whole_or_not_at_all():
     alone = patch("batch_size", 3)
     ledger = Ledger(Policy())
     assert ledger.choose(failure(*together, alone), carried(NAMES)) == tuple(together)
-    assert ledger.choose(failure(*together, alone), carried({"max_model_len", "batch_size"})) == (alone,)
+    assert ledger.choose(failure(*together, alone), carried({"max_model_len", "batch_size"})) == (
+        alone,
+    )
     ledger.tried.add(("max_num_seqs", 2))
     assert ledger.choose(failure(*together, alone), carried(NAMES)) == (alone,)
 
@@ -181,7 +189,9 @@ def test_what_is_no_memory_failure_is_not_remedied(kind):
 
 def test_a_token_budget_that_is_too_small_for_one_image_is_raised_though_no_memory_ran_out():
     raised = patch()
-    assert Ledger(Policy()).choose(failure(raised, kind="encoder_budget"), carried(NAMES)) == (raised,)
+    assert Ledger(Policy()).choose(failure(raised, kind="encoder_budget"), carried(NAMES)) == (
+        raised,
+    )
 
 
 def test_the_last_diagnosis_that_found_anything_is_kept():

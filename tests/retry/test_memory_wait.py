@@ -34,7 +34,9 @@ def never():
 
 
 def wait(before, **options):
-    return wait_until_free({d.index: d for d in before}, never, **{"limit_s": 0, "host_pids": True, **options})
+    return wait_until_free(
+        {d.index: d for d in before}, never, **{"limit_s": 0, "host_pids": True, **options}
+    )
 
 
 def test_memory_that_comes_back_late_is_waited_for(answers):
@@ -44,8 +46,15 @@ def test_memory_that_comes_back_late_is_waited_for(answers):
 
 
 def test_what_is_still_held_is_told_with_the_process_its_command_and_its_share(answers):
-    command = [sys.executable, "-c", "import sys; print('READY', flush=True); sys.stdin.read()", "neighbour"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; print('READY', flush=True); sys.stdin.read()",
+        "neighbour",
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "READY\n"  # before that /proc may still show no command
         answers.append((device(14.0, {process.pid: 6 * GIB, os.getppid(): GIB}),))
         told = wait([device(20.0, {os.getppid(): GIB})])
@@ -71,7 +80,9 @@ def test_the_largest_come_first_and_the_rest_are_counted(answers):
         ({41: GIB, 42: None}, None, "by 2 processes outside this container's view"),
     ],
 )
-def test_a_holder_that_cannot_be_known_is_said_to_be_that(answers, by_pid, host_pids, said, monkeypatch):
+def test_a_holder_that_cannot_be_known_is_said_to_be_that(
+    answers, by_pid, host_pids, said, monkeypatch
+):
     monkeypatch.setattr(processes, "sees_the_host_s_pids", lambda: host_pids)
     answers.append((device(14.0, by_pid),))
     assert wait([device(20.0, {})], host_pids=host_pids) == f"GPU 0: 6.00 GiB still held, {said}"

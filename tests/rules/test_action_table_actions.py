@@ -21,7 +21,9 @@ from oomguard.rules.rule_files import load_rules
 FRAMEWORKS = (*engines(), "torch", "any", "unknown", "host", "ray", "jax")
 
 
-def of(kind: str, cause: str = "unknown", framework: str = "unknown", phase: str = "unknown", **values) -> Incident:
+def of(
+    kind: str, cause: str = "unknown", framework: str = "unknown", phase: str = "unknown", **values
+) -> Incident:
     """A failure with one cause and these facts."""
     facts = {name: Fact(name, value) for name, value in values.items()}
     causes = (Cause(cause, "", 0.9, (), "text"),)
@@ -29,7 +31,10 @@ def of(kind: str, cause: str = "unknown", framework: str = "unknown", phase: str
 
 
 def actions(incident: Incident) -> list[str]:
-    return [f"{a.id} {a.direction or ''}".strip() for a in with_actions(incident, default_rules().actions).actions]
+    return [
+        f"{a.id} {a.direction or ''}".strip()
+        for a in with_actions(incident, default_rules().actions).actions
+    ]
 
 
 def test_the_shipped_table_has_no_mistake():
@@ -45,7 +50,9 @@ def test_every_failure_and_every_dead_engine_has_an_action():
 
 
 def test_every_action_says_what_to_do_and_why_and_has_no_hole():
-    for kind, cause, framework in itertools.product(KINDS, CAUSES, ("vllm", "sglang", "torch", "llama.cpp")):
+    for kind, cause, framework in itertools.product(
+        KINDS, CAUSES, ("vllm", "sglang", "torch", "llama.cpp")
+    ):
         for action in with_actions(of(kind, cause, framework), default_rules().actions).actions:
             assert action.why, (kind, cause, framework, action.id)
             for text in (action.title, action.why, action.command or ""):
@@ -56,7 +63,9 @@ def test_every_action_says_what_to_do_and_why_and_has_no_hole():
 @pytest.mark.parametrize("kind", ["kv_cache_none_left", "kv_cache_too_small_for_max_len"])
 def test_a_share_is_never_lowered_when_the_kv_cache_lacks_memory(kind):
     for cause in CAUSES:
-        assert "gpu_memory_utilization down" not in actions(of(kind, cause, "vllm", "kv_cache_init"))
+        assert "gpu_memory_utilization down" not in actions(
+            of(kind, cause, "vllm", "kv_cache_init")
+        )
 
 
 def test_a_share_is_never_raised_when_the_device_itself_was_full():
@@ -65,10 +74,14 @@ def test_a_share_is_never_raised_when_the_device_itself_was_full():
 
 
 def test_an_allocator_option_is_not_offered_for_memory_that_is_not_there():
-    planned = Patch("allocator_options", None, "expandable_segments:True", Effect.OUTPUT_PRESERVING, "pieces")
+    planned = Patch(
+        "allocator_options", None, "expandable_segments:True", Effect.OUTPUT_PRESERVING, "pieces"
+    )
     for ratio, offered in ((0.01, False), (0.4, True)):
         incident = of("cuda_oom", unused_ratio=ratio, unused_bytes=GIB)
-        found = with_actions(Incident(**{**_fields(incident), "plan": (planned,)}), default_rules().actions)
+        found = with_actions(
+            Incident(**{**_fields(incident), "plan": (planned,)}), default_rules().actions
+        )
 
         assert ("allocator_options" in {action.id for action in found.actions}) is offered
         assert ("allocator_options" in {patch.setting for patch in found.plan}) is offered
@@ -79,7 +92,9 @@ def _fields(incident: Incident) -> dict:
 
 
 def test_another_process_comes_before_a_lower_share():
-    found = actions(of("startup_free_memory_below_utilization", "colocated_process", "vllm", "load_weights"))
+    found = actions(
+        of("startup_free_memory_below_utilization", "colocated_process", "vllm", "load_weights")
+    )
 
     assert found[:2] == ["end_other_process", "use_another_device"]
 
@@ -104,21 +119,35 @@ def test_the_plan_is_part_of_the_actions_with_the_same_values():
 
 
 def test_an_engine_gets_no_setting_that_it_does_not_have():
-    assert not {"gpu_memory_utilization down", "max_num_seqs down"} & set(actions(of("cuda_oom", framework="torch")))
-    assert "mem_fraction_static down" not in actions(of("cuda_oom", framework="vllm", phase="decode"))
+    assert not {"gpu_memory_utilization down", "max_num_seqs down"} & set(
+        actions(of("cuda_oom", framework="torch"))
+    )
+    assert "mem_fraction_static down" not in actions(
+        of("cuda_oom", framework="vllm", phase="decode")
+    )
 
 
 def test_without_a_table_the_plan_alone_gives_the_actions():
     patch = Patch("max_model_len", 4096, 2048, Effect.REDUCES_CAPACITY, "2048 tokens fit")
     (action,) = with_actions(Incident("cuda_oom", "text", plan=(patch,)), ActionTable()).actions
 
-    assert (action.id, action.direction, action.old, action.new) == ("max_model_len", "down", 4096, 2048)
+    assert (action.id, action.direction, action.old, action.new) == (
+        "max_model_len",
+        "down",
+        4096,
+        2048,
+    )
     assert action.title == "Lower max_model_len from 4096 to 2048"
     assert action.applicability == "automatic"
 
 
 def test_a_setting_that_another_one_overrules_is_not_offered():
     for fixed, offered in ((False, True), (True, False)):
-        incident = of("kv_cache_too_small_for_max_len", "max_model_len_too_large", "vllm", kv_cache_is_fixed=fixed)
+        incident = of(
+            "kv_cache_too_small_for_max_len",
+            "max_model_len_too_large",
+            "vllm",
+            kv_cache_is_fixed=fixed,
+        )
 
         assert ("gpu_memory_utilization up" in actions(incident)) is offered

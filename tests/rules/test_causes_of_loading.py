@@ -33,7 +33,11 @@ BUILDING = [
     'vllm/model_executor/layers/vocab_parallel_embedding.py", line 56, in create_weights',
     'torch/utils/_device.py", line 122, in __torch_function__',
 ]
-OWN = [LOADING[0], LOADING[1].format(5057), 'vllm/model_executor/model_loader/base_loader.py", line 53, in load_model']
+OWN = [
+    LOADING[0],
+    LOADING[1].format(5057),
+    'vllm/model_executor/model_loader/base_loader.py", line 53, in load_model',
+]
 DRAFT = [
     LOADING[0],
     LOADING[1].format(5073),
@@ -70,7 +74,9 @@ def log_of(model: str, frames: list[str], drafts: str, message: str) -> str:
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_named_before_a_batch(tmp_path, frames, drafts, sizes, reads_model):
+def test_weights_that_do_not_fit_are_named_before_a_batch(
+    tmp_path, frames, drafts, sizes, reads_model
+):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     text = log_of(str(tmp_path), [*frames, *BUILDING], drafts, CUDA.format(**sizes))
     found = diagnose(text, model=str(tmp_path) if reads_model else None).incidents[0]
@@ -81,7 +87,9 @@ def test_weights_that_do_not_fit_are_named_before_a_batch(tmp_path, frames, draf
 
 
 @pytest.mark.parametrize("reads_model", [False, True])
-def test_slots_of_adapters_that_do_not_fit_beside_the_weights_are_no_fault_of_the_weights(tmp_path, reads_model):
+def test_slots_of_adapters_that_do_not_fit_beside_the_weights_are_no_fault_of_the_weights(
+    tmp_path, reads_model
+):
     """The slots of the embedding alone, 64 of rank 256, are 3.91 GiB; each takes as much again for the head."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     frames = [
@@ -90,9 +98,13 @@ def test_slots_of_adapters_that_do_not_fit_beside_the_weights_are_no_fault_of_th
         'vllm/v1/worker/lora_model_runner_mixin.py", line 40, in load_lora_model',
         'vllm/lora/layers/vocab_parallel_embedding.py", line 30, in create_lora_weights',
     ]
-    message = CUDA.replace("125.25 MiB", "3.91 GiB").format(total="1024.00", free="748.00", held="276.00")
+    message = CUDA.replace("125.25 MiB", "3.91 GiB").format(
+        total="1024.00", free="748.00", held="276.00"
+    )
     text = log_of(str(tmp_path) if reads_model else "/gone/model", frames, "None", message)
-    text = text.replace("8192}", "8192, 'enable_lora': True, 'max_loras': 64, 'max_lora_rank': 256}")
+    text = text.replace(
+        "8192}", "8192, 'enable_lora': True, 'max_loras': 64, 'max_lora_rank': 256}"
+    )
     model = str(tmp_path) if reads_model else None
     found = diagnose(text, model=model, policy=make_policy("reduces-capacity")).incidents[0]
     assert found.causes[0].id == "lora"

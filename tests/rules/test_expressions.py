@@ -54,7 +54,12 @@ def test_known_facts_decide_a_comparison():
         "framework == 'vllm' and (tried_bytes < 1 or prefix_caching)": True,
         "framework == 'sglang' or tried_bytes < 1 and prefix_caching": False,
     }.items():
-        known = {"tried_bytes": 2, "device_free_bytes": 1.5, "framework": "vllm", "prefix_caching": True}
+        known = {
+            "tried_bytes": 2,
+            "device_free_bytes": 1.5,
+            "framework": "vllm",
+            "prefix_caching": True,
+        }
         assert value(source, **known) is expected, source
 
 
@@ -127,7 +132,9 @@ def test_a_fact_that_is_no_finite_value_of_its_type_is_unknown():
 
 
 def test_missing_names_the_unknown_facts_once_and_in_order():
-    condition = expression("tried_bytes > 0.5 * device_total_bytes and (model == 'x' or device_total_bytes > 1)")
+    condition = expression(
+        "tried_bytes > 0.5 * device_total_bytes and (model == 'x' or device_total_bytes > 1)"
+    )
 
     assert condition.missing({}) == ("tried_bytes", "device_total_bytes", "model")
     assert condition.missing(facts(tried_bytes=1)) == ("device_total_bytes", "model")
@@ -255,7 +262,10 @@ def test_length_and_nesting_are_bounded():
 
 
 @settings(deadline=None)
-@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
 def test_a_comparison_is_that_of_python(left, right):
     known = facts(tried_bytes=left, device_free_bytes=right)
 
@@ -264,8 +274,40 @@ def test_a_comparison_is_that_of_python(left, right):
 
 _WORDS = st.sampled_from(
     [
-        *("tried_bytes", "model", "prefix_caching", "1", "0", "1e308", "'x'", "True", "in", "is", "f", "é"),
-        *("and", "or", "not", "if", "else", "==", "!=", "<", ">", "+", "-", "*", "/", "**", "(", ")", "[", "]"),
+        *(
+            "tried_bytes",
+            "model",
+            "prefix_caching",
+            "1",
+            "0",
+            "1e308",
+            "'x'",
+            "True",
+            "in",
+            "is",
+            "f",
+            "é",
+        ),
+        *(
+            "and",
+            "or",
+            "not",
+            "if",
+            "else",
+            "==",
+            "!=",
+            "<",
+            ">",
+            "+",
+            "-",
+            "*",
+            "/",
+            "**",
+            "(",
+            ")",
+            "[",
+            "]",
+        ),
         *("lambda", ":", ",", ".", "&&", "!", "\\", "\x00", "\n"),
     ]
 )

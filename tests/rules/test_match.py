@@ -22,7 +22,16 @@ def step(base=None, add=0.0, when=None):
     return Confidence(base, add, condition(when) if when else None)
 
 
-def rule(code="XX101", *, steps=(step(0.5),), when=("True",), kinds=("cuda_oom",), cause="lora", unknown=(), **texts):
+def rule(
+    code="XX101",
+    *,
+    steps=(step(0.5),),
+    when=("True",),
+    kinds=("cuda_oom",),
+    cause="lora",
+    unknown=(),
+    **texts,
+):
     return Rule(
         path="rule.toml",
         code=code,
@@ -45,7 +54,12 @@ def rule(code="XX101", *, steps=(step(0.5),), when=("True",), kinds=("cuda_oom",
 
 def incident(kind="cuda_oom", **facts):
     return Incident(
-        kind, "boom", facts={name: fact if isinstance(fact, Fact) else Fact(name, fact) for name, fact in facts.items()}
+        kind,
+        "boom",
+        facts={
+            name: fact if isinstance(fact, Fact) else Fact(name, fact)
+            for name, fact in facts.items()
+        },
     )
 
 
@@ -109,16 +123,29 @@ def test_a_rule_for_the_unknown_does_not_match_what_is_known():
 
 def test_causes_come_likeliest_first():
     rules = RuleSet(
-        (), (rule("XX101", steps=[step(0.2)]), rule("XX102", steps=[step(0.9)]), rule("XX103", steps=[step(0.5)]))
+        (),
+        (
+            rule("XX101", steps=[step(0.2)]),
+            rule("XX102", steps=[step(0.9)]),
+            rule("XX103", steps=[step(0.5)]),
+        ),
     )
 
-    assert [cause.rule for cause in explain(incident(), rules).causes] == ["XX102", "XX103", "XX101"]
+    assert [cause.rule for cause in explain(incident(), rules).causes] == [
+        "XX102",
+        "XX103",
+        "XX101",
+    ]
 
 
 def test_ties_keep_the_order_of_the_codes():
     rules = RuleSet((), (rule("XX101"), rule("XX102"), rule("XX103")))
 
-    assert [cause.rule for cause in explain(incident(), rules).causes] == ["XX101", "XX102", "XX103"]
+    assert [cause.rule for cause in explain(incident(), rules).causes] == [
+        "XX101",
+        "XX102",
+        "XX103",
+    ]
 
 
 def test_what_no_rule_explains_has_the_cause_unknown():
@@ -130,13 +157,22 @@ def test_what_no_rule_explains_has_the_cause_unknown():
 
 
 def test_an_explanation_is_filled_with_facts():
-    rules = RuleSet((), (rule(summary="{tried_bytes:GiB} asked.", why="{device_free_bytes:GiB} free."),))
+    rules = RuleSet(
+        (), (rule(summary="{tried_bytes:GiB} asked.", why="{device_free_bytes:GiB} free."),)
+    )
 
     assert explain(incident(tried_bytes=5 * GIB), rules).causes[0].explanation == "5.00 GiB asked."
 
 
 @pytest.mark.parametrize(
-    "text", ["{tried_bytes.__class__}", "{tried_bytes!r}", "{tried_bytes[0]}", "{tried_bytes:>999999}", "{}"]
+    "text",
+    [
+        "{tried_bytes.__class__}",
+        "{tried_bytes!r}",
+        "{tried_bytes[0]}",
+        "{tried_bytes:>999999}",
+        "{}",
+    ],
 )
 def test_a_placeholder_reaches_nothing_but_a_fact(text):
     rules = RuleSet((), (rule(summary=text, why="end"),))
@@ -148,18 +184,26 @@ def test_a_printed_zero_reads_as_less_than_its_last_digit():
     zero = Fact("kv_cache_available_bytes", 0, slack=0.005 * GIB)
     rules = RuleSet((), (rule(summary="{kv_cache_available_bytes:GiB}", why="left"),))
 
-    assert explain(incident(kv_cache_available_bytes=zero), rules).causes[0].explanation == "less than 0.005 GiB left"
+    assert (
+        explain(incident(kv_cache_available_bytes=zero), rules).causes[0].explanation
+        == "less than 0.005 GiB left"
+    )
 
 
 def test_a_coarsely_printed_size_reads_as_about():
     coarse = Fact("kv_cache_available_bytes", round(0.1 * GIB), slack=0.05 * GIB)
     rules = RuleSet((), (rule(summary="{kv_cache_available_bytes:GiB}", why="left"),))
 
-    assert explain(incident(kv_cache_available_bytes=coarse), rules).causes[0].explanation == "about 0.1 GiB left"
+    assert (
+        explain(incident(kv_cache_available_bytes=coarse), rules).causes[0].explanation
+        == "about 0.1 GiB left"
+    )
 
 
 def test_a_condition_is_no_evidence():
-    (cause,) = explain(incident(tried_bytes=2 * GIB), RuleSet((), (rule(when=["tried_bytes > 1.0"]),))).causes
+    (cause,) = explain(
+        incident(tried_bytes=2 * GIB), RuleSet((), (rule(when=["tried_bytes > 1.0"]),))
+    ).causes
 
     assert cause.evidence == ()
 

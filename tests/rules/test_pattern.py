@@ -53,7 +53,9 @@ def test_a_huge_repetition_is_refused_at_its_column_before_it_is_compiled(text, 
 
     assert time.process_time() - began < 1
     assert error.column == column
-    assert f"longer than {MAX_REPEATED_CHARS} characters with its repetitions written out" in str(error)
+    assert f"longer than {MAX_REPEATED_CHARS} characters with its repetitions written out" in str(
+        error
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ def test_flags_that_contradict_are_refused():
     assert "incompatible" in str(refused("(?au)x"))
 
 
-@pytest.mark.parametrize(("text", "column"), [("ab(", 4), ("{size} *+*", 10), ("{size}{size} [z-a]", 18)])
+@pytest.mark.parametrize(
+    ("text", "column"), [("ab(", 4), ("{size} *+*", 10), ("{size}{size} [z-a]", 18)]
+)
 def test_the_column_of_a_mistake_counts_in_the_pattern_as_it_was_written(text, column):
     assert refused(text).column == column
 

@@ -48,7 +48,13 @@ def test_what_two_programs_compiled_at_once_is_kept_of_both():
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"short", b"\0" * 100, hashlib.sha256(b"no data").digest() + b"no data", marshal.dumps({TEXT: b"1"})],
+    [
+        b"",
+        b"short",
+        b"\0" * 100,
+        hashlib.sha256(b"no data").digest() + b"no data",
+        marshal.dumps({TEXT: b"1"}),
+    ],
     ids=["empty", "cut", "zeros", "not of this form", "without its digest"],
 )
 def test_a_damaged_file_is_as_good_as_none(content):

@@ -21,7 +21,9 @@ REPORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
 
 def kinds(text: str, *quotations: Quotation) -> list[str]:
     lines = (Line(number, 0, line) for number, line in enumerate(text.split("\n"), 1))
-    return [found.kind for found in scan(lines, RuleSet(RULES.signatures, (), quotations)).incidents]
+    return [
+        found.kind for found in scan(lines, RuleSet(RULES.signatures, (), quotations)).incidents
+    ]
 
 
 def test_there_are_quotations_and_each_has_a_name_of_its_own():
@@ -32,13 +34,20 @@ def test_there_are_quotations_and_each_has_a_name_of_its_own():
 
 
 def test_a_quoted_example_raises_no_alarm():
-    alarms = [f"{q.name}: {text}" for q in QUOTATIONS for text in q.quoted if diagnose(text).incidents]
+    alarms = [
+        f"{q.name}: {text}" for q in QUOTATIONS for text in q.quoted if diagnose(text).incidents
+    ]
 
     assert not alarms, "\n".join(alarms)
 
 
 def test_a_real_example_is_reported():
-    missed = [f"{q.name}: {text}" for q in QUOTATIONS for text in q.real if diagnose(text).verdict != "oom"]
+    missed = [
+        f"{q.name}: {text}"
+        for q in QUOTATIONS
+        for text in q.real
+        if diagnose(text).verdict != "oom"
+    ]
 
     assert not missed, "\n".join(missed)
 
@@ -52,11 +61,20 @@ def test_no_entry_vetoes_a_bare_report():
     found = {text: kinds(text) for text in reports}
 
     assert all(found.values())
-    assert [(q.name, text) for q in QUOTATIONS for text in reports if kinds(text, q) != found[text]] == []
+    assert [
+        (q.name, text) for q in QUOTATIONS for text in reports if kinds(text, q) != found[text]
+    ] == []
 
 
 def test_a_pattern_ends_in_time_on_a_long_line():
-    texts = ("a" * 20_000, '"' * 20_000, "( " * 10_000, "x = ['" * 4_000, "if " * 7_000, "когда " * 4_000)
+    texts = (
+        "a" * 20_000,
+        '"' * 20_000,
+        "( " * 10_000,
+        "x = ['" * 4_000,
+        "if " * 7_000,
+        "когда " * 4_000,
+    )
     slow = []
     for quotation in QUOTATIONS:
         for text in texts:

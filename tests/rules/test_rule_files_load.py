@@ -134,12 +134,19 @@ def test_a_typo_in_a_key_is_placed_and_corrected(tmp_path):
 def test_a_typo_in_a_top_level_key_is_placed_and_corrected(tmp_path):
     error = refused(tmp_path, swap(RULE, "title =", "titel ="))
 
-    assert (error.key, error.line, error.column, error.hint) == ("titel", 4, 1, "did you mean 'title'?")
+    assert (error.key, error.line, error.column, error.hint) == (
+        "titel",
+        4,
+        1,
+        "did you mean 'title'?",
+    )
 
 
 @pytest.mark.parametrize("name", ["title", "cause", "kinds", "confidence", "status"])
 def test_a_missing_key_is_named(tmp_path, name):
-    error = refused(tmp_path, "\n".join(line for line in RULE.splitlines() if not line.startswith(f"{name} =")))
+    error = refused(
+        tmp_path, "\n".join(line for line in RULE.splitlines() if not line.startswith(f"{name} ="))
+    )
 
     assert f"{name!r} is missing" in str(error)
 
@@ -188,10 +195,28 @@ def test_a_condition_that_is_not_a_yes_or_no_is_refused(tmp_path):
     [
         ('["cuda_oom"]', '["cuda_oon"]', "kinds", 7, "did you mean 'cuda_oom'?"),
         ('cause = "lora"', 'cause = "loar"', "cause", 3, "did you mean 'lora'?"),
-        ('"reduces-capacity"', '"reduces-capacty"', "fix[0].effect", 16, "did you mean 'reduces-capacity'?"),
+        (
+            '"reduces-capacity"',
+            '"reduces-capacty"',
+            "fix[0].effect",
+            16,
+            "did you mean 'reduces-capacity'?",
+        ),
         ('"stable"', '"stabel"', "status", 6, "did you mean 'stable'?"),
-        ("{tried_bytes:GiB}", "{tried_byte:GiB}", "explain.summary", 11, "did you mean 'tried_bytes'?"),
-        ("when = [", 'unknown = ["tried_byte"]\nwhen = [', "unknown", 8, "did you mean 'tried_bytes'?"),
+        (
+            "{tried_bytes:GiB}",
+            "{tried_byte:GiB}",
+            "explain.summary",
+            11,
+            "did you mean 'tried_bytes'?",
+        ),
+        (
+            "when = [",
+            'unknown = ["tried_byte"]\nwhen = [',
+            "unknown",
+            8,
+            "did you mean 'tried_bytes'?",
+        ),
     ],
     ids=["kind", "cause", "effect", "status", "fact in a text", "unknown"],
 )
@@ -232,7 +257,9 @@ def test_one_code_in_two_files_of_a_folder_is_refused(tmp_path):
         load_rules([tmp_path])
 
 
-@pytest.mark.parametrize("code", ["xx101", "X101", "XX1010", "XX10", "XX101\\n", "ABCDEFGHI101", ""])
+@pytest.mark.parametrize(
+    "code", ["xx101", "X101", "XX1010", "XX10", "XX101\\n", "ABCDEFGHI101", ""]
+)
 def test_a_code_of_another_form_is_refused(tmp_path, code):
     error = refused(tmp_path, swap(RULE, "XX101", code))
 
@@ -267,10 +294,15 @@ def test_a_folder_named_like_a_rule_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(os.mkfifo, "is a FIFO, not a file"), (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file")],
+    [
+        (os.mkfifo, "is a FIFO, not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file"),
+    ],
     ids=["FIFO", "device"],
 )
-def test_what_is_named_like_a_rule_file_and_is_none_is_refused_and_not_waited_for(tmp_path, make, said):
+def test_what_is_named_like_a_rule_file_and_is_none_is_refused_and_not_waited_for(
+    tmp_path, make, said
+):
     make(tmp_path / "x.toml")
 
     with pytest.raises(RuleError, match=f"x.toml: cannot be read: {said}"):
@@ -302,11 +334,15 @@ def test_an_over_long_pattern_is_refused(tmp_path):
 
 
 def test_a_pattern_nested_too_deeply_is_refused(tmp_path):
-    assert "not a pattern" in str(refused(tmp_path, swap(SIGNATURE, "[0-9]+", "(" * 1900 + ")" * 1900)))
+    assert "not a pattern" in str(
+        refused(tmp_path, swap(SIGNATURE, "[0-9]+", "(" * 1900 + ")" * 1900))
+    )
 
 
 def test_a_group_that_is_no_fact_is_refused(tmp_path):
-    assert "'shoe_size' is no fact" in str(refused(tmp_path, swap(SIGNATURE, "P<tried>", "P<shoe_size>")))
+    assert "'shoe_size' is no fact" in str(
+        refused(tmp_path, swap(SIGNATURE, "P<tried>", "P<shoe_size>"))
+    )
 
 
 def test_a_group_with_an_underscore_in_front_needs_no_fact(tmp_path):
@@ -348,13 +384,25 @@ def test_an_anchor_that_is_no_literal_on_one_line_is_refused(tmp_path, anchor):
 
 
 @pytest.mark.parametrize(
-    "row", ["[]", "[ { add = 0.5 } ]", "[ { base = 0.5, add = 0.5 } ]", "[ {} ]", "[ 1 ]", '[ { base = "x" } ]']
+    "row",
+    [
+        "[]",
+        "[ { add = 0.5 } ]",
+        "[ { base = 0.5, add = 0.5 } ]",
+        "[ {} ]",
+        "[ 1 ]",
+        '[ { base = "x" } ]',
+    ],
 )
 def test_a_confidence_without_one_base_first_is_refused(tmp_path, row):
-    assert str(refused(tmp_path, swap(RULE, "[ { base = 0.5 } ]", row)).key).startswith("confidence")
+    assert str(refused(tmp_path, swap(RULE, "[ { base = 0.5 } ]", row)).key).startswith(
+        "confidence"
+    )
 
 
-@pytest.mark.parametrize("more", ['solve = "printed_estimate"', 'lever = "shrinks it"\nmissing = "how much"'])
+@pytest.mark.parametrize(
+    "more", ['solve = "printed_estimate"', 'lever = "shrinks it"\nmissing = "how much"']
+)
 def test_a_fix_has_one_way_to_its_value(tmp_path, more):
     assert refused(tmp_path, swap(RULE, 'value = "1.0"', f'value = "1.0"\n{more}')).key == "fix[0]"
 
@@ -364,14 +412,19 @@ def test_a_lever_says_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["a = " + "[" * 5000, "a = " + "[" * 5000 + "]" * 5000, "a = " + "{a=" * 5000], ids=["open", "closed", "{"]
+    "text",
+    ["a = " + "[" * 5000, "a = " + "[" * 5000 + "]" * 5000, "a = " + "{a=" * 5000],
+    ids=["open", "closed", "{"],
 )
 def test_a_deeply_nested_file_is_refused(tmp_path, text):
     assert "nested too deeply" in str(refused(tmp_path, text))
 
 
 def test_a_deeply_nested_expression_is_refused(tmp_path):
-    assert refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "(" * 900 + "True" + ")" * 900)).key == "when[0]"
+    assert (
+        refused(tmp_path, swap(RULE, "tried_bytes > 1.0", "(" * 900 + "True" + ")" * 900)).key
+        == "when[0]"
+    )
 
 
 def test_a_missing_folder_is_refused(tmp_path):
@@ -473,12 +526,16 @@ def test_any_edit_of_a_good_file_loads_or_is_refused(tmp_path_factory, base, sta
 
 @settings(max_examples=30, deadline=None)
 @given(
-    key=st.sampled_from([line for base in (RULE, SIGNATURE) for line in base.splitlines() if " = " in line]),
+    key=st.sampled_from(
+        [line for base in (RULE, SIGNATURE) for line in base.splitlines() if " = " in line]
+    ),
     value=values,
 )
 def test_any_value_of_any_key_loads_or_is_refused(tmp_path_factory, key, value):
     base = RULE if key in RULE else SIGNATURE
-    loads_or_says_why(tmp_path_factory.mktemp("rules"), swap(base, key, f"{key.split(' = ')[0]} = {toml(value)}"))
+    loads_or_says_why(
+        tmp_path_factory.mktemp("rules"), swap(base, key, f"{key.split(' = ')[0]} = {toml(value)}")
+    )
 
 
 @pytest.mark.parametrize("condition", ["1", "[]", "nan", "true", "{ a = 1 }", "''"])
@@ -490,7 +547,13 @@ def test_a_condition_that_is_no_text_is_placed_where_its_list_is_written(tmp_pat
 
 @pytest.mark.parametrize(
     ("text", "line", "column"),
-    [('a = 1\nb = "x', 2, 7), ("a = [1,\n2,", 2, 3), ("a = '''x\ny\n", 3, 1), ("[a", 1, 3), ("a = {b = 1", 1, 11)],
+    [
+        ('a = 1\nb = "x', 2, 7),
+        ("a = [1,\n2,", 2, 3),
+        ("a = '''x\ny\n", 3, 1),
+        ("[a", 1, 3),
+        ("a = {b = 1", 1, 11),
+    ],
 )
 def test_what_is_never_closed_is_placed_at_the_end_of_the_file(tmp_path, text, line, column):
     error = refused(tmp_path, text)

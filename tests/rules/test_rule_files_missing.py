@@ -22,7 +22,10 @@ KNOWN = "ValueError: To serve at least one request with the model's max seq len 
         (FIGURES, "oomguard diagnose whole.log"),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.\n", "rocm-smi"),
         ("ValueError: No available memory for the cache blocks.\n", "grep -E 'Model loading took"),
-        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n", "grep -E 'Load weight"),
+        (
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n",
+            "grep -E 'Load weight",
+        ),
         ("RuntimeError: No enough gpu memory for kv cache.\n", "nvidia-smi"),
         (
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
@@ -66,7 +69,9 @@ def test_json_has_it_as_an_object_or_null():
     ],
 )
 def test_a_mistake_in_the_file_is_refused_by_its_key(row, message, tmp_path):
-    (tmp_path / "mine.toml").write_text(f'schema = 1\n[[missing]]\nwhat = "x"\ncommand = "y"\n{row}\n')
+    (tmp_path / "mine.toml").write_text(
+        f'schema = 1\n[[missing]]\nwhat = "x"\ncommand = "y"\n{row}\n'
+    )
 
     with pytest.raises(RuleError, match=message):
         load_rules([tmp_path])

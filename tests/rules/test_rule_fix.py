@@ -45,8 +45,22 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "way", "effect", "key", "said", "hint"),
     [
-        ("batch_sise", 'value = "1.0"', "output-preserving", "setting", "unknown setting 'batch_sise'", "'batch_size'"),
-        ("max-model-len", 'value = "1.0"', "reduces-capacity", "setting", "unknown setting", "'max_model_len'"),
+        (
+            "batch_sise",
+            'value = "1.0"',
+            "output-preserving",
+            "setting",
+            "unknown setting 'batch_sise'",
+            "'batch_size'",
+        ),
+        (
+            "max-model-len",
+            'value = "1.0"',
+            "reduces-capacity",
+            "setting",
+            "unknown setting",
+            "'max_model_len'",
+        ),
         (
             "max_model_len",
             "solve = 'printed_estimat'",
@@ -55,8 +69,22 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
             "not a known",
             "'printed_estimate'",
         ),
-        ("max_model_len", "value = \"'8k'\"", "reduces-capacity", "value", "is int, the value is a text", "a number"),
-        ("max_model_len", 'value = "True"', "reduces-capacity", "value", "is int, the value is a bool", "a number"),
+        (
+            "max_model_len",
+            "value = \"'8k'\"",
+            "reduces-capacity",
+            "value",
+            "is int, the value is a text",
+            "a number",
+        ),
+        (
+            "max_model_len",
+            'value = "True"',
+            "reduces-capacity",
+            "value",
+            "is int, the value is a bool",
+            "a number",
+        ),
         (
             "enforce_eager",
             'value = "1.0"',
@@ -73,9 +101,30 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
             "is str, the value is a number",
             "in single quotes",
         ),
-        ("max_num_seqs", 'value = "0.0"', "reduces-capacity", "value", "max_num_seqs is never 0", "above zero"),
-        ("max_num_seqs", 'value = "-8.0"', "reduces-capacity", "value", "max_num_seqs is never -8", "above zero"),
-        ("max_num_seqs", 'value = "1.5"', "reduces-capacity", "value", "max_num_seqs is never 1.5", "above zero"),
+        (
+            "max_num_seqs",
+            'value = "0.0"',
+            "reduces-capacity",
+            "value",
+            "max_num_seqs is never 0",
+            "above zero",
+        ),
+        (
+            "max_num_seqs",
+            'value = "-8.0"',
+            "reduces-capacity",
+            "value",
+            "max_num_seqs is never -8",
+            "above zero",
+        ),
+        (
+            "max_num_seqs",
+            'value = "1.5"',
+            "reduces-capacity",
+            "value",
+            "max_num_seqs is never 1.5",
+            "above zero",
+        ),
         (
             "max_num_seqs",
             'value = "8.0"',
@@ -110,7 +159,9 @@ def load(folder: Path, setting: str, way: str, effect: str) -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_fix_is_told_with_its_key_and_what_was_meant(tmp_path, setting, way, effect, key, said, hint):
+def test_a_mistake_in_a_fix_is_told_with_its_key_and_what_was_meant(
+    tmp_path, setting, way, effect, key, said, hint
+):
     with pytest.raises(RuleError) as caught:
         load(tmp_path, setting, way, effect)
 

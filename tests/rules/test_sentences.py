@@ -18,7 +18,9 @@ from oomguard.remedy.policy import Policy
 from oomguard.rules.match import explain
 from oomguard.rules.rule_files import RuleSet
 
-HALF = re.compile(r"\bunknown\b|[\[\]{}]|\s[.,;:]|[,;:]\.|\.\.|\b(?:of|with|at|and|than) *(?:[.,;]|$)")
+HALF = re.compile(
+    r"\bunknown\b|[\[\]{}]|\s[.,;:]|[,;:]\.|\.\.|\b(?:of|with|at|and|than) *(?:[.,;]|$)"
+)
 WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
 # What engines, torch and the command line call by such a name themselves.
 KNOWN = {*SETTINGS, *(kwarg for e in engines() for s in surfaces(e).values() if (kwarg := s.kwarg))}
@@ -30,7 +32,16 @@ def figures(text: str) -> list[str]:
 
 def value(name: str) -> Fact:
     kind = REGISTRY[name].type
-    return Fact(name, "x" if kind == "str" else 0.5 if kind == "float" else 5 * GIB if name.endswith("_bytes") else 7)
+    return Fact(
+        name,
+        "x"
+        if kind == "str"
+        else 0.5
+        if kind == "float"
+        else 5 * GIB
+        if name.endswith("_bytes")
+        else 7,
+    )
 
 
 def internal_names(text: str) -> set[str]:
@@ -41,17 +52,27 @@ def test_a_sentence_leaves_out_what_is_not_known(subtests):
     for rule in default_rules().rules:
         for text in (rule.summary, rule.why):
             names = figures(text)
-            some = [chosen for count in range(min(3, len(names)) + 1) for chosen in combinations(names, count)]
+            some = [
+                chosen
+                for count in range(min(3, len(names)) + 1)
+                for chosen in combinations(names, count)
+            ]
             for missing in [*some, names]:
                 with subtests.test(code=rule.code, missing=missing):
-                    shown = render(text, {name: value(name) for name in names if name not in missing})
+                    shown = render(
+                        text, {name: value(name) for name in names if name not in missing}
+                    )
                     assert not HALF.search(shown), shown
                     assert not internal_names(shown), shown
 
 
 def test_no_text_of_a_rule_has_an_internal_name(subtests):
     for rule in default_rules().rules:
-        for text in (rule.title, rule.confirm, *(f"{f.lever} {f.missing} {f.tradeoff}" for f in rule.fixes)):
+        for text in (
+            rule.title,
+            rule.confirm,
+            *(f"{f.lever} {f.missing} {f.tradeoff}" for f in rule.fixes),
+        ):
             with subtests.test(code=rule.code, text=text):
                 assert not internal_names(PLACEHOLDER.sub("", text))
 
@@ -60,7 +81,9 @@ def test_a_failure_without_figures_has_whole_sentences(subtests):
     for kind in KINDS:
         for framework in ["vllm", "sglang", "transformers", "unknown"]:
             with subtests.test(kind=kind, framework=framework):
-                failed = assess(Incident(kind, "boom", framework=framework), default_rules(), Policy())
+                failed = assess(
+                    Incident(kind, "boom", framework=framework), default_rules(), Policy()
+                )
                 assert not HALF.search(headline(kind, {}))
                 for text in [
                     *(c.explanation for c in failed.causes),
@@ -90,7 +113,11 @@ def test_sizes_that_are_compared_have_one_unit(subtests):
         (2 * GIB, 64 * MIB, "2048.00 MiB was asked for, 64.00 MiB of 40.00 GiB was free."),
     ]:
         with subtests.test(tried=tried, free=free):
-            sizes = {"tried_bytes": tried, "device_free_bytes": round(free), "device_total_bytes": 40 * GIB}
+            sizes = {
+                "tried_bytes": tried,
+                "device_free_bytes": round(free),
+                "device_total_bytes": 40 * GIB,
+            }
             assert render(text, {name: Fact(name, size) for name, size in sizes.items()}) == shown
 
 

@@ -14,7 +14,11 @@ from oomguard.rules.rule import Rule
 from oomguard.rules.rule_files import RuleSet, load_rules
 
 # The share still decides there whether the engine begins at all.
-AT_THE_BEGINNING = {"startup_free_memory_below_utilization", "cpu_node_memory", "memory_profiling_changed"}
+AT_THE_BEGINNING = {
+    "startup_free_memory_below_utilization",
+    "cpu_node_memory",
+    "memory_profiling_changed",
+}
 
 
 @cache
@@ -33,7 +37,9 @@ def assessed(rule: Rule, **more: object) -> list[Incident]:
 
 
 def proposed(incident: Incident) -> set[str]:
-    return {patch.setting for patch in incident.plan} | {other.setting for other in incident.alternatives}
+    return {patch.setting for patch in incident.plan} | {
+        other.setting for other in incident.alternatives
+    }
 
 
 def test_every_setting_that_is_proposed_is_one_of_the_engine_that_failed():
@@ -52,7 +58,9 @@ def test_a_byte_count_or_a_number_of_blocks_silences_the_share():
                 continue
             assert "gpu_memory_utilization" not in proposed(incident), (rule.code, given)
             if incident.kind.startswith("kv_cache_"):
-                blamed = {cause.rule for cause in incident.causes if cause.id.startswith("utilization_")}
+                blamed = {
+                    cause.rule for cause in incident.causes if cause.id.startswith("utilization_")
+                }
                 assert not blamed, (rule.code, given, incident.kind)
 
 

@@ -42,17 +42,23 @@ def test_no_file_has_problems():
 
 
 def test_every_file_is_loaded_as_a_rule_or_a_signature():
-    loaded = [rule.path for rule in shipped().rules] + [signature.path for signature in shipped().signatures]
+    loaded = [rule.path for rule in shipped().rules] + [
+        signature.path for signature in shipped().signatures
+    ]
 
     assert sorted(loaded) == [
-        str(path) for path in FILES if path.name not in {"quotations.toml", "missing.toml", "actions.toml"}
+        str(path)
+        for path in FILES
+        if path.name not in {"quotations.toml", "missing.toml", "actions.toml"}
     ]
     assert shipped().missing
     assert shipped().actions.situations
 
 
 def test_codes_are_unique():
-    assert [code for code, count in Counter(rule.code for rule in shipped().rules).items() if count > 1] == []
+    assert [
+        code for code, count in Counter(rule.code for rule in shipped().rules).items() if count > 1
+    ] == []
 
 
 def test_rules_name_only_known_causes_kinds_settings_and_solvers():

@@ -164,7 +164,9 @@ def test_a_program_whose_call_cannot_be_changed_gets_its_own_flag():
         "python main.py --lowvram",
         "export COMMANDLINE_ARGS=--medvram; ./webui.sh",
     ]
-    assert "wrap_in_guard" not in {action.id for text in (comfy, web) for action in failed(text).actions}
+    assert "wrap_in_guard" not in {
+        action.id for text in (comfy, web) for action in failed(text).actions
+    }
     assert "import oomguard first" in failed(message).actions[0].command
 
 

@@ -19,7 +19,11 @@ FAILURE = [
     ),
     "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
 ]
-HEALTHY = ["GET /metrics 200", "Adding requests: 100%" + "|#####" * 40, "INFO: 10.0.0.7 - POST /v1/completions 200 OK"]
+HEALTHY = [
+    "GET /metrics 200",
+    "Adding requests: 100%" + "|#####" * 40,
+    "INFO: 10.0.0.7 - POST /v1/completions 200 OK",
+]
 
 
 def tagged(lines: Iterable[str], stream: str = "stderr") -> list[str]:

@@ -12,15 +12,25 @@ from oomguard.diagnosis.diagnose import default_rules
 from oomguard.scan.anchors import fast_scanning, finder, flexible
 
 ANCHORS = default_rules().anchors
-needs_the_library = pytest.mark.skipif(not fast_scanning(), reason="the multi-pattern library has no wheel here")
+needs_the_library = pytest.mark.skipif(
+    not fast_scanning(), reason="the multi-pattern library has no wheel here"
+)
 GAPS = (" ", "\n", "\r\n", "\n# ", "\n> ", "\n    | ", "\\n")
 
 pieces = st.one_of(
-    st.builds(lambda anchor, gap: gap.join(anchor.split()), st.sampled_from(ANCHORS), st.sampled_from(GAPS)),
+    st.builds(
+        lambda anchor, gap: gap.join(anchor.split()),
+        st.sampled_from(ANCHORS),
+        st.sampled_from(GAPS),
+    ),
     st.builds(lambda anchor, end: anchor[:end], st.sampled_from(ANCHORS), st.integers(0, 30)),
     st.text(" \n#>|*\\nCUDAoutfmemy", max_size=20),
 )
-texts = st.builds(lambda parts, glue: glue.join(parts), st.lists(pieces, max_size=8), st.sampled_from(["", " ", "\n"]))
+texts = st.builds(
+    lambda parts, glue: glue.join(parts),
+    st.lists(pieces, max_size=8),
+    st.sampled_from(["", " ", "\n"]),
+)
 
 
 def both(text: str) -> list[list[int]]:
@@ -47,7 +57,11 @@ def test_every_anchor_is_found_where_it_ends(plain):
     shared = finder(ANCHORS, plain=plain)
     ends = {anchor: len(b"before " + anchor.rstrip().encode()) for anchor in ANCHORS}
 
-    missed = [anchor for anchor, end in ends.items() if end not in shared.ends(f"before {anchor} behind".encode())]
+    missed = [
+        anchor
+        for anchor, end in ends.items()
+        if end not in shared.ends(f"before {anchor} behind".encode())
+    ]
 
     assert not missed, f"anchors that the finder does not see: {missed}"
 
@@ -57,18 +71,24 @@ def test_every_anchor_is_found_where_it_ends(plain):
 def test_an_anchor_is_found_over_a_wrapped_or_escaped_line_break(gap, plain):
     text = gap.join(["No", "available", "memory", "for", "the", "cache", "blocks"]).encode()
 
-    assert finder(("No available memory for the cache blocks",), plain=plain).ends(text) == [len(text)]
+    assert finder(("No available memory for the cache blocks",), plain=plain).ends(text) == [
+        len(text)
+    ]
 
 
 @pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("text", [b"", b"memory", b"CUDA out of", b"CUDA-out-of-memory", b"CUDAoutofmemory"])
+@pytest.mark.parametrize(
+    "text", [b"", b"memory", b"CUDA out of", b"CUDA-out-of-memory", b"CUDAoutofmemory"]
+)
 def test_parts_of_an_anchor_are_no_anchor(text, plain):
     assert finder(("CUDA out of memory",), plain=plain).ends(text) == []
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_ends_come_in_rising_order_and_once(plain):
-    ends = finder(("memory", "CUDA out of memory", "out of memory"), plain=plain).ends(b"CUDA out of memory; memory")
+    ends = finder(("memory", "CUDA out of memory", "out of memory"), plain=plain).ends(
+        b"CUDA out of memory; memory"
+    )
 
     assert ends == [18, 26]
 
@@ -84,11 +104,17 @@ def test_blocks_of_plain_and_of_indented_lines_take_turns():
     shared = finder(("CUDA out of memory",))
     plain, indented = b"a line\nCUDA out\nof memory", b"a line\n  CUDA out\n  of memory"
 
-    assert [shared.ends(block) for block in (plain, indented, indented, plain, plain, indented)] == [
+    assert [
+        shared.ends(block) for block in (plain, indented, indented, plain, plain, indented)
+    ] == [
         [len(plain)] if block is plain else [len(indented)]
         for block in (plain, indented, indented, plain, plain, indented)
     ]
-    assert [shared.holds(block) for block in (indented, plain, b"a line\n  and another")] == [True, True, False]
+    assert [shared.holds(block) for block in (indented, plain, b"a line\n  and another")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_an_anchor_that_ends_in_a_space_is_found_before_a_line_break():

@@ -139,7 +139,9 @@ def test_no_bytes_make_it_raise(suffix, data):
         packed[data.draw(st.integers(12, len(packed) - 1))] = data.draw(st.integers(0, 255))
     text, damage = unpack(bytes(packed), size=data.draw(st.integers(1, 4000)))
 
-    assert damage or text == TEXT[:2000] or suffix == ".zst"  # a changed header may turn its checksum off
+    assert (
+        damage or text == TEXT[:2000] or suffix == ".zst"
+    )  # a changed header may turn its checksum off
 
 
 @every_format
@@ -148,7 +150,10 @@ def test_no_bytes_make_it_raise(suffix, data):
 def test_any_members_read_in_any_pieces_give_the_same_bytes(suffix, sizes, read):
     parts = [TEXT[:size] for size in sizes]
 
-    assert unpack(b"".join(PACK[suffix](part) for part in parts), size=read) == (b"".join(parts), None)
+    assert unpack(b"".join(PACK[suffix](part) for part in parts), size=read) == (
+        b"".join(parts),
+        None,
+    )
 
 
 def bomb(suffix: str, size_bytes: int) -> bytes:
@@ -157,7 +162,9 @@ def bomb(suffix: str, size_bytes: int) -> bytes:
     if suffix == ".zst":
         packer = zstandard.ZstdCompressor(level=3).compressobj()
     else:
-        packer = {".xz": lambda: lzma.LZMACompressor(preset=0), ".bz2": bz2.BZ2Compressor}.get(suffix, lambda: None)()
+        packer = {".xz": lambda: lzma.LZMACompressor(preset=0), ".bz2": bz2.BZ2Compressor}.get(
+            suffix, lambda: None
+        )()
     if packer is None:
         out = io.BytesIO()
         with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=9) as file:
@@ -167,7 +174,9 @@ def bomb(suffix: str, size_bytes: int) -> bytes:
     return b"".join(packer.compress(zeros) for _ in range(size_bytes >> 20)) + packer.flush()
 
 
-@pytest.mark.parametrize(("suffix", "size_bytes"), [(".gz", 256 << 20), (".zst", 1 << 30), (".xz", 128 << 20)])
+@pytest.mark.parametrize(
+    ("suffix", "size_bytes"), [(".gz", 256 << 20), (".zst", 1 << 30), (".xz", 128 << 20)]
+)
 def test_a_bomb_costs_time_and_not_memory(suffix, size_bytes):
     data = bomb(suffix, size_bytes)
     assert len(data) < size_bytes // 500
@@ -206,7 +215,12 @@ def test_without_the_zstd_package_the_error_names_it(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("logs.zip", b"PK\x03\x04"), ("logs.7z", b"7z\xbc\xaf'\x1c"), ("a.lz4", b'\x04"M\x18'), ("a.Z", b"\x1f\x9d")],
+    [
+        ("logs.zip", b"PK\x03\x04"),
+        ("logs.7z", b"7z\xbc\xaf'\x1c"),
+        ("a.lz4", b'\x04"M\x18'),
+        ("a.Z", b"\x1f\x9d"),
+    ],
 )
 def test_an_archive_that_is_not_read_is_refused_with_the_command_that_unpacks_it(name, begins):
     with pytest.raises(InputError, match="which is not read") as caught:
@@ -215,6 +229,8 @@ def test_an_archive_that_is_not_read_is_refused_with_the_command_that_unpacks_it
     assert "| oomguard diagnose -" in caught.value.hint
 
 
-@pytest.mark.parametrize("head", [b"BZh is a word", b"", b"\x1f", b"PK\x03\x04 a checkpoint", b"plain text"])
+@pytest.mark.parametrize(
+    "head", [b"BZh is a word", b"", b"\x1f", b"PK\x03\x04 a checkpoint", b"plain text"]
+)
 def test_what_only_begins_like_an_archive_is_plain(head):
     assert format_of(head[:10], "a.log") is None

@@ -10,7 +10,15 @@ from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Evidence
 from oomguard.diagnosis.diagnose import diagnose
 from oomguard.rules.signature import Signature, Wording
-from oomguard.scan.context import NEAR_AFTER_LINES, NEAR_BEFORE_LINES, Context, Near, nearest_phase, related, role
+from oomguard.scan.context import (
+    NEAR_AFTER_LINES,
+    NEAR_BEFORE_LINES,
+    Context,
+    Near,
+    nearest_phase,
+    related,
+    role,
+)
 from oomguard.scan.pattern_search import Hit
 
 CORE, RANK, SIBLING = "EngineCore_DP0 pid=1", "Worker_TP0 pid=2", "Worker_TP1 pid=3"
@@ -30,7 +38,9 @@ def say(
     wording = Wording("anchor", None, "a test", phase=phase, near=near, starts=starts)
     signature = Signature("x.toml", None, framework, "unknown", (wording,), ())
     told = {name: Fact(name, value, "printed") for name, value in facts.items()}
-    return context.note(Hit(signature, wording, 0, 0, 1, "", told, 0), process, Evidence(f"line {line}", line))
+    return context.note(
+        Hit(signature, wording, 0, 0, 1, "", told, 0), process, Evidence(f"line {line}", line)
+    )
 
 
 def known(context: Context, process: str | None) -> dict[str, object]:
@@ -39,7 +49,14 @@ def known(context: Context, process: str | None) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("process", "name"),
-    [("Worker_TP3 pid=2", "Worker"), ("rank0", "rank"), ("DP0 TP1", "DP"), ("1,0", None), (None, None), ("", None)],
+    [
+        ("Worker_TP3 pid=2", "Worker"),
+        ("rank0", "rank"),
+        ("DP0 TP1", "DP"),
+        ("1,0", None),
+        (None, None),
+        ("", None),
+    ],
 )
 def test_a_role_is_what_a_process_is_called_without_its_number(process, name):
     assert role(process) == name
@@ -69,7 +86,14 @@ def test_processes_speak_of_each_other_unless_they_are_two_of_a_kind(one, other,
 
 def test_a_process_knows_its_own_words_over_those_of_others_and_loose_text_last():
     context = Context(1)
-    say(context, None, 1, model_weights_bytes=1 * GIB, kv_cache_available_bytes=1 * GIB, cudagraph_bytes=1 * GIB)
+    say(
+        context,
+        None,
+        1,
+        model_weights_bytes=1 * GIB,
+        kv_cache_available_bytes=1 * GIB,
+        cudagraph_bytes=1 * GIB,
+    )
     say(context, CORE, 2, model_weights_bytes=2 * GIB)
     say(context, RANK, 3, model_weights_bytes=3 * GIB, cudagraph_bytes=3 * GIB)
 
@@ -188,7 +212,9 @@ def test_settings_are_complete_where_an_echo_was_read_to_its_end():
     assert context.settings["max_model_len"].value == 8192
 
 
-@pytest.mark.parametrize(("process", "framework"), [(CORE, "vllm"), ("TP0", "sglang"), (None, "sglang")])
+@pytest.mark.parametrize(
+    ("process", "framework"), [(CORE, "vllm"), ("TP0", "sglang"), (None, "sglang")]
+)
 def test_the_engine_that_hosts_a_process_is_told_by_its_role_or_its_lines(process, framework):
     context = Context(1)
     say(context, None, 1, framework="torch")
@@ -201,12 +227,15 @@ def test_the_most_telling_frame_gives_the_phase():
     frame = Near(1, None, {}, "generate", None, Evidence("", 1))
 
     assert (
-        nearest_phase([frame, replace(frame, phase="prompt_logprobs"), replace(frame, phase=None)]) == "prompt_logprobs"
+        nearest_phase([frame, replace(frame, phase="prompt_logprobs"), replace(frame, phase=None)])
+        == "prompt_logprobs"
     )
     assert nearest_phase([]) is None
 
 
-@pytest.mark.parametrize(("frame", "phase"), [("in _initialize_kv_caches", "profile_run"), ("in step_fn", "generate")])
+@pytest.mark.parametrize(
+    ("frame", "phase"), [("in _initialize_kv_caches", "profile_run"), ("in step_fn", "generate")]
+)
 def test_a_frame_that_generates_code_is_not_a_request_s_while_the_engine_starts(frame, phase):
     log = (
         f'  File "/opt/vllm/v1/engine/core.py", line 231, {frame}\n'

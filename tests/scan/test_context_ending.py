@@ -12,7 +12,9 @@ from oomguard.scan.source import Line
 
 STARTED = "(EngineCore pid={}) INFO 11-22 04:20:47 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./m', dtype=torch.float16, max_seq_len=8192"
 SERVES = "(EngineCore pid={}) INFO 11-22 04:21:20 [kv_cache_utils.py:2327] GPU KV cache size: 97,648 tokens"
-FATAL = "(EngineCore pid={}) ERROR 11-22 04:21:38 [core.py:1512] EngineCore encountered a fatal error."
+FATAL = (
+    "(EngineCore pid={}) ERROR 11-22 04:21:38 [core.py:1512] EngineCore encountered a fatal error."
+)
 
 
 def death(*told: str) -> Incident | None:
@@ -117,7 +119,13 @@ def test_a_front_that_finds_its_engine_gone_after_it_was_told_to_stop_has_no_fai
 
 
 @pytest.mark.parametrize(
-    "log", [(LOST,), (LOST, TOLD), (FATAL.format(2), TOLD, LOST), (TOLD, STARTED.format(3), SERVES.format(3), LOST)]
+    "log",
+    [
+        (LOST,),
+        (LOST, TOLD),
+        (FATAL.format(2), TOLD, LOST),
+        (TOLD, STARTED.format(3), SERVES.format(3), LOST),
+    ],
 )
 def test_an_engine_that_is_gone_before_anybody_asked_it_to_stop_is_a_failure(log):
     assert kinds(STARTED.format(2), SERVES.format(2), *log) == ["engine_dead"]

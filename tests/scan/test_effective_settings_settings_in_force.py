@@ -25,7 +25,9 @@ def flag(value: object, name: str = SHARE, source: str = SCRIPT) -> SettingInFor
     return SettingInForce(name, value, True, source)
 
 
-def printed(desired_gib: float | None = None, total_gib: float | None = None, **others: Fact) -> dict[str, Fact]:
+def printed(
+    desired_gib: float | None = None, total_gib: float | None = None, **others: Fact
+) -> dict[str, Fact]:
     sizes = {"desired_bytes": desired_gib, "device_total_bytes": total_gib}
     facts = {
         name: Fact(name, round(gib * GIB), "printed", HALF_A_HUNDREDTH)
@@ -84,7 +86,9 @@ def test_a_scripts_flag_that_a_printed_value_contradicts_was_ignored():
 
 def test_a_data_type_is_the_same_with_torchs_name_before_it():
     kept, _ = without_contradicted(
-        {"dtype": flag("float16", "dtype")}, {"dtype": Fact("dtype", "torch.float16")}, complete=False
+        {"dtype": flag("float16", "dtype")},
+        {"dtype": Fact("dtype", "torch.float16")},
+        complete=False,
     )
     assert "dtype" in kept
 
@@ -106,6 +110,8 @@ def test_a_scripts_flags_are_evidence_where_the_engine_lists_nothing_and_do_not_
 
 def test_the_engines_own_command_is_complete_and_wins_over_the_echo():
     settings_, complete = merged_settings(
-        {SHARE: flag(0.4, source="printed")}, {SHARE: flag(0.5, source="command")}, echo_complete=False
+        {SHARE: flag(0.4, source="printed")},
+        {SHARE: flag(0.5, source="command")},
+        echo_complete=False,
     )
     assert (settings_[SHARE].value, complete) == (0.5, True)

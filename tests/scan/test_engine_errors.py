@@ -18,9 +18,7 @@ CORE, WORKER = (
     "(EngineCore_DP0 pid=31) ERROR 07-09 10:00:00 [core.py:708] ",
     "(Worker_TP{} pid=4{}) ERROR 07-09 10:00:00 [multiproc_executor.py:790] ",
 )
-FRONT = (
-    "(APIServer pid=30) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
-)
+FRONT = "(APIServer pid=30) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 HEAD, TRACEBACK = "EngineCore failed to start.", "Traceback (most recent call last):"
 FRAME = '  File "/opt/acme/vllm/v1/worker/gpu_worker.py", line 41, in load_model'
 DIRECT = "The above exception was the direct cause of the following exception:"
@@ -65,8 +63,12 @@ def test_a_kernel_image_that_triton_cannot_load_is_quoted():
     assert (cause(incident), error(incident)) == (("engine_dead", "not_memory"), (text, 4))
 
 
-@pytest.mark.parametrize("text", [ILLEGAL, "AssertionError", "AssertionError: expert count 7 is odd"])
-@pytest.mark.parametrize("head", [HEAD, "EngineCore encountered a fatal error.", "Process EngineCore_DP0:"])
+@pytest.mark.parametrize(
+    "text", [ILLEGAL, "AssertionError", "AssertionError: expert count 7 is odd"]
+)
+@pytest.mark.parametrize(
+    "head", [HEAD, "EngineCore encountered a fatal error.", "Process EngineCore_DP0:"]
+)
 def test_a_core_that_reports_its_end_needs_no_front_end(head, text):
     incident = one(*block(CORE, head, TRACEBACK, FRAME, text))
     assert (cause(incident), error(incident)) == (("engine_dead", "not_memory"), (text, 4))
@@ -77,7 +79,9 @@ def test_the_first_rank_of_several_names_the_cause_and_what_follows_from_it_does
     ranks = [
         line
         for rank in (1, 0)
-        for line in block(WORKER.format(rank, rank), "WorkerProc hit an exception.", TRACEBACK, FRAME, ILLEGAL)
+        for line in block(
+            WORKER.format(rank, rank), "WorkerProc hit an exception.", TRACEBACK, FRAME, ILLEGAL
+        )
     ]
     core = block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME)
     quoted = (
@@ -110,7 +114,8 @@ def test_the_root_of_a_chain(joint, line):
         "RuntimeError: kernel library is not usable",
     )
     incident = one(
-        *block(CORE, HEAD, TRACEBACK, FRAME, first, "", joint, "", TRACEBACK, FRAME, last)[:8], *block(CORE, last)
+        *block(CORE, HEAD, TRACEBACK, FRAME, first, "", joint, "", TRACEBACK, FRAME, last)[:8],
+        *block(CORE, last),
     )
     assert error(incident)[0] == (first if line == 4 else last)
     assert error(incident)[1] == line
@@ -124,7 +129,9 @@ def test_a_message_on_the_lines_behind_is_part_of_it():
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
         "  Value error, no such head size",
     )
-    assert error(one(*block(CORE, *texts), FRONT))[0].endswith("for ModelConfig Value error, no such head size")
+    assert error(one(*block(CORE, *texts), FRONT))[0].endswith(
+        "for ModelConfig Value error, no such head size"
+    )
 
 
 def test_sglangs_scheduler():
@@ -175,31 +182,53 @@ def test_a_collective_that_timed_out_is_quoted():
     said = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600021 milliseconds before timing out."
     incident = one(
         f"[rank1]:[E722 07:14:52.123456789 ProcessGroupNCCL.cpp:632] [Rank 1] {said}",
-        CORE + "Worker proc VllmWorker-1 died unexpectedly (exit code: -6), shutting down executor.",
+        CORE
+        + "Worker proc VllmWorker-1 died unexpectedly (exit code: -6), shutting down executor.",
     )
     assert error(incident) == (said, 1)
     assert cause(incident) == ("engine_dead", "not_memory")
 
 
 @pytest.mark.parametrize(
-    ("signal", "named"), [(4, "illegal_instruction"), (6, "native_crash"), (11, "native_crash"), (9, "unknown")]
+    ("signal", "named"),
+    [(4, "illegal_instruction"), (6, "native_crash"), (11, "native_crash"), (9, "unknown")],
 )
 def test_a_signal_without_an_exception_is_the_cause(signal, named):
-    incident = one(CORE + f"Worker proc VllmWorker-0 died unexpectedly (exit code: -{signal}), shutting down executor.")
-    assert (cause(incident), incident.facts["exit_signal"].value) == (("engine_dead", named), signal)
+    incident = one(
+        CORE
+        + f"Worker proc VllmWorker-0 died unexpectedly (exit code: -{signal}), shutting down executor."
+    )
+    assert (cause(incident), incident.facts["exit_signal"].value) == (
+        ("engine_dead", named),
+        signal,
+    )
 
 
 def test_a_crash_is_not_explained_by_what_the_core_raises_because_of_it():
-    died = CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor."
+    died = (
+        CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor."
+    )
     incident = one(
-        died, *block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME, "RuntimeError: cancelled")
+        died,
+        *block(
+            CORE,
+            "EngineCore encountered a fatal error.",
+            TRACEBACK,
+            FRAME,
+            "RuntimeError: cancelled",
+        ),
     )
     assert cause(incident) == ("engine_dead", "illegal_instruction")
     assert "engine_error" not in incident.facts
 
 
 @pytest.mark.parametrize(
-    "text", ["RuntimeError: cancelled", "ConnectionResetError: [Errno 104] Connection reset by peer", "EOFError"]
+    "text",
+    [
+        "RuntimeError: cancelled",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "EOFError",
+    ],
 )
 def test_what_follows_from_another_processs_end_is_quoted_and_is_no_cause(text):
     died = CORE + "Worker proc VllmWorker-3 died unexpectedly{}, shutting down executor."
@@ -217,7 +246,10 @@ def test_what_follows_from_another_processs_end_is_quoted_and_is_no_cause(text):
         ("(EngineCore_DP0 pid=31) Fatal Python error: Bus error", 7),
         ("(Worker_TP0 pid=40) !!!!!!! Segfault encountered !!!!!!!", 11),
         ("(RayWorkerWrapper pid=9) *** SIGABRT received at time=1747633685 on cpu 74 ***", 6),
-        ("mpirun noticed that process rank 0 with PID 7 on node acme exited on signal 11 (Segmentation fault).", 11),
+        (
+            "mpirun noticed that process rank 0 with PID 7 on node acme exited on signal 11 (Segmentation fault).",
+            11,
+        ),
         ("[acme:00007] Signal: Illegal instruction (4)", 4),
     ],
 )
@@ -227,7 +259,13 @@ def test_a_signal_that_only_its_process_prints_is_read(text, number):
 
 def test_an_exception_that_speaks_of_memory_in_unknown_words_is_quoted_and_is_not_called_something_else():
     incident = one(
-        *block(CORE, HEAD, TRACEBACK, FRAME, "RuntimeError: the workspace could not get enough: insufficient memory"),
+        *block(
+            CORE,
+            HEAD,
+            TRACEBACK,
+            FRAME,
+            "RuntimeError: the workspace could not get enough: insufficient memory",
+        ),
         FRONT,
     )
     assert cause(incident) == ("engine_dead", "unknown")
@@ -244,7 +282,11 @@ def test_a_death_whose_text_has_a_memory_failure_stays_that_failure():
 def test_each_start_has_its_own_cause():
     started = "(EngineCore_DP0 pid={}) INFO 11-22 04:20:47 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./acme', dtype=torch.float16, max_seq_len=8192"
     first = [started.format(31), *block(CORE, HEAD, TRACEBACK, FRAME, MISSING), FRONT]
-    second = [started.format(51), *block(CORE.replace("31", "51"), HEAD, TRACEBACK, FRAME, ILLEGAL), FRONT]
+    second = [
+        started.format(51),
+        *block(CORE.replace("31", "51"), HEAD, TRACEBACK, FRAME, ILLEGAL),
+        FRONT,
+    ]
     found = diagnose("\n".join([*first, *second])).incidents
     assert [error(incident) for incident in found] == [(MISSING, 5), (ILLEGAL, 11)]
 
@@ -253,13 +295,39 @@ def test_each_start_has_its_own_cause():
     "log",
     [
         [TRACEBACK, '  File "train.py", line 3, in <module>', "ValueError: no rows"],
-        ["Process SpawnProcess-1:", TRACEBACK, '  File "train.py", line 3, in <module>', "ValueError: no rows"],
-        block("(APIServer pid=30) ERROR 07-09 10:00:00 [serving.py:7] ", TRACEBACK, FRAME, "ValueError: no such model"),
-        block("(EngineCore_DP0 pid=31) ", "Process EngineCore_DP0:", TRACEBACK, FRAME, "KeyboardInterrupt"),
-        block(CORE.replace("ERROR", "WARNING"), "no flash attention", TRACEBACK, FRAME, "ImportError: no acme kernels"),
+        [
+            "Process SpawnProcess-1:",
+            TRACEBACK,
+            '  File "train.py", line 3, in <module>',
+            "ValueError: no rows",
+        ],
+        block(
+            "(APIServer pid=30) ERROR 07-09 10:00:00 [serving.py:7] ",
+            TRACEBACK,
+            FRAME,
+            "ValueError: no such model",
+        ),
+        block(
+            "(EngineCore_DP0 pid=31) ",
+            "Process EngineCore_DP0:",
+            TRACEBACK,
+            FRAME,
+            "KeyboardInterrupt",
+        ),
+        block(
+            CORE.replace("ERROR", "WARNING"),
+            "no flash attention",
+            TRACEBACK,
+            FRAME,
+            "ImportError: no acme kernels",
+        ),
         [
             *block(
-                WORKER.format(0, 0), "WorkerProc hit an exception.", TRACEBACK, FRAME, "ValueError: adapter of rank 64"
+                WORKER.format(0, 0),
+                "WorkerProc hit an exception.",
+                TRACEBACK,
+                FRAME,
+                "ValueError: adapter of rank 64",
             ),
             '(APIServer pid=30) INFO:     10.1.0.4:52776 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
         ],
@@ -272,7 +340,13 @@ def test_each_start_has_its_own_cause():
         ['logger.exception("EngineCore failed to start.")', TRACEBACK, FRAME, MISSING],
         [
             "(APIServer pid=30) INFO 07-09 10:00:00 [launcher.py:1] [shutdown] API server: shutdown triggered",
-            *block(CORE, "EngineCore encountered a fatal error.", TRACEBACK, FRAME, "RuntimeError: cancelled"),
+            *block(
+                CORE,
+                "EngineCore encountered a fatal error.",
+                TRACEBACK,
+                FRAME,
+                "RuntimeError: cancelled",
+            ),
             "(APIServer pid=30) INFO 07-09 10:00:00 [core_client.py:1] [shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
         ],
     ],
@@ -297,14 +371,20 @@ def healthy(n):
 
 
 @pytest.mark.parametrize(
-    "lines", [6000, BLOCK_BYTES // (len(healthy(0)) + 1) - 50], ids=["in a block", "over the end of a block"]
+    "lines",
+    [6000, BLOCK_BYTES // (len(healthy(0)) + 1) - 50],
+    ids=["in a block", "over the end of a block"],
 )
 def test_a_long_log_keeps_the_exception_far_below_its_head(tmp_path, lines):
     log = tmp_path / "long.log"
     before, after = [healthy(n) for n in range(lines)], [healthy(n) for n in range(20)]
     frame = '  File "/opt/acme/stages.py", line 7, in stage'
-    frames = block(CORE, *[line for _ in range(80) for line in (frame, "    value = next_stage(value)")])
-    log.write_text("\n".join([*before, *block(CORE, HEAD, TRACEBACK), *frames, CORE + MISSING, *after, FRONT]))
+    frames = block(
+        CORE, *[line for _ in range(80) for line in (frame, "    value = next_stage(value)")]
+    )
+    log.write_text(
+        "\n".join([*before, *block(CORE, HEAD, TRACEBACK), *frames, CORE + MISSING, *after, FRONT])
+    )
     assert log.stat().st_size > SHORT_BYTES
     (incident,) = diagnose(log).incidents
     assert error(incident) == (MISSING, lines + 2 + 160 + 1)
@@ -327,20 +407,34 @@ _PARENTS = re.compile(
     r"See root cause above|See stack trace|EngineCore encountered an issue|in a background process|died (?:unexpectedly|with exit code)"
     r"|failed to start|Executor worker returned error|errored already|EngineDeadError"
 )
-_SIGNAL = re.compile(r"exit code:? -\d|Fatal Python error|\bsignal \d|\*\*\* SIG|Segfault encountered")
+_SIGNAL = re.compile(
+    r"exit code:? -\d|Fatal Python error|\bsignal \d|\*\*\* SIG|Segfault encountered"
+)
 OWN = [
     [FRONT],
     [*block(CORE, HEAD, TRACEBACK, FRAME, MISSING), FRONT],
     [
         *block(
-            CORE, HEAD, TRACEBACK, FRAME, "ValueError: no acme", "", DURING, "", TRACEBACK, FRAME, "KeyError: 'acme'"
+            CORE,
+            HEAD,
+            TRACEBACK,
+            FRAME,
+            "ValueError: no acme",
+            "",
+            DURING,
+            "",
+            TRACEBACK,
+            FRAME,
+            "KeyError: 'acme'",
         ),
         FRONT,
     ],
     ["ValueError: vocabulary of 7 entries is too small", FRONT],
     [CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: -11), shutting down executor."],
     ["Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor."],
-    ["[2026-03-01 06:01:00] Received sigquit from a child process. It usually means the child failed."],
+    [
+        "[2026-03-01 06:01:00] Received sigquit from a child process. It usually means the child failed."
+    ],
     [FRONT, "RuntimeError: Worker failed with error 'index 3 is out of bounds'"],
 ]
 
@@ -349,16 +443,29 @@ def corpora():
     for path in sorted(CORPORA.glob("corpus/*.jsonl")):
         yield from (json.loads(line)["text"] for line in path.read_text().splitlines())
     for folder in ("faults/logs", "seeds"):
-        yield from (path.read_text(errors="replace") for path in sorted((CORPORA / folder).glob("*")))
+        yield from (
+            path.read_text(errors="replace") for path in sorted((CORPORA / folder).glob("*"))
+        )
 
 
 def shows_a_cause(text):
-    ones = [found[1] for line in text.splitlines() if "APIServer" not in line and (found := _EXCEPTION.search(line))]
-    return any(not _PARENTS.search(said) and not passes_on(said) for said in ones) or _SIGNAL.search(text) is not None
+    ones = [
+        found[1]
+        for line in text.splitlines()
+        if "APIServer" not in line and (found := _EXCEPTION.search(line))
+    ]
+    return (
+        any(not _PARENTS.search(said) and not passes_on(said) for said in ones)
+        or _SIGNAL.search(text) is not None
+    )
 
 
 def untrue(texts):
-    silent = [text for text in texts if any(SILENT in incident.headline for incident in diagnose(text).incidents)]
+    silent = [
+        text
+        for text in texts
+        if any(SILENT in incident.headline for incident in diagnose(text).incidents)
+    ]
     return silent, [text for text in silent if shows_a_cause(text)]
 
 

@@ -38,14 +38,18 @@ def without_lines(incident: Incident) -> tuple[object, ...]:
 
 
 def test_the_blocks_with_which_the_engine_profiles_change_nothing():
-    profiled, plain = only(SERVING.replace("PROFILED", PROFILED)), only(SERVING.replace("PROFILED\n", ""))
+    profiled, plain = (
+        only(SERVING.replace("PROFILED", PROFILED)),
+        only(SERVING.replace("PROFILED\n", "")),
+    )
     assert without_lines(profiled) == without_lines(plain)
     assert profiled.plan[0].setting == "gpu_memory_utilization"
     assert profiled.plan[0].new < 0.94
 
 
 @pytest.mark.parametrize(
-    ("listed", "cause"), [(", 'num_gpu_blocks_override': 96", "kv_blocks_override"), ("", "max_model_len_too_large")]
+    ("listed", "cause"),
+    [(", 'num_gpu_blocks_override': 96", "kv_blocks_override"), ("", "max_model_len_too_large")],
 )
 def test_blocks_that_are_not_among_the_complete_settings_are_not_the_user_s(listed, cause):
     incident = only(
@@ -119,8 +123,14 @@ def of_services(column: str, first: str, second: str) -> str:
             first,
             f"{core} INFO 05-02 07:00:10 [gpu_model_runner.py:4344] Model loading took 8.00 GiB memory and 4.000000 seconds",
         ),
-        (first, f"{core} INFO 05-02 07:00:40 [gpu_worker.py:424] Available KV cache memory: 2.50 GiB"),
-        (first, f"{core} INFO 05-02 07:00:40 [kv_cache_utils.py:1314] GPU KV cache size: 40,960 tokens"),
+        (
+            first,
+            f"{core} INFO 05-02 07:00:40 [gpu_worker.py:424] Available KV cache memory: 2.50 GiB",
+        ),
+        (
+            first,
+            f"{core} INFO 05-02 07:00:40 [kv_cache_utils.py:1314] GPU KV cache size: 40,960 tokens",
+        ),
         (
             second,
             f"{core} INFO 05-02 07:01:10 [gpu_model_runner.py:4344] Model loading took 2.75 GiB memory and 6.000000 seconds",
@@ -129,7 +139,10 @@ def of_services(column: str, first: str, second: str) -> str:
             first,
             f"{core} INFO 05-02 07:01:12 [gpu_model_runner.py:5366] Graph capturing finished in 3 secs, took 0.40 GiB",
         ),
-        (second, f"{core} INFO 05-02 07:01:50 [gpu_worker.py:424] Available KV cache memory: -3.25 GiB"),
+        (
+            second,
+            f"{core} INFO 05-02 07:01:50 [gpu_worker.py:424] Available KV cache memory: -3.25 GiB",
+        ),
         (
             second,
             f"{core} ERROR 05-02 07:01:50 [core.py:1100] ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
@@ -146,21 +159,31 @@ def test_services_with_the_same_process_numbers_are_kept_apart(column):
     assert figures == {"model_weights_bytes", "kv_cache_available_bytes"}
     assert incident.facts["kv_cache_available_bytes"].value < 0
     assert "embed" in str(incident.location.process)
-    assert [set(start.facts) & {"cudagraph_bytes"} for start in diagnosis.starts] == [{"cudagraph_bytes"}, set()]
+    assert [set(start.facts) & {"cudagraph_bytes"} for start in diagnosis.starts] == [
+        {"cudagraph_bytes"},
+        set(),
+    ]
 
 
 @pytest.mark.parametrize("about", ['"kubernetes": {{"pod_name": "{}"}}', '"container_name": "/{}"'])
 def test_a_collector_s_pods_and_containers_are_kept_apart(about):
     log = of_services("{}\t", "chat", "embed")
     rows = [line.partition("\t") for line in log.splitlines()]
-    objects = [f'{{{{"log": {json.dumps(text)}, "stream": "stderr", {about}}}}}'.format(name) for name, _, text in rows]
+    objects = [
+        f'{{{{"log": {json.dumps(text)}, "stream": "stderr", {about}}}}}'.format(name)
+        for name, _, text in rows
+    ]
     incident = only("\n".join(objects))
     assert "cudagraph_bytes" not in incident.facts
     assert "embed" in str(incident.location.process)
 
 
 def test_one_service_alone_is_not_named():
-    incident = only("".join(f"vllm-1  | {line}\n" for line in SERVING.replace("PROFILED", PROFILED).splitlines()))
+    incident = only(
+        "".join(
+            f"vllm-1  | {line}\n" for line in SERVING.replace("PROFILED", PROFILED).splitlines()
+        )
+    )
     assert incident.location.process == "EngineCore pid=77"
     assert incident.facts["kv_cache_capacity_tokens"].value == 55680
 
@@ -177,11 +200,15 @@ def test_messages_of_two_services_that_take_turns_line_by_line_are_read_whole():
     log = "".join(
         f"alpha  | {a}\nbeta   | {b}\n"
         for a, b in zip(
-            ["INFO 05-02 07:00:00 [a.py:1] on", *one], ["INFO 05-02 07:00:00 [a.py:1] on", *two], strict=True
+            ["INFO 05-02 07:00:00 [a.py:1] on", *one],
+            ["INFO 05-02 07:00:00 [a.py:1] on", *two],
+            strict=True,
         )
     )
     incidents = diagnose(log).incidents
-    assert [(one.location.process, one.facts["tried_bytes"].value / 2**30) for one in incidents] == [
+    assert [
+        (one.location.process, one.facts["tried_bytes"].value / 2**30) for one in incidents
+    ] == [
         ("alpha", 1.25),
         ("beta", 2.75),
     ]
@@ -257,8 +284,16 @@ LENGTH = (
 def test_a_log_that_ends_amid_the_message_is_one_failure_with_the_figures_that_are_whole(length):
     whole, cut = only(CALL + WHOLE), only(CALL + WHOLE[:length])
     assert (cut.kind, cut.phase) == (whole.kind, whole.phase)
-    figures = ("tried_bytes", "device_total_bytes", "device_free_bytes", "process_in_use_bytes", "allocated_bytes")
-    assert all(cut.facts[name].value == whole.facts[name].value for name in figures if name in cut.facts)
+    figures = (
+        "tried_bytes",
+        "device_total_bytes",
+        "device_free_bytes",
+        "process_in_use_bytes",
+        "allocated_bytes",
+    )
+    assert all(
+        cut.facts[name].value == whole.facts[name].value for name in figures if name in cut.facts
+    )
 
 
 @pytest.mark.parametrize("begin", [25, 45, 80, 110, 140, 180, 230])
@@ -272,7 +307,10 @@ def test_a_log_that_begins_amid_the_message_is_one_failure(begin):
 def test_a_start_whose_message_is_cut_is_one_failure(part):
     incident = only("(EngineCore pid=7) " + LENGTH[part])
     assert incident.kind == "kv_cache_too_small_for_max_len"
-    assert incident.facts.get("max_model_len_tokens") is None or incident.facts["max_model_len_tokens"].value == 24576
+    assert (
+        incident.facts.get("max_model_len_tokens") is None
+        or incident.facts["max_model_len_tokens"].value == 24576
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,8 +334,11 @@ WRAPPED = {
     + escaped(CALL + WHOLE)
     + "}",
     "an answer": '{"detail":' + escaped(CALL + WHOLE) + "}",
-    "an answer within an answer": '{"status":500,"body":' + escaped('{"error":' + escaped(CALL + WHOLE) + "}") + "}",
-    "Go": "2026/05/05 09:00:00 rpc error: code = Internal desc = Exception calling application: " + WHOLE,
+    "an answer within an answer": '{"status":500,"body":'
+    + escaped('{"error":' + escaped(CALL + WHOLE) + "}")
+    + "}",
+    "Go": "2026/05/05 09:00:00 rpc error: code = Internal desc = Exception calling application: "
+    + WHOLE,
     "Java": (
         f"io.grpc.StatusRuntimeException: UNKNOWN: Exception calling application: {WHOLE}\n"
         "\tat io.grpc.stub.ClientCalls.toStatusRuntimeException(ClientCalls.java:271)\n"

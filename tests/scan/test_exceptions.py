@@ -83,14 +83,18 @@ def test_a_suppressed_context_is_no_cause():
     assert diagnose(raised(suppressed)).verdict == "no_oom"
 
 
-@pytest.mark.parametrize("error", [KeyError(OOM), OSError(OOM), AssertionError(OOM), KeyboardInterrupt(OOM)])
+@pytest.mark.parametrize(
+    "error", [KeyError(OOM), OSError(OOM), AssertionError(OOM), KeyboardInterrupt(OOM)]
+)
 def test_a_type_that_cannot_be_an_oom_is_none_whatever_it_quotes(error):
     assert not may_be_oom(error)
     assert texts(error) == []
     assert diagnose(error).verdict == "no_oom"
 
 
-@pytest.mark.parametrize("error", [RuntimeError(OOM), OutOfMemoryError(OOM), MemoryError(OOM), ValueError(OOM)])
+@pytest.mark.parametrize(
+    "error", [RuntimeError(OOM), OutOfMemoryError(OOM), MemoryError(OOM), ValueError(OOM)]
+)
 def test_a_type_that_can_be_an_oom_is_read(error):
     assert may_be_oom(error)
 
@@ -112,7 +116,10 @@ def test_an_empty_message_is_one_line():
 def test_each_line_of_a_message_is_a_numbered_line():
     lines = list(exception_lines(RuntimeError("one\ntwo")))
 
-    assert [(line.number, line.text) for line in lines] == [(1, "builtins.RuntimeError: one"), (2, "two")]
+    assert [(line.number, line.text) for line in lines] == [
+        (1, "builtins.RuntimeError: one"),
+        (2, "two"),
+    ]
 
 
 def test_a_message_of_several_lines_is_read_as_one():

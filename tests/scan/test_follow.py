@@ -89,7 +89,14 @@ def test_a_rotated_file_is_read_to_its_end_and_then_the_new_one(log, tmp_path):
 
     events = collect(log, [rotate], until=2)
 
-    assert told(events) == [b"one\n", Change.QUIET, b"last words\n", Change.REPLACED, b"new\n", Change.QUIET]
+    assert told(events) == [
+        b"one\n",
+        Change.QUIET,
+        b"last words\n",
+        Change.REPLACED,
+        b"new\n",
+        Change.QUIET,
+    ]
 
 
 def test_a_removed_file_is_read_on_until_another_takes_its_name(log):
@@ -102,7 +109,15 @@ def test_a_removed_file_is_read_on_until_another_takes_its_name(log):
 
         events = collect(log, [remove, lambda: log.write_bytes(b"new\n")], until=3)
 
-    assert told(events) == [b"one\n", Change.QUIET, b"still\n", Change.QUIET, Change.REPLACED, b"new\n", Change.QUIET]
+    assert told(events) == [
+        b"one\n",
+        Change.QUIET,
+        b"still\n",
+        Change.QUIET,
+        Change.REPLACED,
+        b"new\n",
+        Change.QUIET,
+    ]
 
 
 def test_a_name_that_points_to_another_file_is_followed_there(log, tmp_path):

@@ -8,7 +8,13 @@ from oomguard.core.facts import GIB
 from oomguard.core.incident import Incident
 from oomguard.diagnosis.diagnose import diagnose
 
-_OF_DEVICE = {"device_total_bytes", "device_free_bytes", "process_in_use_bytes", "own_bytes", "allocated_bytes"}
+_OF_DEVICE = {
+    "device_total_bytes",
+    "device_free_bytes",
+    "process_in_use_bytes",
+    "own_bytes",
+    "allocated_bytes",
+}
 
 
 def _only(log: str) -> Incident:
@@ -24,7 +30,8 @@ def _only(log: str) -> Incident:
 def _facts(incident: Incident) -> dict[str, object]:
     named = {name: fact.value for name, fact in incident.facts.items() if name.startswith("host_")}
     return {
-        name: round(v / GIB, 2) if name.endswith("_bytes") and isinstance(v, int) else v for name, v in named.items()
+        name: round(v / GIB, 2) if name.endswith("_bytes") and isinstance(v, int) else v
+        for name, v in named.items()
     }
 
 
@@ -44,9 +51,13 @@ KERNEL = """\
 # The same on a node without limits, which says what it has.
 NODE = (
     KERNEL.replace(
-        "[70001.101] memory: usage 50331648kB, limit 50331648kB, failcnt 3312", "[70001.101] 16777216 pages RAM"
+        "[70001.101] memory: usage 50331648kB, limit 50331648kB, failcnt 3312",
+        "[70001.101] 16777216 pages RAM",
     )
-    .replace("CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/job", "CONSTRAINT_NONE,nodemask=(null),global_oom")
+    .replace(
+        "CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/job",
+        "CONSTRAINT_NONE,nodemask=(null),global_oom",
+    )
     .replace("Memory cgroup out of memory", "Out of memory")
 )
 
@@ -173,10 +184,26 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
                 "host_victim_bytes": 10.0,
             },
         ),
-        (DESCRIBE, "OG408", {"host_scope": "limit", "host_limit_bytes": 24.0, "host_manager": "kubernetes"}),
-        (POD_YAML, "OG408", {"host_scope": "limit", "host_limit_bytes": 40.0, "host_manager": "kubernetes"}),
-        (POD_JSON, "OG408", {"host_scope": "limit", "host_limit_bytes": 20.0, "host_manager": "kubernetes"}),
-        (INSPECT, "OG408", {"host_scope": "limit", "host_limit_bytes": 12.0, "host_manager": "docker"}),
+        (
+            DESCRIBE,
+            "OG408",
+            {"host_scope": "limit", "host_limit_bytes": 24.0, "host_manager": "kubernetes"},
+        ),
+        (
+            POD_YAML,
+            "OG408",
+            {"host_scope": "limit", "host_limit_bytes": 40.0, "host_manager": "kubernetes"},
+        ),
+        (
+            POD_JSON,
+            "OG408",
+            {"host_scope": "limit", "host_limit_bytes": 20.0, "host_manager": "kubernetes"},
+        ),
+        (
+            INSPECT,
+            "OG408",
+            {"host_scope": "limit", "host_limit_bytes": 12.0, "host_manager": "docker"},
+        ),
         (
             RAY,
             "OG409",
@@ -197,7 +224,12 @@ MMAP = "RuntimeError: unable to mmap 5368709120 bytes from file </models/m/model
         (
             SHARDS,
             "OG405",
-            {"host_phase": "load_weights", "host_scope": "node", "host_victim": "python", "host_victim_bytes": 40.0},
+            {
+                "host_phase": "load_weights",
+                "host_scope": "node",
+                "host_victim": "python",
+                "host_victim_bytes": 40.0,
+            },
         ),
         (OFFLOAD, "OG410", {"host_offload": True}),
         (MMAP, "OG405", {"host_phase": "load_weights"}),
@@ -228,7 +260,10 @@ def test_the_situation_is_recognized_with_its_numbers(log, rule, facts):
 def test_the_explanation_names_the_limit_who_had_most_and_who_was_ended():
     text = _only(KERNEL).causes[0].explanation
 
-    assert "The limit was 48.00 GiB. data-prep had the most, 36.00 GiB. python3 was ended with 10.00 GiB." in text
+    assert (
+        "The limit was 48.00 GiB. data-prep had the most, 36.00 GiB. python3 was ended with 10.00 GiB."
+        in text
+    )
 
 
 def test_the_headline_says_what_is_known():
@@ -237,7 +272,9 @@ def test_the_headline_says_what_is_known():
 
 
 def test_a_process_that_has_loaded_its_weights_was_not_loading():
-    loaded = SHARDS.replace("33%|###3      | 3/9 [00:21<00:42,  7.10s/it]Killed", "100%|##########| 9/9 [01:10<00:00]")
+    loaded = SHARDS.replace(
+        "33%|###3      | 3/9 [00:21<00:42,  7.10s/it]Killed", "100%|##########| 9/9 [01:10<00:00]"
+    )
 
     incident = _only(loaded)
 

@@ -8,7 +8,13 @@ from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Evidence, Location
 from oomguard.rules.signature import Signature, Wording
 from oomguard.scan.context import Context
-from oomguard.scan.incidents import FOLD_LINES, MAX_ALSO_IN, MAX_INCIDENTS, ScannedIncident, ScannedIncidents
+from oomguard.scan.incidents import (
+    FOLD_LINES,
+    MAX_ALSO_IN,
+    MAX_INCIDENTS,
+    ScannedIncident,
+    ScannedIncidents,
+)
 from oomguard.scan.pattern_search import Hit
 
 RANK, SIBLING, CORE = "Worker_TP0 pid=1", "Worker_TP1 pid=2", "EngineCore_DP0 pid=3"
@@ -34,14 +40,18 @@ class Log:
         signature = Signature("x.toml", kind, "torch", phase, (wording,), (), (), wraps)
         told = {name: Fact(name, value, "printed") for name, value in facts.items()}
         hit = Hit(signature, wording, 0, 0, 1, "message", told, 0)
-        return self.found.take(hit, Location(line, 0, process), Evidence(f"line {line}", line), self.context)
+        return self.found.take(
+            hit, Location(line, 0, process), Evidence(f"line {line}", line), self.context
+        )
 
     def take_facts(self, line: int, *facts: Fact) -> ScannedIncident | None:
         """Take a failure whose figures are rounded each in its way."""
         wording = Wording("anchor", None, "a test")
         signature = Signature("x.toml", "cuda_oom", "torch", "unknown", (wording,), (), (), ())
         hit = Hit(signature, wording, 0, 0, 1, "message", {fact.name: fact for fact in facts}, 0)
-        return self.found.take(hit, Location(line, 0, None), Evidence(f"line {line}", line), self.context)
+        return self.found.take(
+            hit, Location(line, 0, None), Evidence(f"line {line}", line), self.context
+        )
 
     @property
     def incidents(self):
@@ -146,7 +156,11 @@ def test_an_outer_message_names_the_kind_and_the_inner_one_keeps_the_figures(log
     )
     (incident,) = log.incidents
 
-    assert (incident.kind, incident.phase, incident.location.line) == ("sampler_warmup_oom", "sampling_logits", 1)
+    assert (incident.kind, incident.phase, incident.location.line) == (
+        "sampler_warmup_oom",
+        "sampling_logits",
+        1,
+    )
     assert incident.facts["tried_bytes"].value == GIB
     assert incident.facts["max_num_seqs"].value == 256
     assert [line.line for line in incident.evidence] == [1, 4]

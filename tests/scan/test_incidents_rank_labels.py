@@ -20,10 +20,15 @@ def process(source: str, *lines: str, named: str | None = None) -> str | None:
     return with_labels(Diagnosis(source, (incident,))).incidents[0].location.process
 
 
-@pytest.mark.parametrize("source", ["slurm-7.out", "jobs/slurm-7_2.out-20261120", "s3://jobs/slurm-7.out.gz"])
+@pytest.mark.parametrize(
+    "source", ["slurm-7.out", "jobs/slurm-7_2.out-20261120", "s3://jobs/slurm-7.out.gz"]
+)
 def test_in_a_job_s_output_the_number_before_a_line_is_its_rank(source: str):
     assert process(source, f"3: {OOM}") == "rank 3"
-    assert process(source, f" 12: (EngineCore pid=7) {OOM}", named="EngineCore pid=7") == "rank 12: EngineCore pid=7"
+    assert (
+        process(source, f" 12: (EngineCore pid=7) {OOM}", named="EngineCore pid=7")
+        == "rank 12: EngineCore pid=7"
+    )
 
 
 def test_elsewhere_two_lines_of_the_failure_have_to_have_the_same():

@@ -21,20 +21,38 @@ def found(*paths: str) -> list[str]:
 
 
 def test_a_folder_means_its_files_then_those_of_the_folders_below(tmp_path: Path):
-    make(tmp_path, "b.log", "a.log", "z/c.log", "logs/old/d.log", "logs/e.log", f"pods/prod_a_{UID}/engine/0.log")
+    make(
+        tmp_path,
+        "b.log",
+        "a.log",
+        "z/c.log",
+        "logs/old/d.log",
+        "logs/e.log",
+        f"pods/prod_a_{UID}/engine/0.log",
+    )
     below = ("logs/e.log", "logs/old/d.log", f"pods/prod_a_{UID}/engine/0.log", "z/c.log")
     assert found(str(tmp_path)) == [str(tmp_path / name) for name in ("a.log", "b.log", *below)]
 
 
 def test_what_is_hidden_binary_or_source_code_is_left_out_of_folders_below(tmp_path: Path):
-    make(tmp_path, "serve.py", ".hidden.log", ".git/log.txt", "run/serve.py", "run/.x.log", "run/out.log")
+    make(
+        tmp_path,
+        "serve.py",
+        ".hidden.log",
+        ".git/log.txt",
+        "run/serve.py",
+        "run/.x.log",
+        "run/out.log",
+    )
     (tmp_path / "run/model.bin").write_bytes(b"PK\x03\x04\0\0")
     (tmp_path / "run/old.log.gz").write_bytes(gzip.compress(b"a line\n"))
     (tmp_path / "run/wide.log").write_bytes("a line\n".encode("utf-16"))
     (tmp_path / "run/memory.pickle").write_bytes(b"\x80\x04\x95\0\0")
     inputs = find_inputs([str(tmp_path)])
     read = ("run/memory.pickle", "run/old.log.gz", "run/out.log", "run/wide.log")
-    assert [one.path for one in inputs.found] == [str(tmp_path / name) for name in (".hidden.log", "serve.py", *read)]
+    assert [one.path for one in inputs.found] == [
+        str(tmp_path / name) for name in (".hidden.log", "serve.py", *read)
+    ]
     assert inputs.no_logs == 3
 
 
@@ -45,7 +63,9 @@ def test_a_link_to_a_folder_is_not_followed(tmp_path: Path):
     assert found(str(tmp_path / "ray")) == [str(tmp_path / f"{session}/logs/raylet.out")]
 
 
-def test_a_pattern_means_the_files_that_match_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_pattern_means_the_files_that_match_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     make(tmp_path, "x/1.log", "x/y/2.log", "x/3.txt")
     monkeypatch.chdir(tmp_path)
     assert found("x/**/*.log") == ["x/1.log", "x/y/2.log"]
@@ -76,7 +96,9 @@ def test_an_empty_folder_is_told(tmp_path: Path):
     assert find_inputs([str(tmp_path)]).empty == [str(tmp_path)]
 
 
-def test_a_local_file_comes_before_a_url_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_local_file_comes_before_a_url_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     make(tmp_path, "s3:/bucket/x.log")
     monkeypatch.chdir(tmp_path)
     assert not is_url("s3://bucket/x.log")

@@ -24,12 +24,16 @@ def node(tmp_path: Path) -> Path:
     (tmp_path / f"pods/{POD}/engine").mkdir(parents=True)
     (tmp_path / f"pods/{POD}/engine/0.log").symlink_to(tmp_path / "docker/abc-json.log")
     (tmp_path / "containers").mkdir()
-    (tmp_path / f"containers/llm-1_prod_engine-{'c3' * 32}.log").symlink_to(tmp_path / f"pods/{POD}/engine/0.log")
+    (tmp_path / f"containers/llm-1_prod_engine-{'c3' * 32}.log").symlink_to(
+        tmp_path / f"pods/{POD}/engine/0.log"
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_name_that_tells_the_pod_is_taken_whatever_the_order_of_the_paths(node: Path, order: int):
+def test_the_name_that_tells_the_pod_is_taken_whatever_the_order_of_the_paths(
+    node: Path, order: int
+):
     kept, repeated = once(*[node / "docker", node / "pods"][::order])
     assert (kept, repeated) == ([str(node / f"pods/{POD}/engine/0.log")], 1)
 
@@ -44,7 +48,10 @@ def test_of_names_that_tell_alike_the_one_without_a_link_is_taken(tmp_path: Path
     (tmp_path / "b/x.log").touch()
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "c.log").hardlink_to(tmp_path / "b/x.log")
-    assert once(tmp_path / "a/x.log", tmp_path / "b/x.log", tmp_path / "c.log") == ([str(tmp_path / "b/x.log")], 2)
+    assert once(tmp_path / "a/x.log", tmp_path / "b/x.log", tmp_path / "c.log") == (
+        [str(tmp_path / "b/x.log")],
+        2,
+    )
 
 
 def test_what_the_user_named_has_an_answer_each_and_is_not_read_again_for_a_folder(tmp_path: Path):

@@ -7,10 +7,26 @@ UID = "0b5cf621-1f52-4d3c-9b8f-2f6e0f1c9a11"
 
 def test_the_path_tells_who_wrote_a_log():
     for path, layout, words in [
-        (f"/var/log/pods/prod_llm-7d4_{UID}/engine/0.log", "kubernetes", "pod prod/llm-7d4 container engine"),
-        (f"prod_llm-7d4_{UID}/engine/2.log.20261120-101112.gz", "kubernetes", "pod prod/llm-7d4 container engine"),
-        (f"s3://logs/a/prod_llm-7d4_{UID}/engine/1.log", "kubernetes", "pod prod/llm-7d4 container engine"),
-        (f"/var/log/containers/llm-7d4_prod_engine-{'ab' * 32}.log", "kubernetes", "pod prod/llm-7d4 container engine"),
+        (
+            f"/var/log/pods/prod_llm-7d4_{UID}/engine/0.log",
+            "kubernetes",
+            "pod prod/llm-7d4 container engine",
+        ),
+        (
+            f"prod_llm-7d4_{UID}/engine/2.log.20261120-101112.gz",
+            "kubernetes",
+            "pod prod/llm-7d4 container engine",
+        ),
+        (
+            f"s3://logs/a/prod_llm-7d4_{UID}/engine/1.log",
+            "kubernetes",
+            "pod prod/llm-7d4 container engine",
+        ),
+        (
+            f"/var/log/containers/llm-7d4_prod_engine-{'ab' * 32}.log",
+            "kubernetes",
+            "pod prod/llm-7d4 container engine",
+        ),
         (
             f"/tmp/ray/session_2026-11-20_10-00-00_123456_77/logs/worker-{'ab' * 28}-01000000-991.err",
             "ray",

@@ -153,7 +153,8 @@ MESSAGE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 Gi
     ],
 )
 @pytest.mark.parametrize(
-    "inner", ["(EngineCore_DP0 pid=812) ERROR 11-21 07:14:52 [core.py:708] ", "(EngineCore_DP0 pid=812) "]
+    "inner",
+    ["(EngineCore_DP0 pid=812) ERROR 11-21 07:14:52 [core.py:708] ", "(EngineCore_DP0 pid=812) "],
 )
 def test_what_a_collector_puts_before_a_line_is_peeled(prefix, inner):
     assert peel(prefix + inner + MESSAGE) == type(peel(""))(MESSAGE, "EngineCore_DP0 pid=812")
@@ -161,10 +162,17 @@ def test_what_a_collector_puts_before_a_line_is_peeled(prefix, inner):
 
 @pytest.mark.parametrize(
     "prefix",
-    ["2026-01-01T00:00:00.1Z ", "2026-01-01T00:00:00.1Z stderr F ", "vllm-1  | ", "Jan 01 00:00:00 n vllm[1]: "],
+    [
+        "2026-01-01T00:00:00.1Z ",
+        "2026-01-01T00:00:00.1Z stderr F ",
+        "vllm-1  | ",
+        "Jan 01 00:00:00 n vllm[1]: ",
+    ],
 )
 def test_an_old_loggers_own_prefix_behind_a_collectors_is_peeled(prefix):
-    assert peel(f"{prefix}INFO 01-01 00:00:00 llm_engine.py:70] Initializing").text == "Initializing"
+    assert (
+        peel(f"{prefix}INFO 01-01 00:00:00 llm_engine.py:70] Initializing").text == "Initializing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,10 @@ def test_an_old_loggers_own_prefix_behind_a_collectors_is_peeled(prefix):
         ("[2026-04-26 14:38:11 DP0 TP1 EP0] ", "DP0 TP1 EP0"),
         ("[2026-04-26 14:38:11] ", None),
         ("(RayWorkerWrapper pid=7, ip=10.0.0.2) ", "RayWorkerWrapper pid=7"),
-        ("(RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x across cluster] ", "RayWorkerWrapper pid=7"),
+        (
+            "(RayWorkerWrapper pid=7, ip=10.0.0.2) [repeated 3x across cluster] ",
+            "RayWorkerWrapper pid=7",
+        ),
         ("(ServeReplica:default:VLLM pid=7, ip=10.0.0.2) ", "ServeReplica:default:VLLM pid=7"),
         ("#033[36m(RayWorkerWrapper pid=7)#033[0m ", "RayWorkerWrapper pid=7"),
         ("\\x1b[36m(RayWorkerWrapper pid=7)\\x1b[0m ", "RayWorkerWrapper pid=7"),
@@ -270,7 +281,15 @@ def test_a_chat_or_any_other_object_is_left_as_it_is(record):
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "{}", '{"log": "x', "{" * 5000 + '"', '{"log": 1, "stream": "x"}', '{"a": NaN, "time": 1}']
+    "line",
+    [
+        "{",
+        "{}",
+        '{"log": "x',
+        "{" * 5000 + '"',
+        '{"log": 1, "stream": "x"}',
+        '{"a": NaN, "time": 1}',
+    ],
 )
 def test_what_is_no_whole_object_is_left_as_it_is(line):
     assert unwrap(line) == (line, None)
@@ -281,7 +300,14 @@ def test_line_breaks_that_were_written_out_are_breaks():
 
 
 @pytest.mark.parametrize(
-    "line", ["C:\\new\\torch\\nn\\modules.py", "in D:\\\\a\\\\nn", "lib\\site-packages\\nn\\x.py", "no break", ""]
+    "line",
+    [
+        "C:\\new\\torch\\nn\\modules.py",
+        "in D:\\\\a\\\\nn",
+        "lib\\site-packages\\nn\\x.py",
+        "no break",
+        "",
+    ],
 )
 def test_a_windows_path_is_not_broken(line):
     assert without_escaped_breaks(line) == line

@@ -23,7 +23,11 @@ WRAPPER = "(APIServer pid=3) RuntimeError: Engine core initialization failed. Se
 
 
 def with_clauses() -> list[Signature]:
-    return [signature for signature in default_rules().signatures if signature.kind and signature.clauses]
+    return [
+        signature
+        for signature in default_rules().signatures
+        if signature.kind and signature.clauses
+    ]
 
 
 def facts(signature: Signature, lines: list[str], count: int) -> list[object]:
@@ -41,13 +45,20 @@ def facts(signature: Signature, lines: list[str], count: int) -> list[object]:
 
 
 @pytest.mark.parametrize("wrapper", [[], [WRAPPER]], ids=["alone", "wrapped"])
-def test_two_starts_with_the_same_pids_are_two_failures_each_with_its_own_figures(wrapper: list[str]):
+def test_two_starts_with_the_same_pids_are_two_failures_each_with_its_own_figures(
+    wrapper: list[str],
+):
     log = [START.format(32768), TOO_LONG.format(32768, "4.0"), *wrapper]
     log += [START.format(4096), TOO_LONG.format(4096, "1.0"), *wrapper]
     found = scan([Line(number, 0, text) for number, text in enumerate(log, 1)], default_rules())
 
     told = [
-        (i.kind, i.start, i.facts["max_model_len_tokens"].value, i.facts["kv_cache_needed_bytes"].value)
+        (
+            i.kind,
+            i.start,
+            i.facts["max_model_len_tokens"].value,
+            i.facts["kv_cache_needed_bytes"].value,
+        )
         for i in found.incidents
     ]
     kind = "kv_cache_too_small_for_max_len"
@@ -61,7 +72,15 @@ def test_no_message_takes_figures_of_another_one_behind_it(signature: Signature,
     for one in logs:
         alone = facts(signature, one, len(one))
         for other in logs:
-            behind = [RECORD, *other] if begins == "record" else [f"RuntimeError: {other[0]}", *other[1:]]
+            behind = (
+                [RECORD, *other]
+                if begins == "record"
+                else [f"RuntimeError: {other[0]}", *other[1:]]
+            )
             beside = facts(signature, [*one, *behind], len(one))
-            changed = [(own, now) for own, now in zip(alone, beside, strict=True) if own is not None and own != now]
+            changed = [
+                (own, now)
+                for own, now in zip(alone, beside, strict=True)
+                if own is not None and own != now
+            ]
             assert not changed, (one, other)

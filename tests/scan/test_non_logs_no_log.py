@@ -52,8 +52,16 @@ def tarred(name: str, content: bytes, folder: str = "") -> bytes:
         ("snapshot.pickle.gz", gzip.compress(b""), "is empty"),
         ("snapshot.pickle", zipped(SNAPSHOT), "is a zip archive, as torch.save writes it"),
         ("weights.pt", zipped(b""), "is a zip archive"),
-        ("jobs.tgz", gzip.compress(tarred("s.pickle", SNAPSHOT)), r"tar archive that holds s\.pickle"),
-        ("jobs.tar", tarred("jobs/any", SNAPSHOT, folder="jobs"), "tar archive that holds jobs/any"),
+        (
+            "jobs.tgz",
+            gzip.compress(tarred("s.pickle", SNAPSHOT)),
+            r"tar archive that holds s\.pickle",
+        ),
+        (
+            "jobs.tar",
+            tarred("jobs/any", SNAPSHOT, folder="jobs"),
+            "tar archive that holds jobs/any",
+        ),
         ("jobs.tar", tarred("é" * 120 + ".pickle", SNAPSHOT), "tar archive that holds"),
     ],
     # Archives hold the moment that they were made at: as names of tests they would differ between workers.
@@ -107,24 +115,38 @@ def test_other_pickles_in_a_folder_are_passed_over_and_not_run(tmp_path: Path):
         (folder / name).write_bytes(content)
     command = [sys.executable, "-m", "oomguard", "diagnose", "--jobs", "2", str(folder)]
     plain, verbose, told = (
-        subprocess.run([*command, *more], capture_output=True, check=False) for more in ([], ["-v"], ["--format=json"])
+        subprocess.run([*command, *more], capture_output=True, check=False)
+        for more in ([], ["-v"], ["--format=json"])
     )
     assert (plain.returncode, plain.stderr, told.returncode) == (0, b"", 0)
     assert PASSED_OVER.encode() not in plain.stdout
     assert PASSED_OVER.encode() in verbose.stdout
     lines = [json.loads(line) for line in told.stdout.splitlines()]
-    assert [Path(line["source"]).name for line in lines if line["verdict"] == "oom"] == ["a.log", "s.pickle"]
+    assert [Path(line["source"]).name for line in lines if line["verdict"] == "oom"] == [
+        "a.log",
+        "s.pickle",
+    ]
     assert len(lines) == len(files)
     assert not (tmp_path / "marker").exists()
-    named = subprocess.run([*command, str(folder / "results.pkl")], capture_output=True, check=False)
+    named = subprocess.run(
+        [*command, str(folder / "results.pkl")], capture_output=True, check=False
+    )
     assert named.returncode == 2
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"I" + b"9" * 2_000_000 + b"\n.", b"Pfoo\n.", b"S'text'\n.", pickle.dumps(7, 0), pickle.dumps("x" * 99, 0)],
+    [
+        b"I" + b"9" * 2_000_000 + b"\n.",
+        b"Pfoo\n.",
+        b"S'text'\n.",
+        pickle.dumps(7, 0),
+        pickle.dumps("x" * 99, 0),
+    ],
 )
-def test_a_pickle_of_protocol_0_that_is_named_as_a_snapshot_is_refused(content: bytes, tmp_path: Path):
+def test_a_pickle_of_protocol_0_that_is_named_as_a_snapshot_is_refused(
+    content: bytes, tmp_path: Path
+):
     path = tmp_path / "s.pickle"
     path.write_bytes(content)
     with pytest.raises(InputError, match="protocol 0"):
@@ -132,7 +154,8 @@ def test_a_pickle_of_protocol_0_that_is_named_as_a_snapshot_is_refused(content: 
 
 
 @pytest.mark.parametrize(
-    "content", [LOG, b".\n" + LOG, b"Processing\n" + LOG, b"INFO 1\n" + LOG, LOG.decode().encode("utf-16")]
+    "content",
+    [LOG, b".\n" + LOG, b"Processing\n" + LOG, b"INFO 1\n" + LOG, LOG.decode().encode("utf-16")],
 )
 def test_a_log_that_is_named_as_a_pickle_is_read(content: bytes, tmp_path: Path):
     path = tmp_path / "job.pickle"
@@ -143,9 +166,15 @@ def test_a_log_that_is_named_as_a_pickle_is_read(content: bytes, tmp_path: Path)
 FOREIGN = {
     "first byte zeroed": (b"\0" + SNAPSHOT[1:], "is no pickle: it begins with 00 "),
     "zeros": (bytes(5000), "is no pickle: it begins with 00 00 00 00"),
-    "other bytes": (bytes(range(250, 0, -1)) * 9 + SNAPSHOT[500:], "is no pickle: it begins with fa"),
+    "other bytes": (
+        bytes(range(250, 0, -1)) * 9 + SNAPSHOT[500:],
+        "is no pickle: it begins with fa",
+    ),
     "page": (b"\n<!DOCTYPE html><html><body>404 not found</body></html>", r"is a page \(HTML\)"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1234\n", "is a pointer of Git LFS"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1234\n",
+        "is a pointer of Git LFS",
+    ),
     "text": (b"1 2 3\n", "is a text, no allocation snapshot, and no memory failure is in it"),
 }
 

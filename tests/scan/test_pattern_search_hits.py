@@ -25,7 +25,13 @@ def wording(text: str, **values) -> Wording:
 
 def signature(*wordings: Wording, clauses: tuple[str, ...] = ()) -> Signature:
     return Signature(
-        "x.toml", "cuda_oom", "torch", "unknown", wordings, (), tuple(pattern(clause) for clause in clauses)
+        "x.toml",
+        "cuda_oom",
+        "torch",
+        "unknown",
+        wordings,
+        (),
+        tuple(pattern(clause) for clause in clauses),
     )
 
 
@@ -37,9 +43,13 @@ def window(*texts: str, anchor: int = 0) -> Window:
     return opened
 
 
-def hit(text: str, *lines: str, clauses: tuple[str, ...] = (), anchor: int = 0, **values) -> Hit | None:
+def hit(
+    text: str, *lines: str, clauses: tuple[str, ...] = (), anchor: int = 0, **values
+) -> Hit | None:
     told = wording(text, **values)
-    return match(signature(told, clauses=clauses), told, window(*lines, anchor=anchor), SearchTime())
+    return match(
+        signature(told, clauses=clauses), told, window(*lines, anchor=anchor), SearchTime()
+    )
 
 
 def no_slow_one(slow: Quotation) -> None:
@@ -88,7 +98,11 @@ def test_clauses_are_read_wherever_they_stand_and_lengthen_the_message():
         "boom",
         "boom; x free 1.00 GiB of",
         "total 4.00 GiB.",
-        clauses=("total (?P<device_total>{size})", "free (?P<device_free>{size})", "absent (?P<tried>{size})"),
+        clauses=(
+            "total (?P<device_total>{size})",
+            "free (?P<device_free>{size})",
+            "absent (?P<tried>{size})",
+        ),
     )
 
     assert values(found) == {"device_total_bytes": 4 * GIB, "device_free_bytes": GIB}
@@ -105,11 +119,24 @@ def test_the_clauses_of_the_next_message_are_not_taken():
 
 
 def test_clauses_far_behind_are_not_taken():
-    assert values(hit("boom", "boom" + " x" * 2000 + " free 3.00 GiB", clauses=("free (?P<device_free>{size})",))) == {}
+    assert (
+        values(
+            hit(
+                "boom",
+                "boom" + " x" * 2000 + " free 3.00 GiB",
+                clauses=("free (?P<device_free>{size})",),
+            )
+        )
+        == {}
+    )
 
 
 def test_the_wordings_own_figure_wins_over_a_clauses():
-    found = hit(r"boom (?P<tried>{size})", "boom 1.00 GiB tried 2.00 GiB", clauses=("tried (?P<tried>{size})",))
+    found = hit(
+        r"boom (?P<tried>{size})",
+        "boom 1.00 GiB tried 2.00 GiB",
+        clauses=("tried (?P<tried>{size})",),
+    )
 
     assert values(found) == {"tried_bytes": GIB}
 
@@ -169,8 +196,20 @@ def test_the_exceptions_name_within_the_wording_is_not_what_stands_before_it():
     told = wording("OutOfMemoryError: boom")
     found = match(signature(told), told, opened, SearchTime())
 
-    assert quoted(found, opened, (quotation("before", r"OutOfMemoryError: \Z"),), SearchTime(), no_slow_one) == "a test"
-    assert quoted(found, opened, (quotation("lead", r"^if \Z"),), SearchTime(), no_slow_one) == "a test"
+    assert (
+        quoted(
+            found,
+            opened,
+            (quotation("before", r"OutOfMemoryError: \Z"),),
+            SearchTime(),
+            no_slow_one,
+        )
+        == "a test"
+    )
+    assert (
+        quoted(found, opened, (quotation("lead", r"^if \Z"),), SearchTime(), no_slow_one)
+        == "a test"
+    )
 
 
 def test_a_report_with_enough_figures_is_no_quotation():
@@ -178,8 +217,14 @@ def test_a_report_with_enough_figures_is_no_quotation():
     told = wording(r"boom (?P<tried>{size})")
     found = match(signature(told), told, opened, SearchTime())
 
-    assert quoted(found, opened, (quotation("lead", "if", below_facts=1),), SearchTime(), no_slow_one) is None
-    assert quoted(found, opened, (quotation("lead", "if", below_facts=2),), SearchTime(), no_slow_one) == "a test"
+    assert (
+        quoted(found, opened, (quotation("lead", "if", below_facts=1),), SearchTime(), no_slow_one)
+        is None
+    )
+    assert (
+        quoted(found, opened, (quotation("lead", "if", below_facts=2),), SearchTime(), no_slow_one)
+        == "a test"
+    )
 
 
 def test_a_pattern_out_of_time_vetoes_nothing(monkeypatch):

@@ -26,7 +26,9 @@ def test_quick_searches_take_nothing_of_the_shared_time():
     assert limit.notes == ()
 
 
-def test_once_the_shared_time_is_gone_a_slow_search_has_the_free_part_and_a_quick_one_all_it_needs(monkeypatch):
+def test_once_the_shared_time_is_gone_a_slow_search_has_the_free_part_and_a_quick_one_all_it_needs(
+    monkeypatch,
+):
     monkeypatch.setattr(pattern_search, "SHARED_S", 0.2)
     limit = SearchTime()
     while not limit.notes:
@@ -38,7 +40,9 @@ def test_once_the_shared_time_is_gone_a_slow_search_has_the_free_part_and_a_quic
 
     assert time.thread_time() - began < 0.4
     assert limit.search(regex.compile("a+"), TEXT).end() == 4000
-    assert limit.notes == ("slow patterns took 0.2 s together: from then on each was left out after 20 ms",)
+    assert limit.notes == (
+        "slow patterns took 0.2 s together: from then on each was left out after 20 ms",
+    )
 
 
 def test_compiling_a_pattern_on_first_use_is_no_search(monkeypatch):

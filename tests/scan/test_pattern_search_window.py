@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from oomguard.diagnosis.diagnose import diagnose
 from oomguard.scan.effective_settings import ECHO_ANCHOR
 from oomguard.scan.log_prefixes import peel
-from oomguard.scan.pattern_search import CONTEXT_LINES, WINDOW_CHARS, WINDOW_LINES, Window, open_window
+from oomguard.scan.pattern_search import (
+    CONTEXT_LINES,
+    WINDOW_CHARS,
+    WINDOW_LINES,
+    Window,
+    open_window,
+)
 from oomguard.scan.source import Line
 
 CORE, RANK = "(EngineCore pid=1) ", "(Worker_TP0 pid=2) "
@@ -34,7 +40,9 @@ def window(*texts: str, kind: str | None = "cuda_oom", anchor: str = "boom") -> 
 def extend(opened: Window, *texts: str) -> list[bool]:
     """Whether the window was complete after each of the lines."""
     told = []
-    for order, line, plain in (row(i, text) for i, text in enumerate(texts, opened.orders[opened.anchor] + 1)):
+    for order, line, plain in (
+        row(i, text) for i, text in enumerate(texts, opened.orders[opened.anchor] + 1)
+    ):
         opened.extend(line, plain, order)
         told.append(opened.complete)
     return told
@@ -54,7 +62,11 @@ def test_the_anchors_line_is_known_in_the_joined_text():
     start, end = opened.anchor_span
 
     assert opened.text[start:end] == "\nboom here"
-    assert [opened.index(opened.text.index(word)) for word in ("before", "boom", "behind")] == [0, 1, 2]
+    assert [opened.index(opened.text.index(word)) for word in ("before", "boom", "behind")] == [
+        0,
+        1,
+        2,
+    ]
     assert opened.index(10_000) == 2
 
 
@@ -95,7 +107,11 @@ def test_a_segment_of_an_over_long_line_is_joined_without_a_break():
 
 @pytest.mark.parametrize(
     ("kind", "anchor", "limit"),
-    [("cuda_oom", "boom", WINDOW_LINES), (None, "boom", CONTEXT_LINES), (None, ECHO_ANCHOR, WINDOW_LINES)],
+    [
+        ("cuda_oom", "boom", WINDOW_LINES),
+        (None, "boom", CONTEXT_LINES),
+        (None, ECHO_ANCHOR, WINDOW_LINES),
+    ],
 )
 def test_a_window_ends_after_a_few_lines_of_its_own(kind, anchor, limit):
     told = extend(window("boom", kind=kind, anchor=anchor), *["next"] * (limit + 1))
@@ -113,12 +129,20 @@ def test_a_window_ends_after_many_characters():
 def test_a_message_that_was_wrapped_behind_its_process_is_read_on():
     opened = window(RANK + "boom")
 
-    assert extend(opened, "GPU 0 has a total capacity of 31.35 GiB", "... this process has 23.32 GiB", "a line") == [
+    assert extend(
+        opened,
+        "GPU 0 has a total capacity of 31.35 GiB",
+        "... this process has 23.32 GiB",
+        "a line",
+    ) == [
         False,
         False,
         True,
     ]
-    assert opened.text == "boom\nGPU 0 has a total capacity of 31.35 GiB\n... this process has 23.32 GiB"
+    assert (
+        opened.text
+        == "boom\nGPU 0 has a total capacity of 31.35 GiB\n... this process has 23.32 GiB"
+    )
 
 
 MESSAGES = (
@@ -136,12 +160,18 @@ MESSAGES = (
 )
 
 
-@pytest.mark.parametrize("prefix", ["[rank1]: ", "(EngineCore pid=31) ERROR 03-02 10:00:00 [core.py:900] "])
+@pytest.mark.parametrize(
+    "prefix", ["[rank1]: ", "(EngineCore pid=31) ERROR 03-02 10:00:00 [core.py:900] "]
+)
 @given(width=st.integers(52, 130), message=st.sampled_from(MESSAGES))
 def test_a_message_wrapped_behind_its_process_is_read_whole(prefix, width, message):
-    whole, wrapped = (diagnose(prefix + text).incidents[0] for text in (message, textwrap.fill(message, width)))
+    whole, wrapped = (
+        diagnose(prefix + text).incidents[0] for text in (message, textwrap.fill(message, width))
+    )
 
-    assert {k: f.value for k, f in wrapped.facts.items()} == {k: f.value for k, f in whole.facts.items()}
+    assert {k: f.value for k, f in wrapped.facts.items()} == {
+        k: f.value for k, f in whole.facts.items()
+    }
 
 
 def test_a_message_that_a_terminal_cut_at_its_width_keeps_its_figures():
@@ -156,7 +186,10 @@ def test_a_message_that_a_terminal_cut_at_its_width_keeps_its_figures():
     whole = figures(message, names)
     assert whole.keys() == names
     columns = range(49, 131)
-    cut = {column: "\n".join(message[at : at + column] for at in range(0, len(message), column)) for column in columns}
+    cut = {
+        column: "\n".join(message[at : at + column] for at in range(0, len(message), column))
+        for column in columns
+    }
 
     assert [column for column in columns if figures(cut[column], names) != whole] == []
 

@@ -24,7 +24,10 @@ DIED = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.00 GiB. 
     ],
 )
 def test_what_is_done_instead_makes_a_refusal_no_failure(below):
-    assert diagnose(f"INFO worker: step 7\n{REFUSED}\n{below}\nINFO worker: step 8").verdict == "no_oom"
+    assert (
+        diagnose(f"INFO worker: step 7\n{REFUSED}\n{below}\nINFO worker: step 8").verdict
+        == "no_oom"
+    )
     assert diagnose(f"INFO worker: step 7\n{REFUSED}\nINFO worker: step 8").verdict == "oom"
 
 

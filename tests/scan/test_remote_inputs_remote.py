@@ -43,7 +43,9 @@ def diagnose(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         "AWS_DEFAULT_REGION": "x",
     }
     command = [sys.executable, "-m", "oomguard", "diagnose", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **variables}, check=False
+    )
 
 
 def rows(ran: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
@@ -62,7 +64,9 @@ def test_an_object_is_diagnosed_as_a_file_of_its_bytes(store: str, tmp_path: Pat
 def test_a_folder_of_a_bucket_means_the_objects_in_it_packed_ones_too(store: str):
     ran = diagnose(store, "--format", "json", "s3://fleet/jobs")
     sources = [row["source"] for row in rows(ran)]
-    assert sources == [f"s3://fleet/jobs/{name}" for name in ("cut.gz", "slurm-7_1.out", "slurm-7_2.out.gz")]
+    assert sources == [
+        f"s3://fleet/jobs/{name}" for name in ("cut.gz", "slurm-7_1.out", "slurm-7_2.out.gz")
+    ]
     assert [row["verdict"] for row in rows(ran)][1:] == ["oom", "oom"]
 
 
@@ -79,9 +83,15 @@ def test_a_pattern_matches_objects_of_any_depth(store: str):
 
 
 def test_a_summary_of_objects_names_pods_and_jobs(store: str):
-    ran = diagnose(store, "--summary", "--format", "json", "s3://fleet/jobs/slurm*", "s3://fleet/pods")
+    ran = diagnose(
+        store, "--summary", "--format", "json", "s3://fleet/jobs/slurm*", "s3://fleet/pods"
+    )
     (group,) = json.loads(ran.stdout)["groups"]
-    assert {row["who"] for row in group["writers"]} == {"job 7_1", "job 7_2", "pod prod/llm container engine"}
+    assert {row["who"] for row in group["writers"]} == {
+        "job 7_1",
+        "job 7_2",
+        "pod prod/llm container engine",
+    }
 
 
 def test_an_object_that_cannot_be_read_is_one_error_and_the_rest_is_read(store: str):
@@ -99,7 +109,9 @@ def test_an_object_that_cannot_be_read_is_one_error_and_the_rest_is_read(store: 
 
 
 def test_an_object_that_is_not_there_counts_in_a_summary_as_one_that_could_not_be_read(store: str):
-    ran = diagnose(store, "--summary", "--format", "json", "s3://fleet/healthy.log", "s3://fleet/none.log")
+    ran = diagnose(
+        store, "--summary", "--format", "json", "s3://fleet/healthy.log", "s3://fleet/none.log"
+    )
     told = json.loads(ran.stdout)
     assert (ran.returncode, told["inputs"], told["inputs_unread"]) == (2, 1, 1)
 
@@ -108,5 +120,7 @@ def test_a_missing_package_is_named(store: str, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['fsspec'] = None\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
     command = [sys.executable, "-m", "oomguard", "diagnose", "s3://fleet/healthy.log"]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
     assert install_hint("fleet") in ran.stderr

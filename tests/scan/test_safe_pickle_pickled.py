@@ -14,14 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.scan import safe_pickle
-from oomguard.scan.safe_pickle import CutOffError, RefusedError, check, is_pickle, load, without_collections
+from oomguard.scan.safe_pickle import (
+    CutOffError,
+    RefusedError,
+    check,
+    is_pickle,
+    load,
+    without_collections,
+)
 from oomguard.scan.snapshot import summarize
 from support.hostile_pickles import hostile_pickles
 from support.made_snapshots import example
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=300),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=300),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5)
+    ),
     max_leaves=30,
 )
 KINDS = sorted(hostile_pickles(Path("marker")))
@@ -31,7 +44,9 @@ def test_there_are_twenty_kinds():
     assert len(KINDS) == 20
 
 
-def test_a_hostile_pickle_is_refused_runs_nothing_and_is_named_by_what_it_wanted_to_import(tmp_path: Path):
+def test_a_hostile_pickle_is_refused_runs_nothing_and_is_named_by_what_it_wanted_to_import(
+    tmp_path: Path,
+):
     marker = tmp_path / "marker"
     for kind, content in hostile_pickles(marker).items():
         assert is_pickle(content[: safe_pickle.HEAD_BYTES]), kind
@@ -39,7 +54,9 @@ def test_a_hostile_pickle_is_refused_runs_nothing_and_is_named_by_what_it_wanted
             summarize(load(content))
         assert not marker.exists(), kind
         if kind.split()[0] in {"REDUCE", "GLOBAL", "INST", "OBJ", "STACK_GLOBAL"}:
-            wanted = re.search(r"wants to import (os|posix|builtins)\.(system|exec)", str(caught.value))
+            wanted = re.search(
+                r"wants to import (os|posix|builtins)\.(system|exec)", str(caught.value)
+            )
             assert wanted, f"{kind}: {caught.value}"
 
 
@@ -100,7 +117,11 @@ def test_a_damaged_pickle_is_refused_with_its_reason(content: bytes, reason: str
 def test_a_snapshot_that_is_cut_anywhere_is_told_as_cut_off(protocol: int):
     made = example().Recorder()
     made.segment(
-        [(2**21, "active_allocated", example().stack(("/job/a.py", 1, "f"))), (2**20, "inactive", [])], pool=(0, 70_000)
+        [
+            (2**21, "active_allocated", example().stack(("/job/a.py", 1, "f"))),
+            (2**20, "inactive", []),
+        ],
+        pool=(0, 70_000),
     )
     content = pickle.dumps({**made.snapshot(), "ratio": 0.5}, protocol)
     for size in range(2, len(content)):
@@ -118,7 +139,9 @@ def test_lists_nested_a_million_deep_are_no_snapshot(monkeypatch: pytest.MonkeyP
         load(deep)
 
 
-def test_a_file_beyond_the_limit_is_refused_before_it_is_looked_into(monkeypatch: pytest.MonkeyPatch):
+def test_a_file_beyond_the_limit_is_refused_before_it_is_looked_into(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(safe_pickle, "MOST_BYTES", 100)
     with pytest.raises(RefusedError, match="more than"):
         load(pickle.dumps(example().in_pieces()))
@@ -148,6 +171,11 @@ def test_the_collector_is_as_it_was_after_a_refusal():
 def test_an_old_pickle_of_plain_data_is_accused_of_nothing(protocol: int):
     """Texts in it hold what would be instructions elsewhere."""
     with pytest.raises(RefusedError) as caught:
-        check(pickle.dumps({"segments": ["active_allocated", "device\nstep\nstop"], "c": "icache\nx\n"}, protocol))
+        check(
+            pickle.dumps(
+                {"segments": ["active_allocated", "device\nstep\nstop"], "c": "icache\nx\n"},
+                protocol,
+            )
+        )
     assert "import" not in str(caught.value)
     assert str(caught.value).endswith("does not write: it writes 2 and newer; dump it again")

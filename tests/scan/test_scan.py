@@ -28,12 +28,8 @@ TOO_LONG = (
     "maximum model length is 26624. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
     "initializing."
 )
-NONE_LEFT = (
-    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
-)
-WRAPPER = (
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
-)
+NONE_LEFT = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when starting."
+WRAPPER = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
 CUDA = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.69 GiB "
     "of which 512.00 MiB is free. Including non-PyTorch memory, this process has 23.10 GiB memory in use. Of the "
@@ -48,7 +44,12 @@ HEALTHY = (
 def look(*log: str, rules: RuleSet | None = None, **kwargs) -> Diagnosis:
     raw = "\n".join(log).encode("utf-8", "surrogatepass")
     splitter = LineSplitter()
-    return scan([*splitter.feed(raw), *splitter.feed(b"", final=True)], rules or default_rules(), "a.log", **kwargs)
+    return scan(
+        [*splitter.feed(raw), *splitter.feed(b"", final=True)],
+        rules or default_rules(),
+        "a.log",
+        **kwargs,
+    )
 
 
 def only(diagnosis: Diagnosis) -> Incident:
@@ -98,7 +99,10 @@ def test_the_same_failure_of_several_processes_is_told_once():
 def test_failures_with_other_numbers_are_told_each():
     diagnosis = look(CUDA, "", CUDA.replace("allocate 2.00 GiB", "allocate 3.00 GiB"))
 
-    assert [incident.facts["tried_bytes"].value for incident in diagnosis.incidents] == [2 * GIB, 3 * GIB]
+    assert [incident.facts["tried_bytes"].value for incident in diagnosis.incidents] == [
+        2 * GIB,
+        3 * GIB,
+    ]
     assert [incident.repeated for incident in diagnosis.incidents] == [1, 1]
 
 
@@ -109,7 +113,10 @@ def test_incidents_come_in_the_order_of_time():
 
 
 def test_the_wrapper_is_dropped_beside_its_cause():
-    assert only(look(CORE + TOO_LONG, "Traceback", API + WRAPPER)).kind == "kv_cache_too_small_for_max_len"
+    assert (
+        only(look(CORE + TOO_LONG, "Traceback", API + WRAPPER)).kind
+        == "kv_cache_too_small_for_max_len"
+    )
     assert only(look(API + WRAPPER, "", CORE + TOO_LONG)).kind == "kv_cache_too_small_for_max_len"
 
 
@@ -171,7 +178,12 @@ def test_a_wrapped_message_of_one_process_is_read_whole():
 
 def test_an_anchor_cut_over_two_lines_is_found_on_the_first():
     incident = only(
-        look("x", "ValueError: No available memory for the", "cache blocks. Try increasing", "`gpu_memory_utilization`")
+        look(
+            "x",
+            "ValueError: No available memory for the",
+            "cache blocks. Try increasing",
+            "`gpu_memory_utilization`",
+        )
     )
 
     assert incident.kind == "kv_cache_none_left"
@@ -189,7 +201,9 @@ def test_an_allocator_s_anchor_cut_over_two_lines_is_found_on_the_first():
 
 def test_an_anchor_cut_by_the_end_of_a_segment_is_found():
     head, tail = CUDA[:30], CUDA[30:]
-    diagnosis = scan([Line(1, 0, "x" * 500 + head), Line(1, 530, tail, continued=True)], default_rules())
+    diagnosis = scan(
+        [Line(1, 0, "x" * 500 + head), Line(1, 530, tail, continued=True)], default_rules()
+    )
 
     assert only(diagnosis).kind == "cuda_oom"
 
@@ -197,7 +211,9 @@ def test_an_anchor_cut_by_the_end_of_a_segment_is_found():
 def test_an_anchor_cut_over_two_lines_is_found_where_the_second_line_holds_another_anchor():
     head, tail = NONE_LEFT.split(" blocks.")
 
-    assert [incident.kind for incident in look(head, f"blocks.{tail}").incidents] == ["kv_cache_none_left"]
+    assert [incident.kind for incident in look(head, f"blocks.{tail}").incidents] == [
+        "kv_cache_none_left"
+    ]
 
 
 def test_a_message_wrapped_before_its_anchor_is_found():
@@ -213,7 +229,10 @@ def test_messages_of_interleaved_processes_are_kept_apart():
     zero, one = "(Worker_TP0 pid=10) ", "(Worker_TP1 pid=11) "
 
     diagnosis = look(
-        zero + first, one + first.replace("GPU 0", "GPU 1"), f"{zero}of which {second}", f"{one}of which {second}"
+        zero + first,
+        one + first.replace("GPU 0", "GPU 1"),
+        f"{zero}of which {second}",
+        f"{one}of which {second}",
     )
 
     incident = only(diagnosis)  # ranks of one job fail together: one incident, the others named
@@ -230,9 +249,7 @@ def test_windows_line_ends_change_nothing():
 
 
 def test_colours_change_nothing():
-    coloured = (
-        f"\x1b[1;36m(EngineCore_DP0 pid=771)\x1b[0;0m \x1b[31mERROR\x1b[0m 03-04 10:00:07 [core.py:708] {TOO_LONG}"
-    )
+    coloured = f"\x1b[1;36m(EngineCore_DP0 pid=771)\x1b[0;0m \x1b[31mERROR\x1b[0m 03-04 10:00:07 [core.py:708] {TOO_LONG}"
 
     incident = only(look(coloured))
 
@@ -266,19 +283,32 @@ def test_context_before_and_after_a_failure_is_known_to_it():
 
 
 def test_what_the_message_says_wins_over_context():
-    incident = only(look("Available KV cache memory: 9.99 GiB", TOO_LONG, "Available KV cache memory: 8.88 GiB"))
+    incident = only(
+        look("Available KV cache memory: 9.99 GiB", TOO_LONG, "Available KV cache memory: 8.88 GiB")
+    )
 
     assert incident.facts["kv_cache_available_bytes"].value == round(3.25 * GIB)
 
 
 def test_the_context_that_came_last_before_the_failure_counts():
-    incident = only(look("Available KV cache memory: 9.99 GiB", "Available KV cache memory: -1.00 GiB", NONE_LEFT))
+    incident = only(
+        look(
+            "Available KV cache memory: 9.99 GiB", "Available KV cache memory: -1.00 GiB", NONE_LEFT
+        )
+    )
 
     assert incident.facts["kv_cache_available_bytes"].value == -GIB
 
 
 def test_context_before_the_failure_wins_over_context_after_it():
-    incident = only(look("Available KV cache memory: -1.00 GiB", NONE_LEFT, "x", "Available KV cache memory: 9.99 GiB"))
+    incident = only(
+        look(
+            "Available KV cache memory: -1.00 GiB",
+            NONE_LEFT,
+            "x",
+            "Available KV cache memory: 9.99 GiB",
+        )
+    )
 
     assert incident.facts["kv_cache_available_bytes"].value == -GIB
 
@@ -291,7 +321,9 @@ def test_the_version_the_engine_printed_is_the_incident_s():
 
 
 def test_an_echo_gives_settings_and_what_was_not_set():
-    incident = only(look(echo(model="org/m", max_model_len=40960, gpu_memory_utilization=0.5), CORE + NONE_LEFT))
+    incident = only(
+        look(echo(model="org/m", max_model_len=40960, gpu_memory_utilization=0.5), CORE + NONE_LEFT)
+    )
 
     assert {name: setting.value for name, setting in incident.settings.items()} == {
         "model": "org/m",
@@ -326,7 +358,9 @@ def test_an_echo_of_objects_and_odd_types_gives_only_what_is_plain():
 
 
 def test_given_settings_win_over_the_echo():
-    given_settings = {"gpu_memory_utilization": SettingInForce("gpu_memory_utilization", 0.7, True, "command")}
+    given_settings = {
+        "gpu_memory_utilization": SettingInForce("gpu_memory_utilization", 0.7, True, "command")
+    }
 
     incident = only(look(echo(gpu_memory_utilization=0.5), CORE + NONE_LEFT, given=given_settings))
 
@@ -362,7 +396,8 @@ def test_an_echo_wrapped_over_lines_does_not_deny_what_was_set():
 
 def test_the_memory_of_all_other_processes_is_added_up():
     both = CUDA.replace(
-        "Including", "Process 12 has 1.00 GiB memory in use. Process 13 has 2.00 GiB memory in use. Including"
+        "Including",
+        "Process 12 has 1.00 GiB memory in use. Process 13 has 2.00 GiB memory in use. Including",
     )
 
     assert only(look(both)).facts["other_process_in_use_bytes"].value == 3 * GIB
@@ -398,7 +433,9 @@ def test_a_start_below_its_utilization_is_told_from_a_healthy_start():
 
 
 def test_the_number_of_incidents_is_bounded():
-    many = "\n\n".join(CUDA.replace("2.00 GiB", f"{size}.00 GiB") for size in range(1, MAX_INCIDENTS + 50))
+    many = "\n\n".join(
+        CUDA.replace("2.00 GiB", f"{size}.00 GiB") for size in range(1, MAX_INCIDENTS + 50)
+    )
 
     assert len(look(many).incidents) == MAX_INCIDENTS
 
@@ -411,12 +448,16 @@ def test_what_was_last_seen_before_a_time_can_be_left_out():
     time.sleep(0.01)
     scanner.push(Line(2, 0, NONE_LEFT))
 
-    assert [incident.kind for incident in scanner.diagnosis(newer_than_s=later).incidents] == ["kv_cache_none_left"]
+    assert [incident.kind for incident in scanner.diagnosis(newer_than_s=later).incidents] == [
+        "kv_cache_none_left"
+    ]
 
 
 def test_measured_holds_the_numbers_of_healthy_lines():
     scanner = Scanner(default_rules())
-    for number, text in enumerate(["Available KV cache memory: 2.00 GiB", "Resolved architecture: LlamaForCausalLM"]):
+    for number, text in enumerate(
+        ["Available KV cache memory: 2.00 GiB", "Resolved architecture: LlamaForCausalLM"]
+    ):
         scanner.push(Line(number, 0, text))
     scanner.flush()
 
@@ -429,8 +470,12 @@ def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
     fast = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="fast.toml", key="pattern")
     rules = RuleSet(
         (
-            Signature("slow.toml", "cuda_oom", "torch", "unknown", (Wording("slow: ", slow, "here"),), ()),
-            Signature("fast.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", fast, "here"),), ()),
+            Signature(
+                "slow.toml", "cuda_oom", "torch", "unknown", (Wording("slow: ", slow, "here"),), ()
+            ),
+            Signature(
+                "fast.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", fast, "here"),), ()
+            ),
         ),
         (),
     )
@@ -439,14 +484,26 @@ def test_a_pattern_that_takes_too_long_is_left_out_and_noted(monkeypatch):
     diagnosis = look(*["slow: " + "a" * 4000, ""] * 20, "boom 12", rules=rules)
 
     assert time.process_time() - start < 5
-    assert diagnosis.notes == ("slow.toml: a pattern for 'slow: ' ran out of time and was left out",)
+    assert diagnosis.notes == (
+        "slow.toml: a pattern for 'slow: ' ran out of time and was left out",
+    )
     assert only(diagnosis).facts["tried_bytes"].value == 12
 
 
 def slow_signatures(count: int) -> tuple[Signature, ...]:
-    slow = [compile_pattern(f"slow {n}: (?:a|a|aa)+b", path="s.toml", key="pattern") for n in range(count)]
+    slow = [
+        compile_pattern(f"slow {n}: (?:a|a|aa)+b", path="s.toml", key="pattern")
+        for n in range(count)
+    ]
     return tuple(
-        Signature(f"slow{n}.toml", "cuda_oom", "torch", "unknown", (Wording(f"slow {n}: ", pattern, "here"),), ())
+        Signature(
+            f"slow{n}.toml",
+            "cuda_oom",
+            "torch",
+            "unknown",
+            (Wording(f"slow {n}: ", pattern, "here"),),
+            (),
+        )
         for n, pattern in enumerate(slow)
     )
 
@@ -454,7 +511,9 @@ def slow_signatures(count: int) -> tuple[Signature, ...]:
 def test_many_slow_patterns_share_one_limit_and_hide_no_other_incident(monkeypatch):
     monkeypatch.setattr(search_time, "SHARED_S", 0.5)
     fast = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="fast.toml", key="pattern")
-    own = Signature("fast.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", fast, "here"),), ())
+    own = Signature(
+        "fast.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", fast, "here"),), ()
+    )
     log = [line for n in range(60) for line in (f"slow {n}: {'a' * 4000}", "")]
     start = time.process_time()
 
@@ -462,8 +521,14 @@ def test_many_slow_patterns_share_one_limit_and_hide_no_other_incident(monkeypat
 
     # Half a second for each of them would be 30 seconds; here it is the shared one and 0.02 for each.
     assert time.process_time() - start < 10
-    told = [f"slow{n}.toml: a pattern for 'slow {n}: ' ran out of time and was left out" for n in range(60)]
-    assert diagnosis.notes[0] == "slow patterns took 0.5 s together: from then on each was left out after 20 ms"
+    told = [
+        f"slow{n}.toml: a pattern for 'slow {n}: ' ran out of time and was left out"
+        for n in range(60)
+    ]
+    assert (
+        diagnosis.notes[0]
+        == "slow patterns took 0.5 s together: from then on each was left out after 20 ms"
+    )
     assert list(diagnosis.notes[1:]) == told
     assert only(diagnosis).facts["tried_bytes"].value == 12
 
@@ -472,14 +537,20 @@ def test_a_quotation_that_takes_too_long_is_left_out_and_noted(monkeypatch):
     monkeypatch.setattr(search_time, "SEARCH_TIMEOUT_S", 0.1)
     slow = compile_pattern(r"(?:a|a|aa)+\d\Z", path="q.toml", key="pattern")
     boom = compile_pattern("boom (?P<tried_bytes>[0-9]+)", path="boom.toml", key="pattern")
-    own = Signature("boom.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", boom, "here"),), ())
+    own = Signature(
+        "boom.toml", "cuda_oom", "torch", "unknown", (Wording("boom ", boom, "here"),), ()
+    )
     start = time.process_time()
 
     log = [line for n in range(60) for line in (f"{'a' * 4000} boom {n}", "")]
-    diagnosis = look(*log, rules=RuleSet((own,), (), (Quotation("slow one", slow, "before", (), ()),)))
+    diagnosis = look(
+        *log, rules=RuleSet((own,), (), (Quotation("slow one", slow, "before", (), ()),))
+    )
 
     assert time.process_time() - start < 5
-    assert diagnosis.notes == ("quotation 'slow one': its pattern ran out of time and was left out",)
+    assert diagnosis.notes == (
+        "quotation 'slow one': its pattern ran out of time and was left out",
+    )
 
 
 def test_a_size_beyond_any_double_is_left_out():
@@ -526,7 +597,10 @@ def test_scanning_any_text_never_raises(text):
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(
-        st.sampled_from(["booting", "", HEALTHY, "Traceback (most recent call last):", '  File "x.py"']), max_size=30
+        st.sampled_from(
+            ["booting", "", HEALTHY, "Traceback (most recent call last):", '  File "x.py"']
+        ),
+        max_size=30,
     )
 )
 def test_lines_around_a_failure_do_not_change_it(noise):
@@ -537,8 +611,12 @@ def test_lines_around_a_failure_do_not_change_it(noise):
 
 
 def test_a_line_behind_a_gap_does_not_continue_what_stood_before_it():
-    pattern = compile_pattern(r"boom of(?:\s(?P<tried_bytes>[0-9]+))?", path="boom.toml", key="pattern")
-    boom = Signature("boom.toml", "cuda_oom", "torch", "unknown", (Wording("boom of", pattern, "here"),), ())
+    pattern = compile_pattern(
+        r"boom of(?:\s(?P<tried_bytes>[0-9]+))?", path="boom.toml", key="pattern"
+    )
+    boom = Signature(
+        "boom.toml", "cuda_oom", "torch", "unknown", (Wording("boom of", pattern, "here"),), ()
+    )
 
     def tried(*between: Gap) -> int | None:
         lines = [Line(1, 0, "boom of"), *between, Line(2, 8, "12"), Line(3, 11, "")]
@@ -580,4 +658,9 @@ def test_frames_far_behind_the_only_message_are_its_own():
         return [one.phase for one in scan(lines, default_rules()).incidents]
 
     assert phases(f"{told}{between}\n{frames}") == ["training"]
-    assert phases(f"{told}{between}\n{frames}ValueError: No available memory for the cache blocks.\n")[0] == "unknown"
+    assert (
+        phases(f"{told}{between}\n{frames}ValueError: No available memory for the cache blocks.\n")[
+            0
+        ]
+        == "unknown"
+    )

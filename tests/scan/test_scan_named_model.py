@@ -35,7 +35,10 @@ def test_a_named_model_that_fills_the_device_is_the_cause_below_0_8() -> None:
 
 
 def test_a_model_that_other_lines_name_is_not_looked_at() -> None:
-    assert "stated_model" not in oomguard.diagnose(f"Shop-7B-Instruct was tried before\n{FULL}").incidents[0].facts
+    assert (
+        "stated_model"
+        not in oomguard.diagnose(f"Shop-7B-Instruct was tried before\n{FULL}").incidents[0].facts
+    )
 
 
 def test_the_model_of_the_command_counts_over_one_that_is_named() -> None:

@@ -52,7 +52,9 @@ def read(lines: list[str]) -> Diagnosis:
 def drawn(diagnosis: Diagnosis, width: int, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     print_diagnosis(
-        Console(file=file, width=width), diagnosis, {"max_model_len": "vllm serve ./tiny --max-model-len 1"}
+        Console(file=file, width=width),
+        diagnosis,
+        {"max_model_len": "vllm serve ./tiny --max-model-len 1"},
     )
     return file.buffer.getvalue().decode(encoding)
 
@@ -82,7 +84,10 @@ def printed(form: str, diagnosis: Diagnosis) -> list[str]:
 
 def seen(diagnosis: Diagnosis) -> list[object]:
     """What was found, without where."""
-    return [(i.kind, i.repeated, {name: fact.value for name, fact in i.facts.items()}) for i in diagnosis.incidents]
+    return [
+        (i.kind, i.repeated, {name: fact.value for name, fact in i.facts.items()})
+        for i in diagnosis.incidents
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -120,7 +125,12 @@ def test_a_log_that_holds_it_is_read_as_without_it_wherever_its_lines_stand(form
 
 def test_an_outer_launchers_prefix_does_not_hide_it():
     own = printed("panel", read(lines_of("vllm_serve_kv_cache")))
-    for prefix in ("0: ", "[default0]:", "(Worker_TP0 pid=7) ", "2026-11-26T10:00:00.123456789Z stderr F "):
+    for prefix in (
+        "0: ",
+        "[default0]:",
+        "(Worker_TP0 pid=7) ",
+        "2026-11-26T10:00:00.123456789Z stderr F ",
+    ):
         assert read([f"{prefix}{text}" for text in own]).incidents == ()
 
 
@@ -153,4 +163,6 @@ def test_in_an_input_of_megabytes_it_is_known_too():
     text = "\n".join([*filler, *own, *filler])
     assert diagnose_stream(io.BytesIO(text.encode())).incidents == ()
     real = "\n".join([*filler, *own, CUDA, *filler])
-    assert [incident.kind for incident in diagnose_stream(io.BytesIO(real.encode())).incidents] == ["cuda_oom"]
+    assert [incident.kind for incident in diagnose_stream(io.BytesIO(real.encode())).incidents] == [
+        "cuda_oom"
+    ]

@@ -13,6 +13,8 @@ STANDS = "(EngineCore pid=9) INFO 11-21 07:16:31 [core.py:386] init engine (prof
 FAILS = "(EngineCore pid=9) ERROR 11-21 07:17:00 [core.py:900] RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 131072000000 bytes. Error code 12 (Cannot allocate memory)\n"
 
 
-@pytest.mark.parametrize(("log", "phase"), [(START + FAILS, "load_weights"), (START + STANDS + FAILS, "decode")])
+@pytest.mark.parametrize(
+    ("log", "phase"), [(START + FAILS, "load_weights"), (START + STANDS + FAILS, "decode")]
+)
 def test_an_allocation_that_fails_is_placed_by_what_the_core_said_last(log, phase):
     assert diagnose(log).first_cause.phase == phase

@@ -59,7 +59,9 @@ def wanted(every: list[Line]) -> set[int]:
 
 @settings(deadline=None)
 @given(logs, st.sampled_from(BLOCKS))
-def test_the_lines_around_every_anchor_come_with_their_numbers_and_offsets_whatever_the_block_size(data, block_bytes):
+def test_the_lines_around_every_anchor_come_with_their_numbers_and_offsets_whatever_the_block_size(
+    data, block_bytes
+):
     every = list(read_lines(io.BytesIO(data)))
     came = [one for one in skimmed(data, block_bytes) if isinstance(one, Line)]
 
@@ -93,7 +95,11 @@ def test_lines_far_from_an_anchor_do_not_come(block_bytes):
 @pytest.mark.parametrize("offset", range(-20, 21))
 def test_an_anchor_over_the_edge_of_a_block_is_found(offset):
     head = (b"healthy line\n" * 200)[: 2000 + offset - 1] + b"\n"
-    came = [one for one in skimmed(head + b"CUDA out\nof memory\n" + b"x\n" * 5, 2000) if isinstance(one, Line)]
+    came = [
+        one
+        for one in skimmed(head + b"CUDA out\nof memory\n" + b"x\n" * 5, 2000)
+        if isinstance(one, Line)
+    ]
 
     assert "CUDA out" in [one.text for one in came]
     assert "of memory" in [one.text for one in came]
@@ -123,7 +129,9 @@ def test_a_short_input_comes_whole_and_without_a_gap(monkeypatch):
 def test_the_finder_of_a_short_input_is_never_made(monkeypatch):
     monkeypatch.setattr(skim_module, "SHORT_BYTES", 1 << 18)
 
-    assert [one.text for one in skim(io.BytesIO(b"CUDA out of memory\n"), lambda: pytest.fail("made"))]
+    assert [
+        one.text for one in skim(io.BytesIO(b"CUDA out of memory\n"), lambda: pytest.fail("made"))
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
@@ -146,7 +154,13 @@ def test_an_empty_input_has_no_lines():
 
 
 def test_a_line_longer_than_a_block_keeps_its_number_and_the_anchor_in_it():
-    data = b"one\n" + b"x" * 300_000 + b" CUDA out of memory " + b"y" * 300_000 + b"\nlast CUDA out of memory\n"
+    data = (
+        b"one\n"
+        + b"x" * 300_000
+        + b" CUDA out of memory "
+        + b"y" * 300_000
+        + b"\nlast CUDA out of memory\n"
+    )
     came = [one for one in skimmed(data, 1 << 17) if isinstance(one, Line)]
     inside = [one for one in came if one.number == 2]
 
@@ -166,9 +180,10 @@ def test_memory_is_constant_whatever_the_size():
 
         def readinto(self, buffer) -> int:
             count = min(len(buffer), self.left)
-            buffer[:count] = (b"INFO a healthy line of an engine at work, as long as they are\n" * (count // 60 + 1))[
-                :count
-            ]
+            buffer[:count] = (
+                b"INFO a healthy line of an engine at work, as long as they are\n"
+                * (count // 60 + 1)
+            )[:count]
             self.left -= count
             return count
 
@@ -187,7 +202,9 @@ def test_memory_is_constant_whatever_the_size():
 @pytest.mark.parametrize(
     "anchor", [b"CUDA out of memory", b"CUDA out \x1b[1mof\x1b[0m memory", b"CUDA out of\n> memory"]
 )
-def test_a_short_input_of_many_lines_comes_whole_where_it_holds_an_anchor_and_else_not_at_all(monkeypatch, anchor):
+def test_a_short_input_of_many_lines_comes_whole_where_it_holds_an_anchor_and_else_not_at_all(
+    monkeypatch, anchor
+):
     monkeypatch.setattr(skim_module, "SHORT_BYTES", 1 << 18)
     healthy = b"\x1b[2my\x1b[0m\n" * (skim_module.MANY_LINES + 1)
     data = healthy + anchor + b"\n"

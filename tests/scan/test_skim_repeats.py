@@ -25,7 +25,9 @@ def anchors():
 
 def log(count: int) -> bytes:
     lines = (FAILURE.format(10 + number % 89) for number in range(count))
-    return ("INFO the server is up\n" + "".join(lines) + "INFO bye\n" + FAILURE.format(7777)).encode()
+    return (
+        "INFO the server is up\n" + "".join(lines) + "INFO bye\n" + FAILURE.format(7777)
+    ).encode()
 
 
 @pytest.mark.parametrize("count", [1000, 20_000])
@@ -68,7 +70,9 @@ def test_messages_that_differ_in_their_words_are_all_read():
         "today",
         "again",
     ]
-    data = "".join(f"{one} {other}: CUDA out of memory\n" for one in words for other in words).encode()
+    data = "".join(
+        f"{one} {other}: CUDA out of memory\n" for one in words for other in words
+    ).encode()
     assert Repeats().dropped(data) == []
 
 

@@ -45,7 +45,8 @@ def test_the_allocators_words_after_a_sleep_are_enough():
 
 def test_the_same_words_while_the_engine_starts_are_no_waking():
     incident = one(
-        CORE + "INFO 11-14 15:11:23 [gpu_model_runner.py:1] Starting to load model acme/m-8b...", CORE + CUMEM
+        CORE + "INFO 11-14 15:11:23 [gpu_model_runner.py:1] Starting to load model acme/m-8b...",
+        CORE + CUMEM,
     )
     assert incident.kind == "cuda_oom"
     assert "sleep_wake" not in {cause.id for cause in incident.causes}
@@ -97,7 +98,10 @@ def test_what_must_have_been_taken_follows_from_the_devices_size():
             *FRAMES,
             f"RuntimeError: {CUMEM}",
         ],
-        ["(ActorModelRayActor pid=4000) " + line for line in (TRACEBACK, *FRAMES, f"RuntimeError: {CUMEM}")],
+        [
+            "(ActorModelRayActor pid=4000) " + line
+            for line in (TRACEBACK, *FRAMES, f"RuntimeError: {CUMEM}")
+        ],
         [
             "(WorkerDict pid=7) [torch_memory_saver.cpp] cudaError error: 2 (out of memory)  file=csrc/core.cpp func=resume line=172"
         ],
@@ -115,11 +119,14 @@ def test_another_process_holds_the_memory():
         " allocated memory 6.00 GiB is allocated by PyTorch, and 220.00 MiB is reserved by PyTorch but unallocated."
     )
     incident = one(
-        slept(60, 2.25), *(CORE + line for line in (TRACEBACK, FRAMES[0], "    buffer.data.copy_(saved)", message))
+        slept(60, 2.25),
+        *(CORE + line for line in (TRACEBACK, FRAMES[0], "    buffer.data.copy_(saved)", message)),
     )
     assert first(incident) == ("wake_up", "sleep_wake", "OG388")
     assert "other processes hold 70.05 GiB of 79.25 GiB" in incident.causes[0].explanation
-    assert [(patch.setting, patch.new) for patch in incident.plan] == [("gpu_memory_utilization", None)]
+    assert [(patch.setting, patch.new) for patch in incident.plan] == [
+        ("gpu_memory_utilization", None)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,14 @@ def test_what_was_refused_becomes_an_incident_with_the_allocators_facts(tmp_path
     values = {name: fact.value for name, fact in incident.facts.items()}
     assert (incident.kind, found.verdict) == ("cuda_oom", "oom")
     assert (values["tried_bytes"], values["device_free_bytes"]) == (1536 * MIB, 380 * MIB)
-    assert (values["free_blocks_bytes"], values["largest_free_block_bytes"]) == (2816 * MIB, 256 * MIB)
-    assert values["reserved_total_bytes"] == values["allocated_bytes"] + values["reserved_unallocated_bytes"]
+    assert (values["free_blocks_bytes"], values["largest_free_block_bytes"]) == (
+        2816 * MIB,
+        256 * MIB,
+    )
+    assert (
+        values["reserved_total_bytes"]
+        == values["allocated_bytes"] + values["reserved_unallocated_bytes"]
+    )
     assert values["private_pool_bytes"] == 256 * MIB
     assert incident.evidence[0].text == '  File "/job/model.py", line 140, in logits'
 
@@ -51,19 +57,28 @@ def test_a_device_full_of_live_blocks_names_who_holds_most(tmp_path: Path):
     made.refuse(500 * MIB, 100 * MIB, served)
     cause = diagnose(written(tmp_path, made.snapshot())).incidents[0].causes[0]
     assert (cause.id, cause.rule) == ("unknown", "OG363")
-    assert "0.88 GiB of it allocated by job/answer.py:10 answer < job/main.py:3 main" in cause.explanation
+    assert (
+        "0.88 GiB of it allocated by job/answer.py:10 answer < job/main.py:3 main"
+        in cause.explanation
+    )
 
 
 def test_the_refused_stack_tells_the_phase_as_a_traceback_does(tmp_path: Path):
     made = MADE.Recorder()
     made.segment([(900 * MIB, "active_allocated", STEP)])
     worker = "/env/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py"
-    made.refuse(500 * MIB, 100 * MIB, MADE.stack((worker, 331, "determine_available_memory"), (worker, 20, "main")))
+    made.refuse(
+        500 * MIB,
+        100 * MIB,
+        MADE.stack((worker, 331, "determine_available_memory"), (worker, 20, "main")),
+    )
     profiled = diagnose(written(tmp_path, made.snapshot())).incidents[0]
     made = MADE.Recorder()
     made.segment([(900 * MIB, "active_allocated", STEP)])
     trainer = "/env/lib/python3.12/site-packages/transformers/trainer.py"
-    made.refuse(500 * MIB, 100 * MIB, MADE.stack((trainer, 3500, "training_step"), (trainer, 2000, "train")))
+    made.refuse(
+        500 * MIB, 100 * MIB, MADE.stack((trainer, 3500, "training_step"), (trainer, 2000, "train"))
+    )
     trained = diagnose(written(tmp_path, made.snapshot())).incidents[0]
     assert profiled.phase == "profile_run"
     assert (trained.phase, trained.causes[0].id) == ("training", "training")
@@ -73,7 +88,11 @@ def test_expandable_segments_are_not_proposed_where_they_are_on(tmp_path: Path):
     whole = MADE.in_pieces()
     whole["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     incident = diagnose(written(tmp_path, whole)).incidents[0]
-    assert not [patch for patch in incident.plan if patch.setting == "allocator_options" and patch.applicable]
+    assert not [
+        patch
+        for patch in incident.plan
+        if patch.setting == "allocator_options" and patch.applicable
+    ]
 
 
 def test_a_snapshot_without_a_refusal_is_no_incident_and_is_summed_up(tmp_path: Path):
@@ -117,7 +136,8 @@ def test_a_hostile_pickle_is_an_input_that_cannot_be_read(tmp_path: Path):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(hostile_pickles(tmp_path / "marker")["REDUCE of os.system, protocol 5"])
     with pytest.raises(
-        InputError, match=r"snapshot\.pickle: not read as an allocation snapshot: it wants to import posix\.system"
+        InputError,
+        match=r"snapshot\.pickle: not read as an allocation snapshot: it wants to import posix\.system",
     ):
         diagnose(path)
     assert not (tmp_path / "marker").exists()
@@ -132,7 +152,9 @@ def test_of_a_huge_pickle_that_is_refused_only_the_first_block_is_read():
 
         def readinto(self, buffer: bytearray) -> int:
             self.read_bytes += len(buffer)
-            buffer[:] = (b"\x80\x02" + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19." * (len(buffer) // 12 + 1))[: len(buffer)]
+            buffer[:] = (
+                b"\x80\x02" + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19." * (len(buffer) // 12 + 1)
+            )[: len(buffer)]
             return len(buffer)
 
     stream = Endless()
@@ -146,7 +168,9 @@ def test_a_snapshot_of_several_blocks_is_read_wherever_the_first_one_ends(
     monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ):
     monkeypatch.setattr(snapshot, "_BLOCK_BYTES", block_bytes)
-    assert diagnose_stream(io.BytesIO(pickle.dumps(MADE.in_pieces()))).incidents[0].kind == "cuda_oom"
+    assert (
+        diagnose_stream(io.BytesIO(pickle.dumps(MADE.in_pieces()))).incidents[0].kind == "cuda_oom"
+    )
 
 
 def test_another_pickle_is_told_as_no_snapshot(tmp_path: Path):
@@ -160,26 +184,42 @@ def test_blocks_of_a_later_moment_are_no_cause(tmp_path: Path):
     made.refuse(100 * MIB, 3 * MIB, ANSWER)
     made.traces[0].append({"action": "segment_unmap", "addr": 0, "size": 20 * MIB, "frames": []})
     incident = diagnose(written(tmp_path, made.snapshot())).incidents[0]
-    assert not {"allocated_bytes", "reserved_total_bytes", "free_blocks_bytes", "largest_holder"} & set(incident.facts)
+    assert not {
+        "allocated_bytes",
+        "reserved_total_bytes",
+        "free_blocks_bytes",
+        "largest_holder",
+    } & set(incident.facts)
     assert [cause.rule for cause in incident.causes] == ["OG399"]
 
 
-def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_been_enough(tmp_path: Path):
+def test_blocks_that_wait_for_another_stream_are_named_where_they_would_have_been_enough(
+    tmp_path: Path,
+):
     made = MADE.Recorder()
     made.segment([(16 * MIB, "active_pending_free", ANSWER), (4 * MIB, "active_allocated", ANSWER)])
     made.segment([(20 * MIB, "inactive", [])])
     made.refuse(30 * MIB, MIB, ANSWER)
     cause = diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0]
     assert cause.rule == "OG364"
-    assert "16.00 MiB in torch's segments was freed and waited for another stream" in cause.explanation
+    assert (
+        "16.00 MiB in torch's segments was freed and waited for another stream" in cause.explanation
+    )
     made.refuse(60 * MIB, MIB, ANSWER)
-    assert diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0].rule != "OG364"
+    assert (
+        diagnose(written(tmp_path, made.snapshot()), gpu_memory="48MiB").incidents[0].causes[0].rule
+        != "OG364"
+    )
 
 
-@pytest.mark.parametrize(("given", "told"), [(24, "24 bytes"), ("21GiB", "21.00 GiB"), ("21.5GiB", "21.50 GiB")])
+@pytest.mark.parametrize(
+    ("given", "told"), [(24, "24 bytes"), ("21GiB", "21.00 GiB"), ("21.5GiB", "21.50 GiB")]
+)
 def test_a_device_that_is_smaller_than_what_torch_held_of_it_is_refused_with_both_numbers(
     tmp_path: Path, given: int | str, told: str
 ):
-    with pytest.raises(InputError, match=f"given as {told}, and torch held 21.25 GiB of device 0") as refused:
+    with pytest.raises(
+        InputError, match=f"given as {told}, and torch held 21.25 GiB of device 0"
+    ) as refused:
         diagnose(written(tmp_path, MADE.in_pieces()), gpu_memory=given)
     assert "22142MiB or more" in str(refused.value.hint)

@@ -15,7 +15,10 @@ import oomguard
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from support.cuda_limit import limit_cuda  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 MIB = 1 << 20
 PIECES, SEGMENT_BYTES, KEPT_BYTES, REST_BYTES = 6, 100 * MIB, 60 * MIB, 40 * MIB
 
@@ -63,7 +66,12 @@ def refused(path, device):
         stats, segments = torch.cuda.memory_stats(), torch.cuda.memory_snapshot()
         assert g.snapshot == path
         del held
-    free = [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
+    free = [
+        block["size"]
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
     return {
         "allocated": stats["allocated_bytes.all.current"],
         "reserved": stats["reserved_bytes.all.current"],
@@ -93,7 +101,10 @@ def test_totals_are_those_of_torch_at_the_moment_of_the_failure(tmp_path, told):
     assert read == own
     assert device.refusals == 1
     assert not device.is_later
-    assert (device.refusal.tried_bytes, device.refusal.largest_free_bytes) == (200 * MIB, REST_BYTES)
+    assert (device.refusal.tried_bytes, device.refusal.largest_free_bytes) == (
+        200 * MIB,
+        REST_BYTES,
+    )
     assert device.stacks[0].bytes == PIECES * KEPT_BYTES
     assert device.stacks[0].frames[0].function == "empty"
 
@@ -116,7 +127,10 @@ def test_the_command_reads_the_same_and_names_the_cause(tmp_path, told):
         "by the command",
         f"{device['allocated_bytes']} of {device['reserved_total_bytes']} bytes, {cause['id']} {cause['confidence']}",
     )
-    assert (device["allocated_bytes"], device["reserved_total_bytes"]) == (own["allocated"], own["reserved"])
+    assert (device["allocated_bytes"], device["reserved_total_bytes"]) == (
+        own["allocated"],
+        own["reserved"],
+    )
     assert device["largest_free_block_bytes"] == own["largest free"]
     assert record["incidents"][0]["facts"]["tried_bytes"] == 200 * MIB
     assert cause["id"] == "fragmentation"

@@ -43,7 +43,10 @@ def test_blocks_freed_since_the_refusal_are_in_use_again_with_the_stack_that_all
     device = device_of(freed_since(full()))
     assert device.refusal is not None
     assert (device.allocated_bytes, device.split_bytes) == (90 * MIB, 10 * MIB)
-    assert (device.refusal.free_blocks_bytes, device.refusal.largest_free_bytes) == (10 * MIB, 10 * MIB)
+    assert (device.refusal.free_blocks_bytes, device.refusal.largest_free_bytes) == (
+        10 * MIB,
+        10 * MIB,
+    )
     assert str(device.stacks[0].frames[0]) == "job/train.py:10 step"
     assert (device.later_events, device.is_later) == (2, False)
 
@@ -53,7 +56,11 @@ def test_a_segment_given_back_since_the_refusal_is_there_again():
     made.traces[0].append(event("segment_free", 100 * MIB))
     made.segments.clear()
     device = device_of(made)
-    assert (device.segments, device.reserved_bytes, device.allocated_bytes) == (1, 100 * MIB, 90 * MIB)
+    assert (device.segments, device.reserved_bytes, device.allocated_bytes) == (
+        1,
+        100 * MIB,
+        90 * MIB,
+    )
     assert device.groups[0].is_large
 
 
@@ -61,7 +68,10 @@ def test_what_was_allocated_since_the_refusal_is_gone():
     made = full()
     made.traces[0].append(event("segment_alloc", 40 * MIB, AT + 500 * MIB))
     made.traces[0].append(event("alloc", 30 * MIB, AT + 500 * MIB))
-    blocks = [{"size": 30 * MIB, "state": "active_allocated"}, {"size": 10 * MIB, "state": "inactive"}]
+    blocks = [
+        {"size": 30 * MIB, "state": "active_allocated"},
+        {"size": 10 * MIB, "state": "inactive"},
+    ]
     made.segments.append({"device": 0, "address": AT + 500 * MIB, "stream": 0, "blocks": blocks})
     device = device_of(made)
     assert (device.segments, device.allocated_bytes) == (1, 90 * MIB)
@@ -95,8 +105,14 @@ def test_where_the_history_does_not_lead_back_no_free_block_is_told_of_the_refus
         device = snapshot.devices[0]
         assert device.is_later, later
         assert device.refusal is not None, later
-        assert (device.refusal.free_blocks_bytes, device.refusal.largest_free_bytes) == (None, None), later
-        assert any("not those of the failure: the history since (events: 1)" in note for note in snapshot.notes), later
+        assert (device.refusal.free_blocks_bytes, device.refusal.largest_free_bytes) == (
+            None,
+            None,
+        ), later
+        assert any(
+            "not those of the failure: the history since (events: 1)" in note
+            for note in snapshot.notes
+        ), later
 
 
 def test_events_that_move_no_memory_leave_the_blocks_as_they_are():
@@ -108,7 +124,10 @@ def test_events_that_move_no_memory_leave_the_blocks_as_they_are():
 def test_any_history_leads_back_to_the_blocks_that_were_there():
     for seed in range(20):
         chance, made = random.Random(seed), MADE.Recorder()
-        slots = [(chance.randrange(1, 9) * 512, chance.choice(["active_allocated", "inactive"])) for _ in range(60)]
+        slots = [
+            (chance.randrange(1, 9) * 512, chance.choice(["active_allocated", "inactive"]))
+            for _ in range(60)
+        ]
         made.segment([(size, state, STEP) for size, state in slots])
         made.refuse(20 * MIB, 0, STEP)
         before = device_of(made)
@@ -124,7 +143,10 @@ def test_any_history_leads_back_to_the_blocks_that_were_there():
                 block["state"] = "inactive"
         after = device_of(later)
         assert not after.is_later, seed
-        assert (after.allocated_bytes, after.split_bytes) == (before.allocated_bytes, before.split_bytes), seed
+        assert (after.allocated_bytes, after.split_bytes) == (
+            before.allocated_bytes,
+            before.split_bytes,
+        ), seed
         assert after.refusal is not None, seed
         assert before.refusal is not None, seed
         assert after.refusal.free_blocks_bytes == before.refusal.free_blocks_bytes, seed

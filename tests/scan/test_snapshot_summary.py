@@ -34,7 +34,12 @@ def test_live_split_free_and_waiting_bytes_add_up_to_what_is_reserved():
             [(8 * MIB, "active_pending_free", STEP), (2 * MIB, "active_awaiting_free", STEP)],
         )
     ).devices[0]
-    assert (device.allocated_bytes, device.split_bytes, device.free_bytes, device.waiting_bytes) == (
+    assert (
+        device.allocated_bytes,
+        device.split_bytes,
+        device.free_bytes,
+        device.waiting_bytes,
+    ) == (
         30 * MIB,
         10 * MIB,
         20 * MIB,
@@ -50,7 +55,10 @@ def test_blocks_are_counted_by_the_programs_own_lines_and_not_by_torchs():
     device = summarize(
         recorded([(2 * MIB, "active_allocated", STEP)] * 3 + [(9 * MIB, "active_allocated", other)])
     ).devices[0]
-    assert [(stack.bytes, stack.blocks, [str(frame) for frame in stack.frames]) for stack in device.stacks] == [
+    assert [
+        (stack.bytes, stack.blocks, [str(frame) for frame in stack.frames])
+        for stack in device.stacks
+    ] == [
         (9 * MIB, 1, ["job/eval.py:4 score"]),
         (6 * MIB, 3, ["job/train.py:10 step", "job/main.py:3 main"]),
     ]
@@ -58,7 +66,9 @@ def test_blocks_are_counted_by_the_programs_own_lines_and_not_by_torchs():
 
 def test_equal_stacks_noted_apart_are_one():
     again = [dict(frame) for frame in STEP]
-    device = summarize(recorded([(MIB, "active_allocated", STEP), (MIB, "active_allocated", again)])).devices[0]
+    device = summarize(
+        recorded([(MIB, "active_allocated", STEP), (MIB, "active_allocated", again)])
+    ).devices[0]
     assert [stack.blocks for stack in device.stacks] == [2]
 
 
@@ -75,14 +85,25 @@ def test_more_stacks_and_groups_than_are_kept_are_told_together():
         made.segment([(MIB, "active_allocated", many[number % len(many)])], stream=number)
     device = summarize(made.snapshot()).devices[0]
     assert (len(device.stacks), device.other_stacks) == (KEPT_STACKS, 5)
-    assert sum(stack.bytes for stack in device.stacks) + device.other_stacks_bytes == device.allocated_bytes
+    assert (
+        sum(stack.bytes for stack in device.stacks) + device.other_stacks_bytes
+        == device.allocated_bytes
+    )
     assert (len(device.groups), device.other_groups) == (KEPT_GROUPS, 3)
 
 
 def test_what_was_refused_is_told_beside_the_blocks_that_it_could_use():
     made = MADE.Recorder()
-    made.segment([(50 * MIB, "active_allocated", STEP), (10 * MIB, "inactive", []), (20 * MIB, "inactive", [])])
-    made.segment([(MIB // 2, "active_allocated", STEP), (3 * MIB // 2, "inactive", [])])  # small blocks
+    made.segment(
+        [
+            (50 * MIB, "active_allocated", STEP),
+            (10 * MIB, "inactive", []),
+            (20 * MIB, "inactive", []),
+        ]
+    )
+    made.segment(
+        [(MIB // 2, "active_allocated", STEP), (3 * MIB // 2, "inactive", [])]
+    )  # small blocks
     made.segment([(MIB, "active_allocated", STEP), (90 * MIB, "inactive", [])], stream=7)
     made.segment([(5 * MIB, "active_allocated", STEP), (80 * MIB, "inactive", [])], pool=(0, 1))
     made.refuse(3 * MIB, 0, STEP)
@@ -90,7 +111,11 @@ def test_what_was_refused_is_told_beside_the_blocks_that_it_could_use():
     device = summarize(made.snapshot()).devices[0]
     refusal = device.refusal
     assert refusal is not None
-    assert (refusal.tried_bytes, refusal.device_free_bytes, device.refusals) == (25 * MIB, 4 * MIB, 2)
+    assert (refusal.tried_bytes, refusal.device_free_bytes, device.refusals) == (
+        25 * MIB,
+        4 * MIB,
+        2,
+    )
     assert (refusal.free_blocks_bytes, refusal.largest_free_bytes) == (30 * MIB, 20 * MIB)
     assert str(refusal.frames[0]) == "job/train.py:10 step"
     assert device.private_pool_bytes == 5 * MIB
@@ -110,12 +135,17 @@ def test_the_form_of_torch_2_0_keeps_the_stack_in_the_history():
     history = [{"addr": 0, "real_size": 1000, "frames": STEP}, {"addr": 0, "real_size": 500}]
     block = {"size": 1024, "requested_size": 1000, "state": "active_allocated", "history": history}
     old = {
-        "segments": [{"device": 0, "address": 0, "total_size": 1024, "stream": 0, "blocks": [block]}],
+        "segments": [
+            {"device": 0, "address": 0, "total_size": 1024, "stream": 0, "blocks": [block]}
+        ],
         "device_traces": [],
     }
     snapshot = summarize(old)
     device = snapshot.devices[0]
-    assert (device.requested_bytes, str(device.stacks[0].frames[0])) == (1000, "job/train.py:10 step")
+    assert (device.requested_bytes, str(device.stacks[0].frames[0])) == (
+        1000,
+        "job/train.py:10 step",
+    )
     assert (snapshot.settings, device.groups[0].is_large) == (None, None)
 
 
@@ -123,10 +153,13 @@ def test_options_of_the_allocator_are_told_as_they_were_set():
     whole = recorded([(MIB, "active_allocated", STEP)])
     assert summarize(whole).settings == ""
     assert (
-        summarize({**whole, "allocator_settings": {"expandable_segments": True}}).settings == "expandable_segments:True"
+        summarize({**whole, "allocator_settings": {"expandable_segments": True}}).settings
+        == "expandable_segments:True"
     )
     set_by_user = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
-    assert summarize({**whole, "allocator_settings": set_by_user}).settings == "max_split_size_mb:512"
+    assert (
+        summarize({**whole, "allocator_settings": set_by_user}).settings == "max_split_size_mb:512"
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +173,10 @@ def test_options_of_the_allocator_are_told_as_they_were_set():
         ({"segments": [{"blocks": [{"size": -1, "state": "inactive"}]}]}, "has the size -1"),
         ({"segments": [{"blocks": [{"size": True, "state": "inactive"}]}]}, "has the size True"),
         ({"segments": [{"blocks": [{"size": 1, "state": "lost"}]}]}, "has the state 'lost'"),
-        ({"segments": [{"blocks": [{"size": 1, "state": ["inactive"]}]}]}, "has the state of type list"),
+        (
+            {"segments": [{"blocks": [{"size": 1, "state": ["inactive"]}]}]},
+            "has the state of type list",
+        ),
         ({"segments": [{"device": "x", "blocks": []}]}, "the device 'x'"),
         ({"segments": [], "device_traces": [[{"action": "oom"}]]}, "has the size None"),
     ],
@@ -180,7 +216,10 @@ def test_a_total_that_is_not_the_sum_of_the_blocks_is_told_and_the_blocks_count(
         raw["segments"][1]["total_size"] = total
         seen = summarize(raw)
         assert seen.devices[0].reserved_bytes == 80 * MIB, (total, told)
-        assert f"segment 1 has the total_size {told}, and its blocks are 41,943,040 bytes" in seen.notes[0], (
+        assert (
+            f"segment 1 has the total_size {told}, and its blocks are 41,943,040 bytes"
+            in seen.notes[0]
+        ), (
             total,
             told,
         )

@@ -30,11 +30,18 @@ def read(data: bytes) -> list[Line]:
     return list(read_lines(io.BytesIO(data)))
 
 
-log_bytes = st.binary(max_size=80) | st.text("ab\r\n é\U0001f600\u2028", max_size=60).map(str.encode)
+log_bytes = st.binary(max_size=80) | st.text("ab\r\n é\U0001f600\u2028", max_size=60).map(
+    str.encode
+)
 
 
 def test_lines_are_numbered_from_1_and_placed_by_byte():
-    assert split(b"one\ntwo\n\nfour\n") == [Line(1, 0, "one"), Line(2, 4, "two"), Line(3, 8, ""), Line(4, 9, "four")]
+    assert split(b"one\ntwo\n\nfour\n") == [
+        Line(1, 0, "one"),
+        Line(2, 4, "two"),
+        Line(3, 8, ""),
+        Line(4, 9, "four"),
+    ]
 
 
 def test_a_last_line_without_a_newline_is_a_line():
@@ -113,7 +120,10 @@ def test_a_null_byte_in_a_line_is_left_out_and_counted():
 def test_utf16_with_a_mark_is_read(encoding):
     mark = {"utf-16": b"", "utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}[encoding]
 
-    assert [line.text for line in read(mark + "one é\r\ntwo\r\n".encode(encoding))] == ["one é", "two"]
+    assert [line.text for line in read(mark + "one é\r\ntwo\r\n".encode(encoding))] == [
+        "one é",
+        "two",
+    ]
 
 
 def test_the_byte_of_a_utf16_line_is_right():
@@ -160,7 +170,11 @@ def test_any_chunks_of_the_same_bytes_give_the_same_lines(data, places):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(-3, 3), st.sampled_from([b"\n", b"\r\n", b"\r", b"", "é".encode()]), st.integers(500, 20_000))
+@given(
+    st.integers(-3, 3),
+    st.sampled_from([b"\n", b"\r\n", b"\r", b"", "é".encode()]),
+    st.integers(500, 20_000),
+)
 def test_any_chunks_of_a_long_line_give_the_same_lines(delta, end, size):
     data = b"x" * (MAX_SEGMENT_CHARS + delta) + end + b"y" * 40_000
 

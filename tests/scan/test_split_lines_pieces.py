@@ -25,7 +25,8 @@ def told(text):
     found = diagnose(text)
     facts = [{name: fact.value for name, fact in one.facts.items()} for one in found.incidents]
     return [
-        (one.kind, values, one.plan, one.location.process) for one, values in zip(found.incidents, facts, strict=True)
+        (one.kind, values, one.plan, one.location.process)
+        for one, values in zip(found.incidents, facts, strict=True)
     ]
 
 
@@ -50,7 +51,10 @@ def test_pieces_of_both_streams_may_take_turns(seed, size):
 
 
 def test_the_line_is_at_the_place_of_its_first_piece():
-    lines = [Line(n, n * 100, text.rstrip("\n")) for n, text in enumerate(pieces_of(["x" * 100, "y"], 30), 1)]
+    lines = [
+        Line(n, n * 100, text.rstrip("\n"))
+        for n, text in enumerate(pieces_of(["x" * 100, "y"], 30), 1)
+    ]
     assert [(line.number, line.byte) for line in joined(lines)] == [(1, 100), (5, 500)]
 
 
@@ -84,7 +88,13 @@ def as_json(pieces, **more):
         named = {"logtag": tag} if more else {}
         found.append(
             json.dumps(
-                {"log": text + ("" if more or tag == "P" else "\n"), "stream": stream, **named, **more, "time": at}
+                {
+                    "log": text + ("" if more or tag == "P" else "\n"),
+                    "stream": stream,
+                    **named,
+                    **more,
+                    "time": at,
+                }
             )
             + "\n"
         )
@@ -94,7 +104,11 @@ def as_json(pieces, **more):
 @pytest.mark.parametrize("size", [60, 200])
 @pytest.mark.parametrize("lines_around", [0, 60_000], ids=["short", "blocks"])
 def test_pieces_whose_tags_a_collector_kept_in_json_are_joined(size, lines_around):
-    around = "".join(as_json(tagged(f"GET /metrics {n}" for n in range(lines_around)), kubernetes={"pod_name": "llm"}))
+    around = "".join(
+        as_json(
+            tagged(f"GET /metrics {n}" for n in range(lines_around)), kubernetes={"pod_name": "llm"}
+        )
+    )
     pieces = "".join(as_json(pieces_of(FAILURE, size), kubernetes={"pod_name": "llm"}))
     found = diagnose_stream(io.BytesIO(f"{around}{pieces}{around}".encode()))
     assert [one.kind for one in found.incidents] == ["kv_cache_too_small_for_max_len"]
@@ -103,13 +117,20 @@ def test_pieces_whose_tags_a_collector_kept_in_json_are_joined(size, lines_aroun
 
 def test_a_line_that_docker_cut_at_16_kib_is_joined_and_a_json_log_without_line_breaks_is_not():
     long = ["=" * 16200 + FAILURE[5], *FAILURE[6:]]
-    assert [kind for kind, *_ in told("".join(as_json(pieces_of(long, 16384))))] == ["kv_cache_too_small_for_max_len"]
+    assert [kind for kind, *_ in told("".join(as_json(pieces_of(long, 16384))))] == [
+        "kv_cache_too_small_for_max_len"
+    ]
     stripped = [json.dumps({"log": text, "stream": "stderr", "time": "x"}) for text in FAILURE]
     assert texts(stripped) == stripped
 
 
 def test_what_is_no_line_of_a_runtime_passes_unchanged():
-    lines = ["INFO stderr P x", "2026-11-25 05:14:10 stderr P x", json.dumps({"log": "x", "stream": "stderr"}), ""]
+    lines = [
+        "INFO stderr P x",
+        "2026-11-25 05:14:10 stderr P x",
+        json.dumps({"log": "x", "stream": "stderr"}),
+        "",
+    ]
     assert texts(lines) == lines
 
 

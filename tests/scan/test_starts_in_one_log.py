@@ -11,26 +11,32 @@ from oomguard.diagnosis.diagnose import default_rules
 from oomguard.scan.scan import scan
 from oomguard.scan.source import Line
 
-ECHO: Final = (
-    "{front}INFO 11-25 09:14:27 [utils.py:233] non-default args: {{'model': '{model}', 'max_model_len': {length}}}"
-)
+ECHO: Final = "{front}INFO 11-25 09:14:27 [utils.py:233] non-default args: {{'model': '{model}', 'max_model_len': {length}}}"
 LENGTH: Final = "{front}INFO 11-25 09:14:31 [model.py:1510] Using max model len {length}"
 BEGINS: Final = "{core}INFO 11-25 09:14:40 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='{model}', max_seq_len={length}"
-MEASURED: Final = "{core}INFO 11-25 09:14:50 [gpu_worker.py:298] Available KV cache memory: 0.50 GiB"
+MEASURED: Final = (
+    "{core}INFO 11-25 09:14:50 [gpu_worker.py:298] Available KV cache memory: 0.50 GiB"
+)
 FAILS: Final = (
     "{core}ERROR 11-25 09:14:52 [core.py:708] ValueError: To serve at least one request with the models's max seq len ({length}),"
     " (4.00 GiB KV cache is needed, which is larger than the available KV cache memory (0.50 GiB). Based on the available memory, the"
     " estimated maximum model length is 1792. Try increasing `gpu_memory_utilization`"
 )
 START: Final = (ECHO, LENGTH, BEGINS, MEASURED)
-CORES: Final = {"new": ("(EngineCore_DP0 pid=701) ", "(EngineCore_DP0 pid=802) "), "same": ("(EngineCore pid=7) ",) * 2}
+CORES: Final = {
+    "new": ("(EngineCore_DP0 pid=701) ", "(EngineCore_DP0 pid=802) "),
+    "same": ("(EngineCore pid=7) ",) * 2,
+}
 
 
 def found(*starts: tuple[tuple[str, ...], str, int, str]) -> Diagnosis:
     """Diagnose a log of several starts, each of: its lines, its model, its length, the name of its core."""
     lines = [
         line.format(
-            model=model, length=length, core=core, front="(APIServer pid=1) " if core == CORES["same"][0] else ""
+            model=model,
+            length=length,
+            core=core,
+            front="(APIServer pid=1) " if core == CORES["same"][0] else "",
         )
         for said, model, length, core in starts
         for line in said
@@ -41,7 +47,12 @@ def found(*starts: tuple[tuple[str, ...], str, int, str]) -> Diagnosis:
 def told(diagnosis: Diagnosis) -> list[tuple[int | None, object, object, object]]:
     """Return of each incident its start, its model as the settings and as the facts have it, and the length that was set."""
     return [
-        (i.start, i.settings["model"].value, i.facts["model"].value, i.settings["max_model_len"].value)
+        (
+            i.start,
+            i.settings["model"].value,
+            i.facts["model"].value,
+            i.settings["max_model_len"].value,
+        )
         for i in diagnosis.incidents
     ]
 
@@ -66,7 +77,9 @@ def test_a_failure_behind_a_start_that_ran_is_of_the_start_that_failed(cores: st
 
 def test_a_failure_at_once_takes_nothing_of_the_list_before_it():
     one, two = CORES["same"]
-    diagnosis = found(((ECHO, BEGINS, FAILS), "org/A", 8192, one), ((ECHO, BEGINS, FAILS), "org/B", 4096, two))
+    diagnosis = found(
+        ((ECHO, BEGINS, FAILS), "org/A", 8192, one), ((ECHO, BEGINS, FAILS), "org/B", 4096, two)
+    )
 
     assert told(diagnosis) == [(1, "org/A", "org/A", 8192), (2, "org/B", "org/B", 4096)]
 
@@ -96,6 +109,8 @@ def test_ranks_of_one_job_that_list_the_same_settings_are_one_start():
 
 def test_a_container_that_starts_another_model_without_a_list_is_another_start():
     core = CORES["same"][0]
-    diagnosis = found(((BEGINS, MEASURED), "org/A", 8192, core), ((BEGINS, MEASURED, FAILS), "org/B", 4096, core))
+    diagnosis = found(
+        ((BEGINS, MEASURED), "org/A", 8192, core), ((BEGINS, MEASURED, FAILS), "org/B", 4096, core)
+    )
 
     assert [(i.start, i.facts["model"].value) for i in diagnosis.incidents] == [(2, "org/B")]

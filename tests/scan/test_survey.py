@@ -104,4 +104,6 @@ def test_a_missing_library_is_told_with_what_is_missing():
     code = "from oomguard.probe.nvml import survey; print(survey().failure)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert "libnvidia-ml.so.1 is not found" in done.stdout or done.stdout.strip() == "None"  # or a real driver is here
+    assert (
+        "libnvidia-ml.so.1 is not found" in done.stdout or done.stdout.strip() == "None"
+    )  # or a real driver is here

@@ -10,7 +10,9 @@ from oomguard.scan.source import Line
 
 NOTE = "This reads like a report; diagnose the log itself"
 ARENA = "2026-02-03 10:12:44 ERROR inference.arena: grow refused: out of device memory\n"
-FRAMES = 'Traceback (most recent call last):\n  File "/srv/run.py", line 3, in step\n    arena.grow(n)\n'
+FRAMES = (
+    'Traceback (most recent call last):\n  File "/srv/run.py", line 3, in step\n    arena.grow(n)\n'
+)
 
 
 def kinds(text: str) -> list[str]:
@@ -110,7 +112,9 @@ def test_another_text_gets_none(text: str) -> None:
 
 
 def test_a_report_with_the_message_gets_the_failure() -> None:
-    found = diagnose("With a longer prompt I keep hitting OOM on my card:\n\nRuntimeError: CUDA error: out of memory\n")
+    found = diagnose(
+        "With a longer prompt I keep hitting OOM on my card:\n\nRuntimeError: CUDA error: out of memory\n"
+    )
 
     assert [incident.kind for incident in found.incidents] == ["cuda_oom"]
     assert NOTE not in found.notes

@@ -37,5 +37,7 @@ def test_each_counter_equals_what_the_journal_comes_to(options, command, attempt
     assert counters == counted(kept)
     failed = [one for one in kept if one.incident is not None or one.exit_status]
     # both are the attempt's own seconds; the journal adds them to the hour it began, which keeps a millionth of a second
-    assert seconds == pytest.approx(sum((one.ended_at or 0) - one.started_at for one in failed), abs=1e-4)
+    assert seconds == pytest.approx(
+        sum((one.ended_at or 0) - one.started_at for one in failed), abs=1e-4
+    )
     assert (seconds > 0) == bool(failed)

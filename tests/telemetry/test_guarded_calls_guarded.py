@@ -103,7 +103,9 @@ def test_a_remedied_call_is_counted_by_what_was_tried(registry, fits_four):
     assert found[("oomguard_relaunches_total",)] == len(attempts) - 1
     failed = [attempt for attempt in attempts if not attempt.succeeded]
     assert found[("oomguard_failed_attempts_total",)] == len(failed)
-    assert found[("oomguard_failed_attempts_seconds_total",)] == pytest.approx(sum(one.seconds for one in failed))
+    assert found[("oomguard_failed_attempts_seconds_total",)] == pytest.approx(
+        sum(one.seconds for one in failed)
+    )
     incidents = {key: value for key, value in found.items() if key[0] == "oomguard_incidents_total"}
     assert {kind for _, _, kind in incidents} == {"hip_oom"}
     assert sum(incidents.values()) == len(failed)
@@ -120,7 +122,9 @@ def test_a_remedied_call_is_one_span_below_the_programs_own(spans, fits_four):
     assert span.attributes is not None
     assert span.attributes["oomguard.attempts"] == len(fits_four.attempts)
     assert span.attributes["oomguard.setting.batch_size"] <= 4
-    assert [event.name for event in span.events] == ["oomguard.core.incident"] * (len(fits_four.attempts) - 1)
+    assert [event.name for event in span.events] == ["oomguard.core.incident"] * (
+        len(fits_four.attempts) - 1
+    )
     assert span.status.status_code is trace.StatusCode.UNSET
     assert span.start_time <= span.events[0].timestamp <= span.end_time
 
@@ -144,7 +148,9 @@ def test_a_loop_of_attempts_is_counted_and_told_like_a_call(registry, spans):
 
     (span,) = finished(spans)
     assert span.status.status_code is trace.StatusCode.UNSET
-    assert values(registry)[("oomguard_attempts_total",)] == span.attributes["oomguard.attempts"] > 1
+    assert (
+        values(registry)[("oomguard_attempts_total",)] == span.attributes["oomguard.attempts"] > 1
+    )
 
 
 def test_a_loop_whose_body_fails_of_something_else_is_nothing_of_ours(registry, spans):
@@ -188,18 +194,24 @@ def test_names_that_a_registry_has_already_are_refused():
 
 def test_by_default_they_stand_in_the_registry_that_the_program_exposes():
     code = "import oomguard, prometheus_client\noomguard.enable_metrics()\nprint(prometheus_client.generate_latest().decode())"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert scraped(ran.stdout)[("oomguard_attempts_total",)] == 0
 
 
 def test_without_the_library_the_extra_is_named():
     code = "import sys\nsys.modules['prometheus_client'] = None\nimport oomguard\noomguard.enable_metrics()"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert install_hint("metrics") in ran.stderr
 
 
 def test_a_remedied_call_loads_neither_library_where_the_program_has_not():
-    ran = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120, check=True
+    )
     assert ran.stdout.strip() == "[]"
 
 

@@ -21,14 +21,24 @@ def rows(first: str) -> list[list[str]]:
     found = re.search(rf"^\| {first} \|.*?(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None
     return [
-        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found[0].splitlines()[2:]
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        for line in found[0].splitlines()[2:]
     ]
 
 
 def test_a_name_ends_with_its_unit_and_a_counter_s_in_total():
     for metric in metrics():
         unit = metric.name.removesuffix("_total").rpartition("_")[2]
-        units = {"bytes", "seconds", "ratio", "info", "attempts", "incidents", "relaunches", "patches"}
+        units = {
+            "bytes",
+            "seconds",
+            "ratio",
+            "info",
+            "attempts",
+            "incidents",
+            "relaunches",
+            "patches",
+        }
         assert unit in units, metric.name
         assert metric.name.endswith("_total") == (metric.type == "counter"), metric.name
 
@@ -47,7 +57,8 @@ def test_the_page_lists_every_metric_as_it_is_exported():
 def test_the_page_lists_every_attribute_of_the_spans():
     listed = [(name, tuple(on.split(", "))) for name, on, _ in rows("attribute")]
     assert listed == [
-        (one["name"] + ("…" if one["name"].endswith(".") else ""), tuple(one["on"])) for one in table()["attribute"]
+        (one["name"] + ("…" if one["name"].endswith(".") else ""), tuple(one["on"]))
+        for one in table()["attribute"]
     ]
 
 
@@ -63,8 +74,14 @@ def test_promtool_finds_nothing_to_say_of_the_names():
     tally.prediction_errors[("peak_bytes",)] = -0.1
     tally.began_at = 1.0
     places = {"run", "scrape", "process"}
-    now = {"resident_bytes": 1, "device_total_bytes": {("0", "A"): 2}, "device_used_bytes": {("0", "A"): 1}}
+    now = {
+        "resident_bytes": 1,
+        "device_total_bytes": {("0", "A"): 2},
+        "device_used_bytes": {("0", "A"): 1},
+    }
     text = generate_latest(registry_of(Exporter(tally, places, lambda: now)))
     assert text.decode().count("# TYPE") == len(metrics())
-    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, timeout=60, check=False
+    )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -15,7 +15,9 @@ def exported(exporter: Exporter) -> dict[tuple[str, ...], float]:
 def test_a_place_exports_the_metrics_of_its_rows_and_no_other():
     for place in ["run", "scrape", "process"]:
         described = {family.name for family in Exporter(Tally(), {place}).describe()}
-        assert described == {metric.name.removesuffix("_total") for metric in metrics() if place in metric.at}, place
+        assert described == {
+            metric.name.removesuffix("_total") for metric in metrics() if place in metric.at
+        }, place
 
 
 def test_what_nobody_tells_is_absent_and_a_figure_that_is_zero_is_not():
@@ -41,4 +43,9 @@ def test_each_collection_reads_what_is_so_then():
 def test_a_label_may_hold_any_text():
     tally = Tally()
     tally.patches['a"b\\c\nd', "output-preserving"] = 1
-    assert exported(Exporter(tally, {"run"}))["oomguard_patches_total", "output-preserving", 'a"b\\c\nd'] == 1
+    assert (
+        exported(Exporter(tally, {"run"}))[
+            "oomguard_patches_total", "output-preserving", 'a"b\\c\nd'
+        ]
+        == 1
+    )

@@ -23,7 +23,11 @@ def patch(setting: str = "batch_size", predicts: dict[str, float] | None = None)
 
 
 ATTEMPTS = st.lists(
-    st.tuples(st.sampled_from([None, *((k, c) for k in KINDS for c in CAUSES)]), st.integers(0, 3), st.integers(0, 2))
+    st.tuples(
+        st.sampled_from([None, *((k, c) for k in KINDS for c in CAUSES)]),
+        st.integers(0, 3),
+        st.integers(0, 2),
+    )
 )
 
 
@@ -53,7 +57,9 @@ def test_an_incident_that_no_rule_explains_has_the_unknown_cause():
 @pytest.mark.parametrize(("found", "failed"), [(None, 0), (incident(), 1)])
 def test_an_attempt_that_its_user_stopped_did_not_fail_unless_it_has_an_incident(found, failed):
     tally = Tally()
-    tally.ended(Attempt(1, {}, incident=found, exit_status=143, error="exit status 143"), is_stopped=True)
+    tally.ended(
+        Attempt(1, {}, incident=found, exit_status=143, error="exit status 143"), is_stopped=True
+    )
     assert tally.failed_attempts == failed
 
 

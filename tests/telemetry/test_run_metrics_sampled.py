@@ -43,7 +43,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scrape(library: Path, mode: str = "") -> dict[tuple[str, ...], float]:
     env = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": mode}
-    ran = subprocess.run([sys.executable, "-c", ASK], env=env, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", ASK], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
     return scraped(ran.stdout)
 
 
@@ -66,7 +68,9 @@ def test_a_device_whose_size_is_hidden_is_left_out_and_not_zero(library):
 
 
 def test_memory_of_the_command_is_that_of_all_that_it_started():
-    holding = "import sys, time; x = bytearray(50 << 20); print('ready', flush=True); time.sleep(60)"
+    holding = (
+        "import sys, time; x = bytearray(50 << 20); print('ready', flush=True); time.sleep(60)"
+    )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holding!r}])"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -24,7 +24,8 @@ def test_an_address_is_read_and_a_port_alone_is_of_this_machine():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "65536", "-1", ":9400", "::1:9400", "host:", "metrics.txt", "http://h:9400", "९"]
+    "text",
+    ["", "x", "65536", "-1", ":9400", "::1:9400", "host:", "metrics.txt", "http://h:9400", "९"],
 )
 def test_anything_else_is_refused_with_the_forms_to_paste(text):
     with pytest.raises(UsageError, match="neither a port, nor an address, nor a file") as caught:

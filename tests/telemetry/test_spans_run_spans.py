@@ -17,7 +17,9 @@ import pytest
 from oomguard.telemetry.spans import DELIVER_S, is_asked, table
 from support.counted import run
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
+pytest.importorskip(
+    "opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed"
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -80,7 +82,9 @@ def attributes(one: Any) -> dict[str, Any]:
     for each in one.attributes:
         kind = each.value.WhichOneof("value")
         value = getattr(each.value, kind)
-        values[each.key] = [v.string_value for v in value.values] if kind == "array_value" else value
+        values[each.key] = (
+            [v.string_value for v in value.values] if kind == "array_value" else value
+        )
     return values
 
 
@@ -93,7 +97,10 @@ def test_a_run_is_a_span_with_one_below_for_each_attempt_and_an_event_for_its_in
     assert whole.parent_span_id == b""
     assert whole.start_time_unix_nano <= first.start_time_unix_nano < first.end_time_unix_nano
     assert (
-        first.end_time_unix_nano <= second.start_time_unix_nano < second.end_time_unix_nano <= whole.end_time_unix_nano
+        first.end_time_unix_nano
+        <= second.start_time_unix_nano
+        < second.end_time_unix_nano
+        <= whole.end_time_unix_nano
     )
     assert [span.status.code for span in (whole, first, second)] == [0, 2, 0]  # unset, error, unset
     assert attributes(whole)["oomguard.attempts"] == 2
@@ -111,11 +118,16 @@ def test_a_run_is_a_span_with_one_below_for_each_attempt_and_an_event_for_its_in
 
 def test_what_is_sent_stands_in_the_table(collector):
     run(**collector.env)
-    names = {name: [a["name"] for a in table()["attribute"] if name in a["on"]] for name in _sent(collector)}
+    names = {
+        name: [a["name"] for a in table()["attribute"] if name in a["on"]]
+        for name in _sent(collector)
+    }
     assert set(names) == {"oomguard.run", "oomguard.attempt", "oomguard.core.incident"}
     for name, sent in _sent(collector).items():
         unknown = {
-            key for key in sent if not any(key == n or (n[-1] == "." and key.startswith(n)) for n in names[name])
+            key
+            for key in sent
+            if not any(key == n or (n[-1] == "." and key.startswith(n)) for n in names[name])
         }
         assert unknown == set(), name
 
@@ -134,7 +146,10 @@ def test_the_trace_of_the_environment_goes_on_through_the_run_to_the_command(col
     (whole,), (attempt,) = collector.named("oomguard.run"), collector.named("oomguard.attempt")
     assert whole.trace_id.hex() == attempt.trace_id.hex() == TRACE
     assert whole.parent_span_id.hex() == "b7ad6b7169203331"
-    assert json.loads(ran.stdout) == {"TRACEPARENT": f"00-{TRACE}-{attempt.span_id.hex()}-01", "TRACESTATE": "vendor=1"}
+    assert json.loads(ran.stdout) == {
+        "TRACEPARENT": f"00-{TRACE}-{attempt.span_id.hex()}-01",
+        "TRACESTATE": "vendor=1",
+    }
 
 
 def test_a_trace_that_is_not_sampled_stays_so_for_the_command_and_nothing_is_sent(collector):
@@ -144,7 +159,10 @@ def test_a_trace_that_is_not_sampled_stays_so_for_the_command_and_nothing_is_sen
 
 
 def test_without_anything_asked_the_commands_environment_is_as_it_was():
-    assert json.loads(run(command=TELLS, TRACEPARENT=ABOVE).stdout) == {"TRACEPARENT": ABOVE, "TRACESTATE": None}
+    assert json.loads(run(command=TELLS, TRACEPARENT=ABOVE).stdout) == {
+        "TRACEPARENT": ABOVE,
+        "TRACESTATE": None,
+    }
 
 
 def test_a_broken_trace_in_the_environment_is_not_followed(collector):
@@ -184,7 +202,9 @@ def test_a_collector_that_does_not_answer_holds_the_end_up_no_longer_than_is_sta
         took = time.monotonic() - began
     assert ran.returncode == 0
     assert "spans are lost" in ran.stderr
-    assert took < 20  # DELIVER_S, and what a loaded machine takes to start; the exporter itself would go on for longer
+    assert (
+        took < 20
+    )  # DELIVER_S, and what a loaded machine takes to start; the exporter itself would go on for longer
     assert DELIVER_S <= 3
 
 
@@ -200,7 +220,10 @@ def test_what_is_not_installed_or_unknown_is_told_and_the_command_runs():
             {"OTEL_TRACES_EXPORTER": "zipkin"},
             "no exporter zipkin is installed: pip install opentelemetry-exporter-zipkin",
         ),
-        ({"OTEL_TRACES_EXPORTER": "mine"}, "a package whose opentelemetry_traces_exporter has mine"),
+        (
+            {"OTEL_TRACES_EXPORTER": "mine"},
+            "a package whose opentelemetry_traces_exporter has mine",
+        ),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"}, "one of grpc, http/protobuf"),
     ]:
         ran = run(command=("echo", "ran"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **env)

@@ -32,7 +32,11 @@ def test_tensors_lie_in_segments_and_freed_blocks_are_kept():
             22 * MIB,
         )
         del a, b
-        assert (device.live_bytes, device.allocated_bytes, device.reserved_bytes) == (0, 0, 22 * MIB)
+        assert (device.live_bytes, device.allocated_bytes, device.reserved_bytes) == (
+            0,
+            0,
+            22 * MIB,
+        )
         device.empty_cache()
         assert (device.reserved_bytes, device.peak_reserved_bytes) == (0, 22 * MIB)
         device.reset_peak()
@@ -44,13 +48,18 @@ def test_free_memory_in_pieces_fails_though_there_is_enough_and_the_message_tell
         pieces = [made(4) for _ in range(20)]
         kept = pieces[::2]
         del pieces
-        assert (device.allocated_bytes, device.reserved_bytes, device.free_bytes) == (40 * MIB, 80 * MIB, 0)
+        assert (device.allocated_bytes, device.reserved_bytes, device.free_bytes) == (
+            40 * MIB,
+            80 * MIB,
+            0,
+        )
         assert device.largest_free_block_bytes == 4 * MIB
         with pytest.raises(torch.OutOfMemoryError) as caught:
             made(16)
         assert "Tried to allocate 16.00 MiB" in str(caught.value)
-        assert "40.00 MiB is allocated by PyTorch, and 40.00 MiB is reserved by PyTorch but unallocated" in str(
-            caught.value
+        assert (
+            "40.00 MiB is allocated by PyTorch, and 40.00 MiB is reserved by PyTorch but unallocated"
+            in str(caught.value)
         )
         assert len(kept) == 10
     (incident,) = diagnose(caught.value).incidents
@@ -118,7 +127,12 @@ def test_a_thread_that_looks_on_takes_no_part():
 def test_without_a_caching_allocator_torch_holds_what_is_alive():
     with limit_memory("24 MiB") as device:
         kept = made(3)
-        assert device.reserved_bytes == device.allocated_bytes == device.peak_reserved_bytes == kept.nbytes
+        assert (
+            device.reserved_bytes
+            == device.allocated_bytes
+            == device.peak_reserved_bytes
+            == kept.nbytes
+        )
         assert device.largest_free_block_bytes == 0
 
 
@@ -159,12 +173,24 @@ def test_a_guarded_function_runs_in_parts_where_blocks_are_cached():
 
 def test_the_rows_of_a_guarded_generate_are_solved_for_the_blocks_that_they_take():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    sizes = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=None)
+    sizes = {
+        "vocab_size": 4096,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+    }
+    config = transformers.LlamaConfig(
+        **sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=None
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     ids = torch.randint(3, 4096, (48, 128))
-    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    call = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 4,
+        "do_sample": False,
+    }
     right = model.generate(**call)
     with limit_memory("60 MiB", caching_allocator=True), oomguard.guard() as g:
         assert torch.equal(model.generate(**call), right)

@@ -24,9 +24,20 @@ def failures(device, many=10):
 
 def test_the_allocations_of_these_numbers_fail_once(subtests):
     for caching_allocator in [False, True]:
-        for fail_at, failed in [(3, [3]), ((2, 5), [2, 5]), ([], []), ({1}, [1]), (range(4, 10**12, 4), [4, 8])]:
+        for fail_at, failed in [
+            (3, [3]),
+            ((2, 5), [2, 5]),
+            ([], []),
+            ({1}, [1]),
+            (range(4, 10**12, 4), [4, 8]),
+        ]:
             with subtests.test(caching_allocator=caching_allocator, fail_at=fail_at, failed=failed):
-                assert failures(limit_memory("64 MiB", fail_at=fail_at, caching_allocator=caching_allocator)) == failed
+                assert (
+                    failures(
+                        limit_memory("64 MiB", fail_at=fail_at, caching_allocator=caching_allocator)
+                    )
+                    == failed
+                )
 
 
 def test_the_message_tells_that_there_was_room():

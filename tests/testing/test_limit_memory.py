@@ -100,14 +100,19 @@ def test_devices_nest_and_end():
 def test_peak_matches_the_profiler_of_torch():
     from torch.profiler import ProfilerActivity, profile
 
-    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)
+    ).eval()
     rows = torch.randn(256, 512)
     with torch.inference_mode(), limit_memory("1 GiB") as device:
         model(rows)  # now every weight has been seen
         device.reset_peak()
         model(rows)
         peak = device.peak_bytes
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with (
+        torch.inference_mode(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+    ):
         model(rows)
     live = highest = 0
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -195,7 +200,9 @@ def test_a_sparse_tensor_counts_as_its_indices_and_values(subtests):
                 parts = (made.crow_indices(), made.col_indices(), made.values())
             else:
                 parts = (made.ccol_indices(), made.row_indices(), made.values())
-            held = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
+            held = {
+                part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts
+            }
             assert device.live_bytes == sum(held.values()) >= 256 * 256 * 4
             del made, parts
             assert device.live_bytes == 0
@@ -236,7 +243,10 @@ def test_a_size_without_a_unit_is_told_with_units():
 
 def test_a_storage_that_grew_by_itself_fails_at_the_next_read_with_what_it_took(subtests):
     for caching in [False, True]:
-        with subtests.test(caching=caching), limit_memory("32 MiB", caching_allocator=caching) as device:
+        with (
+            subtests.test(caching=caching),
+            limit_memory("32 MiB", caching_allocator=caching) as device,
+        ):
             grown = torch.zeros(4 << 20, dtype=torch.uint8)
             grown.untyped_storage().resize_(64 << 20)
             with pytest.raises(torch.OutOfMemoryError, match=r"allocate 6[04]\.00 MiB"):

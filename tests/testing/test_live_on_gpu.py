@@ -12,7 +12,10 @@ from oomguard.testing import limit_memory
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 MIB = 1 << 20
 SIZES = {"vocab_size": 4096, "hidden_size": 384, "num_hidden_layers": 3, "num_attention_heads": 8}
 
@@ -33,7 +36,9 @@ def llama(attention="sdpa"):
     config = transformers.LlamaConfig(
         **SIZES, intermediate_size=1024, pad_token_id=0, eos_token_id=None, bos_token_id=1
     )
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    return transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention
+    ).eval()
 
 
 def generate(model, ids):
@@ -41,7 +46,9 @@ def generate(model, ids):
 
 
 def beams(model, ids):
-    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, num_beams=3)
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, num_beams=3
+    )
 
 
 @torch.no_grad()
@@ -85,7 +92,10 @@ def on_gpu(call, model, ids):
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     call(model, ids)
-    peak, asked = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    peak, asked = (
+        torch.cuda.max_memory_allocated(),
+        torch.cuda.memory_stats()["requested_bytes.all.peak"],
+    )
     before = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     return peak - others, asked - others, before - torch.cuda.memory_allocated()
@@ -95,7 +105,9 @@ def test_the_live_peak_is_near_a_gpus_but_for_the_workspaces_of_cublas(subtests,
     for name, value in CASES.items():
         with subtests.test(name=name):
             call, attention, shape = value
-            ids = torch.randint(3, SIZES["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
+            ids = torch.randint(
+                3, SIZES["vocab_size"], shape, generator=torch.Generator().manual_seed(1)
+            )
             counted = simulated(call, llama(attention), ids)
             peak, asked, workspaces = on_gpu(call, llama(attention), ids)
 
@@ -104,4 +116,6 @@ def test_the_live_peak_is_near_a_gpus_but_for_the_workspaces_of_cublas(subtests,
                 f"{counted / MIB:.2f} and {peak / MIB:.2f} ({counted / peak:.4f}); without {workspaces / MIB:.2f} of cuBLAS "
                 f"{counted / (peak - workspaces):.4f}, before rounding {counted / (asked - workspaces):.4f}",
             )
-            assert 0.75 < counted / (peak - workspaces) < 1.25  # other kernels, other workspaces: a figure to look at
+            assert (
+                0.75 < counted / (peak - workspaces) < 1.25
+            )  # other kernels, other workspaces: a figure to look at

@@ -104,14 +104,20 @@ def pytest_runtest_protocol(item, nextitem):
 """
 
 
-def run(folder: Path, *arguments: str, tests: str = TESTS, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, tests: str = TESTS, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run pytest on a file of tests, with no plugin but those that are named."""
     (folder / "test_it.py").write_text(tests)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -W error --strict-markers --strict-config -q\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = -W error --strict-markers --strict-config -q\n"
+    )
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"} | variables
     env.pop("PYTEST_ADDOPTS", None)
     command = [sys.executable, "-m", "pytest", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +128,9 @@ def ran(tmp_path_factory):
 
 
 def test_marked_tests_run_on_their_device_and_no_other_test_does(ran):
-    passed = {line.split("::", 1)[1] for line in ran.stdout.splitlines() if line.startswith("PASSED")}
+    passed = {
+        line.split("::", 1)[1] for line in ran.stdout.splitlines() if line.startswith("PASSED")
+    }
     assert passed == {
         "test_fits",
         "test_unmarked",
@@ -139,13 +147,18 @@ def test_marked_tests_run_on_their_device_and_no_other_test_does(ran):
     }
 
 
-def test_a_test_that_runs_out_of_memory_shows_peak_limit_and_diagnosis_and_ends_at_its_own_line(ran):
+def test_a_test_that_runs_out_of_memory_shows_peak_limit_and_diagnosis_and_ends_at_its_own_line(
+    ran,
+):
     report = ran.stdout.split("_ test_too_much _")[1].split("_ test_wrong _")[0]
     assert (
         "peak 4.00 KiB of 8.00 MiB on a simulated device\ntorch held 2.00 MiB for it\nother processes held 2.00 MiB"
         in report
     )
-    assert "oomguard: CUDA out of memory: 64.00 MiB asked for, 6.00 MiB of 8.00 MiB free\n  why: " in report
+    assert (
+        "oomguard: CUDA out of memory: 64.00 MiB asked for, 6.00 MiB of 8.00 MiB free\n  why: "
+        in report
+    )
     assert "simulated_device.py" not in report
 
 
@@ -156,7 +169,10 @@ def test_a_test_that_fails_of_something_else_shows_the_peak_alone(ran):
 
 
 def test_the_fixture_without_a_marker_says_what_to_write(ran):
-    assert 'the fixture gpu_memory needs a size: mark the test @pytest.mark.gpu_memory("8GiB")' in ran.stdout
+    assert (
+        'the fixture gpu_memory needs a size: mark the test @pytest.mark.gpu_memory("8GiB")'
+        in ran.stdout
+    )
     assert "ERROR test_it.py::test_no_marker" in ran.stdout
 
 
@@ -178,14 +194,25 @@ def test_markers_that_ask_for_no_device_are_all_named_when_tests_are_collected(t
     assert wrong.returncode in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
     assert "passed" not in wrong.stdout
     assert "test_it.py::test_size: not a size: '8 potatoes'" in wrong.stdout
-    assert "test_it.py::test_others: other processes cannot hold 9.00 GiB of a device of 8.00 GiB" in wrong.stdout
-    assert "test_it.py::test_option: gpu_memory: got an unexpected keyword argument 'colour'" in wrong.stdout
-    assert "test_it.py::test_nothing: gpu_memory: missing 1 required positional argument: 'size'" in wrong.stdout
+    assert (
+        "test_it.py::test_others: other processes cannot hold 9.00 GiB of a device of 8.00 GiB"
+        in wrong.stdout
+    )
+    assert (
+        "test_it.py::test_option: gpu_memory: got an unexpected keyword argument 'colour'"
+        in wrong.stdout
+    )
+    assert (
+        "test_it.py::test_nothing: gpu_memory: missing 1 required positional argument: 'size'"
+        in wrong.stdout
+    )
     assert "Traceback" not in wrong.stdout + wrong.stderr
 
 
 def test_workers_of_xdist_have_devices_and_send_the_section(tmp_path):
-    spread = run(tmp_path, *PLUGIN, "-p", "xdist.plugin", "-n", "1", "-k", "too_much or fits or card")
+    spread = run(
+        tmp_path, *PLUGIN, "-p", "xdist.plugin", "-n", "1", "-k", "too_much or fits or card"
+    )
     assert "1 failed, 3 passed" in spread.stdout
     assert "peak 4.00 KiB of 8.00 MiB on a simulated device" in spread.stdout
 
@@ -217,7 +244,10 @@ def test_the_traceback_of_a_full_device_ends_at_the_users_own_line(tmp_path):
     assert "3 failed" in failed.stdout
     assert "site-packages" not in failed.stdout
     lines = ENDS.split("\n")
-    places = [1 + next(i for i, line in enumerate(lines) if mark in line) for mark in ("# work's", "# module's")]
+    places = [
+        1 + next(i for i, line in enumerate(lines) if mark in line)
+        for mark in ("# work's", "# module's")
+    ]
     assert [failed.stdout.count(f"test_it.py:{place}:") for place in places] == [2, 1]
 
 
@@ -239,10 +269,14 @@ def test_later(): pass
 """
 
 
-def test_a_marker_that_a_conftest_adds_and_that_asks_for_no_device_fails_its_test_in_one_line(tmp_path):
+def test_a_marker_that_a_conftest_adds_and_that_asks_for_no_device_fails_its_test_in_one_line(
+    tmp_path,
+):
     (tmp_path / "conftest.py").write_text(ADDED)
     ran = run(tmp_path, *PLUGIN, tests=TO_ADD)
-    assert "1 passed, 1 failed, 1 error" in ran.stdout or "1 failed, 1 passed, 1 error" in ran.stdout
+    assert (
+        "1 passed, 1 failed, 1 error" in ran.stdout or "1 failed, 1 passed, 1 error" in ran.stdout
+    )
     assert "\nnot a size: '16 XB'; write it as" in ran.stdout
     assert "\nnot a size: '16' has no unit; write" in ran.stdout
     assert "pytest_plugin.py" not in ran.stdout
@@ -278,7 +312,9 @@ def test_nothing_of_ours_was_loaded():
 def installed(tmp_path_factory) -> str:
     """A PYTHONPATH on which the entry point of pyproject.toml is installed."""
     site = tmp_path_factory.mktemp("site")
-    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "pytest11"
+    ]
     info = site / "oomguard_plugin-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: oomguard-plugin\nVersion: 1\n")

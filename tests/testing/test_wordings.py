@@ -43,7 +43,9 @@ def test_oomguard_reads_back_what_each_wording_tells(subtests):
             assert type(error).__name__ == wording.raises
             (incident,) = diagnose(error).incidents
             assert incident.kind == f"{wording.platform}_oom"
-            told = {fact: expected for fact, (place, expected) in TOLD.items() if place in wording.text}
+            told = {
+                fact: expected for fact, (place, expected) in TOLD.items() if place in wording.text
+            }
             assert len(told) >= 3
             assert {fact: number_of(incident.facts, fact) for fact in told} == told
             mps = wording.platform == "mps"
@@ -62,7 +64,9 @@ def test_each_version_of_torch_from_2_0_on_has_one_wording(subtests):
             with subtests.test(minor=minor, platform=platform):
                 version = Version(f"2.{minor}.1")
                 (row,) = [
-                    row for row in wordings() if row.platform == platform and version in SpecifierSet(row.versions)
+                    row
+                    for row in wordings()
+                    if row.platform == platform and version in SpecifierSet(row.versions)
                 ]
                 assert find_wording(f"{platform} {version}") is row
 
@@ -92,9 +96,15 @@ def test_a_wording_that_is_not_known_names_those_that_are(subtests):
 
 
 def test_a_device_fails_in_the_words_that_were_asked_for():
-    with limit_memory("8 MiB", wording="mps"), pytest.raises(RuntimeError, match="MPS backend out of memory"):
+    with (
+        limit_memory("8 MiB", wording="mps"),
+        pytest.raises(RuntimeError, match="MPS backend out of memory"),
+    ):
         torch.zeros(4 * MIB)
-    with limit_memory("8 MiB", wording="2.1"), pytest.raises(torch.OutOfMemoryError, match="total capacty of"):
+    with (
+        limit_memory("8 MiB", wording="2.1"),
+        pytest.raises(torch.OutOfMemoryError, match="total capacty of"),
+    ):
         torch.zeros(4 * MIB)
 
 
@@ -119,7 +129,9 @@ def test_what_is_not_given_fits_what_is(subtests):
         ({"reserved": "6 GiB"}, "2.00 GiB"),
     ]:
         with subtests.test(sizes=sizes, free=free):
-            assert f"of which {free} is free" in str(oom_error("cuda", **sizes)).replace("1.00 GiB", "1024.00 MiB")
+            assert f"of which {free} is free" in str(oom_error("cuda", **sizes)).replace(
+                "1.00 GiB", "1024.00 MiB"
+            )
 
 
 def test_figures_that_do_not_fit_name_the_argument_to_change():

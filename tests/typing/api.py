@@ -78,20 +78,31 @@ def uses() -> None:
     start: oomguard.StartPlan = oomguard.plan(
         Path("folder"), gpu_memory="24GiB", max_model_len=8192, enforce_eager=True
     )
-    print(start.fits, start.budget.kv_cache_pool_bytes, [patch.new for patch in start.changes], start.needed)
-    call: oomguard.CallBudget = oomguard.plan("org/name", engine="transformers", gpu_memory=24 << 30, batch_size=4)
+    print(
+        start.fits,
+        start.budget.kv_cache_pool_bytes,
+        [patch.new for patch in start.changes],
+        start.needed,
+    )
+    call: oomguard.CallBudget = oomguard.plan(
+        "org/name", engine="transformers", gpu_memory=24 << 30, batch_size=4
+    )
     print(call.fits, call.largest_batch_size)
     with oomguard.watch(sample_every_s=0.5) as seen, seen.span("papers"):
         seen.mark("begin")
     print(
-        seen, [(row.what, row.use.peak_bytes) for row in seen.rows if row.use], [use.limit_bytes for use in seen.uses]
+        seen,
+        [(row.what, row.use.peak_bytes) for row in seen.rows if row.use],
+        [use.limit_bytes for use in seen.uses],
     )
     seen.to_csv("watch.csv", samples=True)
     seen.to_png(Path("watch.png"))
     seen.to_trace("watch.trace.json")
     print(seen.timeline.samples[0].bytes, watched("x", n=2))
     changed: oomguard.Comparison = oomguard.diff(Path("old.log"), found, new_start=2)
-    print(changed.headline, changed.differs, [row.name for row in changed.rows], changed.explanations)
+    print(
+        changed.headline, changed.differs, [row.name for row in changed.rows], changed.explanations
+    )
 
 
 def tests_of_their_own() -> None:
@@ -100,7 +111,11 @@ def tests_of_their_own() -> None:
     ) as device:
         device.other_processes_bytes = 1 << 30
         print(
-            device.peak_bytes, device.reserved_bytes, device.peak_reserved_bytes, device.free_bytes, device.allocations
+            device.peak_bytes,
+            device.reserved_bytes,
+            device.peak_reserved_bytes,
+            device.free_bytes,
+            device.allocations,
         )
         device.reset_peak()
         device.empty_cache()
@@ -118,7 +133,12 @@ async def alengths(texts: list[str]) -> list[int]:
 
 async def maps() -> None:
     results: oomguard.Results[int] = oomguard.map(
-        lengths, ["a"], store=Path("s.sqlite"), identity={"model": "org/name"}, key=lambda text: text[:8], batch_size=8
+        lengths,
+        ["a"],
+        store=Path("s.sqlite"),
+        identity={"model": "org/name"},
+        key=lambda text: text[:8],
+        batch_size=8,
     )
     for result in results:
         if isinstance(result, oomguard.FailedItem):
@@ -136,7 +156,9 @@ async def maps() -> None:
     )
     for one in oomguard.imap(lengths, iter(["a"]), store="s.sqlite", on_error="record"):
         print(one)
-    awaited: oomguard.Results[int] = await oomguard.amap(alengths, ["a"], store="s.sqlite", progress=False)
+    awaited: oomguard.Results[int] = await oomguard.amap(
+        alengths, ["a"], store="s.sqlite", progress=False
+    )
     print(awaited)
 
 
@@ -155,7 +177,9 @@ def places() -> None:
 
 def on_ray() -> None:
     diagnosis = oomguard.diagnose("log")
-    arguments: dict[str, int] = oomguard.ray_patched({"max_model_len": 8}, diagnosis, engine_version="0.11.0")
+    arguments: dict[str, int] = oomguard.ray_patched(
+        {"max_model_len": 8}, diagnosis, engine_version="0.11.0"
+    )
     environment = oomguard.ray_runtime_env({"max_num_seqs": 8}, base={"pip": ["x"]}, ship=False)
     print(arguments, environment["env_vars"])
 

@@ -24,10 +24,16 @@ def vllm_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment variables under which ``vllm``, ``python`` and ``oomguard`` are those of .venv-vllm."""
     if not (ENVIRONMENT / "ready").exists():
         pytest.skip("no vLLM environment: run scripts/vllm-env")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OOMGUARD_", "VLLM_"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OOMGUARD_", "VLLM_"))
+    }
     env["PATH"] = f"{ENVIRONMENT / 'bin'}{os.pathsep}{env['PATH']}"
     env["HF_HUB_OFFLINE"] = "1"
-    env["VLLM_RPC_BASE_PATH"] = str(tmp_path_factory.mktemp("rpc"))  # an engine that is killed leaves its sockets
+    env["VLLM_RPC_BASE_PATH"] = str(
+        tmp_path_factory.mktemp("rpc")
+    )  # an engine that is killed leaves its sockets
     return env
 
 

@@ -49,6 +49,18 @@ def test_what_a_start_makes_for_its_requests_is_the_product_of_its_row(made, nam
 
 
 def test_slots_around_the_layers_are_as_counted(made):
-    around = lora_bytes((), 1, 1, slots=3, rank=8, tensor_parallel_size=1, element_bytes=2, around_elements=1009 + 61)
+    around = lora_bytes(
+        (),
+        1,
+        1,
+        slots=3,
+        rank=8,
+        tensor_parallel_size=1,
+        element_bytes=2,
+        around_elements=1009 + 61,
+    )
     assert sum(made["embedding"]) + sum(made["head"]) == around[0]
-    assert name_allocation(made["embedding"][0], 0.0, NUMBERS, "load_weights").product.allocation.name == "lora_slots"
+    assert (
+        name_allocation(made["embedding"][0], 0.0, NUMBERS, "load_weights").product.allocation.name
+        == "lora_slots"
+    )

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "data" / "kv_models.json").read_text())
+MODELS = json.loads(
+    (Path(__file__).parents[2] / "benchmarks" / "data" / "kv_models.json").read_text()
+)
 
 
 def planned(folder: Path, env: dict[str, str], *options: str) -> dict:
@@ -36,7 +38,12 @@ def planned(folder: Path, env: dict[str, str], *options: str) -> dict:
         "4096",
     ]
     ran = subprocess.run(
-        [*command, *numbers, *options], env=env, capture_output=True, text=True, timeout=300, check=False
+        [*command, *numbers, *options],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -56,7 +63,9 @@ DRAFT = {
 def agrees(folder: Path, env: dict[str, str], *options: str) -> None:
     ours, engine = planned(folder, env, *options), planned(folder, env, *options, "--ask-engine")
     assert "laid out by the installed vLLM" in engine["assumptions"][-1]
-    assert {name: engine.get(name) for name in NUMBERS} == {name: ours.get(name) for name in NUMBERS}
+    assert {name: engine.get(name) for name in NUMBERS} == {
+        name: ours.get(name) for name in NUMBERS
+    }
     assert engine["max_concurrency"] == pytest.approx(ours["max_concurrency"])
 
 

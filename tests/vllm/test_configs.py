@@ -14,7 +14,13 @@ def test_one_relaunch_and_nearly_the_best_value(tmp_path):
     case = vllm_configs.CASES["two settings at once"]
     models = json.loads(vllm_configs.MODELS.read_text()) | {"wide": vllm_configs.WIDE}
     (tmp_path / "config.json").write_text(json.dumps(models[case["model"]]))
-    command = [str(vllm_configs.PYTHON), str(vllm_configs.START), "--model", str(tmp_path), *case["flags"]]
+    command = [
+        str(vllm_configs.PYTHON),
+        str(vllm_configs.START),
+        "--model",
+        str(tmp_path),
+        *case["flags"],
+    ]
 
     ran, records = vllm_configs.with_oomguard(command, tmp_path / "journal.sqlite3")
 

@@ -40,6 +40,9 @@ def test_when_nothing_is_left_the_original_exception_has_the_cores_own_words(fol
     (note,) = notes
     assert note.startswith("oomguard: One request needs 16.00 MiB of KV cache, 0.95 MiB is there")
     assert "  where: vllm 0.32.0, kv cache init, EngineCore pid=" in note
-    assert "  do first: Lower max_model_len from 32768 to 1792 (reduces-capacity): max_model_len=1792" in note, note
+    assert (
+        "  do first: Lower max_model_len from 32768 to 1792 (reduces-capacity): max_model_len=1792"
+        in note
+    ), note
     assert attempts == [[[], "RuntimeError"]]
     assert left == {"processes": [], "segments": [], "threads": []}

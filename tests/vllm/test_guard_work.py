@@ -29,7 +29,9 @@ def test_a_stream_goes_on_from_the_tokens_that_were_delivered(folder, vllm_env):
     assert found["later"]
 
 
-def test_ctrl_c_while_a_core_is_made_again_ends_the_program_at_once_and_leaves_nothing(folder, vllm_env):
+def test_ctrl_c_while_a_core_is_made_again_ends_the_program_at_once_and_leaves_nothing(
+    folder, vllm_env
+):
     found = run(folder, vllm_env, "interrupted")
     assert found["interrupted"]
     assert found["after_s"] <= 5

@@ -27,4 +27,6 @@ def test_a_scheduler_that_stops_is_found_and_the_server_answers_again(vllm_env, 
         assert server.answers()
         server.core().send_signal(signal.SIGKILL)
         assert server.wait_for("running again as it was", 2, 120)
-    assert [event["why"] for event in server.told("running again as it was")][1] == "the engine died, exit status 0"
+    assert [event["why"] for event in server.told("running again as it was")][
+        1
+    ] == "the engine died, exit status 0"

@@ -78,7 +78,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def parsed(lines: list[list[str]], vllm_env: dict[str, str], place: Path) -> list[dict[str, object]]:
+def parsed(
+    lines: list[list[str]], vllm_env: dict[str, str], place: Path
+) -> list[dict[str, object]]:
     ran = subprocess.run(
         ["python", "-c", PARSE],
         input=json.dumps(lines),
@@ -103,9 +105,13 @@ def as_engine_has_it(name: str, value: object) -> object:
     return value
 
 
-def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(vllm_env, place, monkeypatch):
+def test_flags_and_files_are_read_as_the_engine_s_own_parser_reads_them(
+    vllm_env, place, monkeypatch
+):
     monkeypatch.chdir(place)
-    plain, *found = parsed([["serve", "m"], *(["serve", "m", *words] for words in LINES)], vllm_env, place)
+    plain, *found = parsed(
+        [["serve", "m"], *(["serve", "m", *words] for words in LINES)], vllm_env, place
+    )
 
     for words, engine in zip(LINES, found, strict=True):
         ours = settings_in_force(Launch(("vllm", "serve", "m", *words)))
@@ -125,12 +131,16 @@ def test_a_switch_that_a_file_turns_off_reaches_the_engine_of_a_module_and_not_t
 ):
     monkeypatch.chdir(place)
     words = ("--config", "c.yaml")
-    of_subcommand, of_module = parsed([["serve", "m", *words], ["--model", "m", *words]], vllm_env, place)
+    of_subcommand, of_module = parsed(
+        [["serve", "m", *words], ["--model", "m", *words]], vllm_env, place
+    )
 
     name = "enable_prefix_caching"
     assert (of_subcommand[name], of_module[name]) == (None, False)
     assert name not in settings_in_force(Launch(("vllm", "serve", "m", *words)))
-    api_server = Launch(("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", *words))
+    api_server = Launch(
+        ("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", *words)
+    )
     assert settings_in_force(api_server)[name].value is False
 
 
@@ -144,10 +154,16 @@ NAMES = (
 )
 
 
-def test_a_changed_command_has_the_new_value_in_the_engine_s_own_parser(vllm_env, place, monkeypatch, tmp_path):
+def test_a_changed_command_has_the_new_value_in_the_engine_s_own_parser(
+    vllm_env, place, monkeypatch, tmp_path
+):
     monkeypatch.chdir(place)
     wanted = {"max_model_len": 777, "gpu_memory_utilization": 0.125, "enforce_eager": True}
-    changed = [apply(Launch(("vllm", "serve", "m", *words)), wanted, tmp_path).argv for words in LINES]
+    changed = [
+        apply(Launch(("vllm", "serve", "m", *words)), wanted, tmp_path).argv for words in LINES
+    ]
 
-    for words, engine in zip(LINES, parsed([list(argv[1:]) for argv in changed], vllm_env, place), strict=True):
+    for words, engine in zip(
+        LINES, parsed([list(argv[1:]) for argv in changed], vllm_env, place), strict=True
+    ):
         assert {name: engine[name] for name in wanted} == wanted, words

@@ -22,15 +22,30 @@ SMALL = json.dumps({"max_model_len": 1024, "kv_cache_memory_bytes": 1000000})
 def run(
     script: str, folder: Path, env: dict[str, str], journal: Path, *options: str
 ) -> subprocess.CompletedProcess[str]:
-    command = ["oomguard", "run", "--journal", str(journal), *options, "--", "python", *script.split()]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False)
+    command = [
+        "oomguard",
+        "run",
+        "--journal",
+        str(journal),
+        *options,
+        "--",
+        "python",
+        *script.split(),
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False
+    )
 
 
 def node_memory() -> tuple[int, int]:
     """Total and available bytes of NUMA node 0, as vLLM's CPU backend reads them."""
     text = Path("/sys/devices/system/node/node0/meminfo").read_text()
-    values = {name: int(kib) * 1024 for name, kib in re.findall(r"Node 0 ([\w()]+):\s+(\d+) kB", text)}
-    return values["MemTotal"], sum(values.get(name, 0) for name in ("MemFree", "Active(file)", "Inactive(file)"))
+    values = {
+        name: int(kib) * 1024 for name, kib in re.findall(r"Node 0 ([\w()]+):\s+(\d+) kB", text)
+    }
+    return values["MemTotal"], sum(
+        values.get(name, 0) for name in ("MemFree", "Active(file)", "Inactive(file)")
+    )
 
 
 def run_while_the_node_stands_still(
@@ -57,8 +72,12 @@ def run_while_the_node_stands_still(
     return ran, journal, abs(total_after - total)
 
 
-def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder, vllm_env, tmp_path):
-    ran, journal, moved = run_while_the_node_stands_still("low_utilization.py", folder, vllm_env, tmp_path)
+def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(
+    folder, vllm_env, tmp_path
+):
+    ran, journal, moved = run_while_the_node_stands_still(
+        "low_utilization.py", folder, vllm_env, tmp_path
+    )
     assert ran.returncode == 0, ran.stderr
     assert "RESULT [8, 8]" in ran.stdout
     first, second = Journal(journal).records()
@@ -69,7 +88,9 @@ def test_a_utilization_that_leaves_nothing_is_raised_without_being_asked(folder,
     value = second.settings["gpu_memory_utilization"]
     facts = incident["facts"]
     consumed = facts["desired_bytes"] - facts["kv_cache_available_bytes"]
-    assert consumed / facts["device_total_bytes"] < value < 0.3  # solved from the printed numbers, not a default
+    assert (
+        consumed / facts["device_total_bytes"] < value < 0.3
+    )  # solved from the printed numbers, not a default
     # What was predicted came true: the engine's own line says how much became KV cache.
     assert second.measured["kv_cache_available_bytes"] > 0
     assert second.predicted["kv_cache_available_bytes"] == pytest.approx(
@@ -83,7 +104,9 @@ def ballast() -> Iterator[None]:
     total, available = node_memory()
     size = max(64 * 2**20, int(available - 0.70 * total))
     code = "import sys, time\nb = bytearray(int(sys.argv[1]))\nb[::4096] = b'x' * len(b[::4096])\nprint('held', flush=True)\ntime.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code, str(size)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(size)], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout.readline() == b"held\n"
         try:
             yield
@@ -91,8 +114,12 @@ def ballast() -> Iterator[None]:
             process.kill()
 
 
-def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_free(folder, vllm_env, tmp_path):
-    ran, journal, _ = run_while_the_node_stands_still("default_utilization.py", folder, vllm_env, tmp_path, ballast)
+def test_a_default_that_a_neighbour_leaves_no_room_for_is_lowered_to_what_is_free(
+    folder, vllm_env, tmp_path
+):
+    ran, journal, _ = run_while_the_node_stands_still(
+        "default_utilization.py", folder, vllm_env, tmp_path, ballast
+    )
     assert ran.returncode == 0, ran.stderr
     assert "RESULT [8, 8]" in ran.stdout
     first, second = Journal(journal).records()

@@ -75,7 +75,9 @@ def test_each_command_that_would_work_is_given(refused):
     assert "you set it: --allow reduces-capacity permits it" in text
 
 
-def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(folder, vllm_env, refused):
+def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(
+    folder, vllm_env, refused
+):
     settings = [
         {"max_model_len": 1792, "kv_cache_memory_bytes": 1000000},
         {"max_model_len": 32768, "kv_cache_memory_bytes": 16842752},
@@ -91,17 +93,25 @@ def test_the_given_values_do_start_the_real_engine_and_the_failing_ones_do_not(f
         timeout=300,
         check=True,
     )
-    answers = [json.loads(line.split(" ", 1)[1]) for line in ran.stdout.splitlines() if line.startswith("STARTS")]
+    answers = [
+        json.loads(line.split(" ", 1)[1])
+        for line in ran.stdout.splitlines()
+        if line.startswith("STARTS")
+    ]
     assert [answer["starts"] for answer in answers] == [True, True, False, False]
 
 
-def test_with_permission_the_length_is_solved_and_the_server_answers_until_term(folder, vllm_env, tmp_path):
+def test_with_permission_the_length_is_solved_and_the_server_answers_until_term(
+    folder, vllm_env, tmp_path
+):
     port = free_port()
     journal = tmp_path / "journal.sqlite3"
     output, errors = tmp_path / "out", tmp_path / "err"
     options = ("--allow", "reduces-capacity", "--journal", str(journal))
     with output.open("w") as out, errors.open("w") as err:
-        process = subprocess.Popen(command(port, *options), cwd=folder, env=vllm_env, stdout=out, stderr=err)
+        process = subprocess.Popen(
+            command(port, *options), cwd=folder, env=vllm_env, stdout=out, stderr=err
+        )
     try:
         answer = completion(port, process)
         assert answer["usage"]["completion_tokens"] == 5
@@ -119,11 +129,15 @@ def test_with_permission_the_length_is_solved_and_the_server_answers_until_term(
     first, second = Journal(journal).records()
     assert first.incident["kind"] == "kv_cache_too_small_for_max_len"
     assert second.settings == {"max_model_len": 1792}
-    assert second.predicted["kv_cache_capacity_tokens"] <= second.measured["kv_cache_capacity_tokens"]
+    assert (
+        second.predicted["kv_cache_capacity_tokens"] <= second.measured["kv_cache_capacity_tokens"]
+    )
 
 
 def completion(port: int, process: subprocess.Popen[bytes]) -> dict:
-    body = json.dumps({"model": "./tiny", "prompt": "the quick", "max_tokens": 5, "ignore_eos": True}).encode()
+    body = json.dumps(
+        {"model": "./tiny", "prompt": "the quick", "max_tokens": 5, "ignore_eos": True}
+    ).encode()
     url = f"http://127.0.0.1:{port}/v1/completions"
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:

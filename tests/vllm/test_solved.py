@@ -23,13 +23,19 @@ SCORED = MODELS["llama-3.1-8b"] | {
 LIMIT_KIB = 7_000_000
 
 
-def test_log_probabilities_of_a_prompt_are_scored_in_smaller_steps(folder: Path, vllm_env, tmp_path):
+def test_log_probabilities_of_a_prompt_are_scored_in_smaller_steps(
+    folder: Path, vllm_env, tmp_path
+):
     """The seed's failure: 8190 x 128256 logits in float32 do not fit, and steps that do are found at once."""
     (folder / "scored").mkdir()
     (folder / "scored" / "config.json").write_text(json.dumps(SCORED))
     journal = tmp_path / "journal.sqlite3"
     ran = subprocess.run(
-        ["bash", "-c", f"ulimit -v {LIMIT_KIB}; exec oomguard run --journal {journal} -- python score.py"],
+        [
+            "bash",
+            "-c",
+            f"ulimit -v {LIMIT_KIB}; exec oomguard run --journal {journal} -- python score.py",
+        ],
         cwd=folder,
         env=vllm_env,
         capture_output=True,

@@ -36,7 +36,9 @@ ASK = (
 )
 
 
-def asked(stranger, env: dict[str, str], *program: str) -> tuple[subprocess.CompletedProcess[str], int]:
+def asked(
+    stranger, env: dict[str, str], *program: str
+) -> tuple[subprocess.CompletedProcess[str], int]:
     """The answer, and the number of the process that gave it; whoever is asked for permission says yes."""
     with subprocess.Popen(
         ["python", *program, *ASK],
@@ -58,7 +60,13 @@ def test_no_module_of_the_working_directory_runs(stranger, vllm_env, tmp_path):
     (tmp_path / "nothing.py").touch()
     # An empty cache: vLLM inspects the model in a Python of its own.
     env = {**vllm_env, "PYTHONPATH": f".:{ROOT}", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
-    subprocess.run(["python", str(tmp_path / "nothing.py")], cwd=stranger.folder, env=env, check=True, timeout=60)
+    subprocess.run(
+        ["python", str(tmp_path / "nothing.py")],
+        cwd=stranger.folder,
+        env=env,
+        check=True,
+        timeout=60,
+    )
     before_us = set(stranger.ran())
     (stranger.folder / "oomguard.py").unlink()  # the script's own import would take it
     answer, pid = asked(stranger, env, str(script))
@@ -70,8 +78,15 @@ def test_no_module_of_the_working_directory_runs(stranger, vllm_env, tmp_path):
 
 
 def test_no_class_that_a_configuration_names_is_loaded(stranger, vllm_env, tmp_path):
-    named = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer"), "evil.Evil")
-    config = {**CONFIG, "architectures": ["EvilForCausalLM"], "auto_map": named, "name_or_path": str(stranger.folder)}
+    named = dict.fromkeys(
+        ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer"), "evil.Evil"
+    )
+    config = {
+        **CONFIG,
+        "architectures": ["EvilForCausalLM"],
+        "auto_map": named,
+        "name_or_path": str(stranger.folder),
+    }
     (stranger.folder / "config.json").write_text(json.dumps(config))
     stranger.plant("evil")
     env = {**vllm_env, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(tmp_path / "modules")}

@@ -32,7 +32,9 @@ def differences(want: Any, got: Any, exact: bool, path: str = "result") -> list[
         return [d for i, (a, b) in pairs for d in differences(a, b, exact, f"{path}[{i}]")]
     if isinstance(want, (float, numpy.floating)):
         same = want == got or (math.isnan(want) and math.isnan(got)) or abs(want - got) <= TOLERANCE * (1 + abs(want))
-        return [] if same else [f"{path}: {want!r} became {got!r}"]
+        if same:
+            return []
+        return [f"{path}: {want!r} became {got!r}"]
     return _objects(want, got, exact, path)
 
 
@@ -49,7 +51,9 @@ def _objects(want: Any, got: Any, exact: bool, path: str) -> list[str]:
     if dataclasses.is_dataclass(want):
         names = [f.name for f in dataclasses.fields(want)]
         return [d for n in names for d in differences(getattr(want, n), getattr(got, n), exact, f"{path}.{n}")]
-    return [] if want == got else [f"{path}: {str(want)[:80]!r} became {str(got)[:80]!r}"]
+    if want == got:
+        return []
+    return [f"{path}: {str(want)[:80]!r} became {str(got)[:80]!r}"]
 
 
 def _arrays(want: Any, got: Any, exact: bool, path: str, close: Any) -> list[str]:
@@ -70,5 +74,8 @@ def _arrays(want: Any, got: Any, exact: bool, path: str, close: Any) -> list[str
     if same:
         return []
     wrong = want != got
-    rows = sorted({int(i) for i in (wrong.nonzero()[:, 0] if isinstance(want, torch.Tensor) else wrong.nonzero()[0])}) if want.ndim else []
+    if want.ndim:
+        rows = sorted({int(i) for i in (wrong.nonzero()[:, 0] if isinstance(want, torch.Tensor) else wrong.nonzero()[0])})
+    else:
+        rows = []
     return [f"{path}: values differ, shape {tuple(want.shape)}, rows {rows[:12]}"]

@@ -1,4 +1,6 @@
-"""The simulated device of a run: one for the harness' thread, and one of the same size for each thread that asks."""
+"""The simulated device of a run: one for the harness' thread, and one of the same size for each
+thread that asks.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +22,8 @@ def tensors_of(models: list[Any]) -> list[torch.Tensor]:
 def configure(capacity: int, models: list[Any]) -> None:
     """Set what ``on_device`` gives to threads of the run that follows."""
     global _capacity, _models
-    _capacity, _models = capacity, models
+    _capacity = capacity
+    _models = models
     _peaks.clear()
 
 
@@ -30,7 +33,9 @@ def thread_peak() -> int:
 
 
 def on_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` on a simulated device of its own thread: the simulation sees only the thread it was entered in."""
+    """``function`` on a simulated device of its own thread: the simulation sees only the thread it
+    was entered in.
+    """
 
     def inside(*args: Any, **kwargs: Any) -> Any:
         device = SimulatedDevice(_capacity)

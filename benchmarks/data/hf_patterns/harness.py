@@ -58,14 +58,18 @@ def run(pattern: Pattern, size: int, capacity: int = device.HUGE, guard: bool = 
     job = pattern.build(size)
     gc.collect()
     device.configure(capacity, job.models)
-    simulated, ran = SimulatedDevice(capacity), Ran()
+    simulated = SimulatedDevice(capacity)
+    ran = Ran()
     with warnings.catch_warnings(), simulated:
         warnings.simplefilter("ignore")
         simulated.adopt(device.tensors_of(job.models))
         torch.manual_seed(1)
         signal.alarm(SECONDS)
         try:
-            ran.result = _guarded(job, ran) if guard else job.call()
+            if guard:
+                ran.result = _guarded(job, ran)
+            else:
+                ran.result = job.call()
         except Exception as error:
             ran.error = error
         finally:
@@ -106,7 +110,9 @@ def is_oom(error: BaseException | None) -> bool:
 
 
 def limit_for(pattern: Pattern) -> tuple[dict[str, Any], Ran]:
-    """The reference run, and a limit between what the smallest size needs beside the whole result, and the peak."""
+    """The reference run, and a limit between what the smallest size needs beside the whole result,
+    and the peak.
+    """
     reference = run(pattern, pattern.rows)
     if reference.error:
         raise reference.error
@@ -117,7 +123,8 @@ def limit_for(pattern: Pattern) -> tuple[dict[str, Any], Ran]:
     floor = small.peak + int(pattern.keeps * held)
     limit = floor + int(SHARE * (reference.peak - floor))
     if not pattern.must_fail:
-        floor, limit = 0, int(EASE * reference.peak)
+        floor = 0
+        limit = int(EASE * reference.peak)
     numbers = dict(peak=reference.peak, small_peak=small.peak, result_bytes=held, floor=floor, limit=limit)
     return numbers, reference
 
@@ -135,7 +142,10 @@ def check_bare(pattern: Pattern) -> tuple[dict[str, Any], Ran, str]:
     if bare.error and not pattern.must_fail:
         numbers["limit"] = 2 * numbers["peak"]
         bare = run(pattern, pattern.rows, numbers["limit"])
-    numbers["bare"] = f"{type(bare.error).__name__}: {str(bare.error)[:160]}" if bare.error else "ran"
+    if bare.error:
+        numbers["bare"] = f"{type(bare.error).__name__}: {str(bare.error)[:160]}"
+    else:
+        numbers["bare"] = "ran"
     if pattern.must_fail and not is_oom(bare.error):
         return numbers, reference, f"bare under the limit: {numbers['bare']}"
     if pattern.must_fail and is_oom(run(pattern, pattern.small, numbers["limit"]).error):
@@ -144,11 +154,15 @@ def check_bare(pattern: Pattern) -> tuple[dict[str, Any], Ran, str]:
 
 
 def judge(pattern: Pattern, checked: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The whole pattern; ``checked`` is what ``check_bare`` found before, so that only the reference runs again."""
+    """The whole pattern; ``checked`` is what ``check_bare`` found before, so that only the
+    reference runs again.
+    """
     started = time.monotonic()
     record = dict(name=pattern.name, source=pattern.source, expected=pattern.expect, right=list(pattern.right))
     if checked:
-        numbers, reference, fault = checked, run(pattern, pattern.rows), ""
+        numbers = checked
+        reference = run(pattern, pattern.rows)
+        fault = ""
     else:
         numbers, reference, fault = check_bare(pattern)
     record |= {k: v for k, v in numbers.items() if k not in ("outcome", "why", "name")}

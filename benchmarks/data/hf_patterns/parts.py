@@ -14,7 +14,9 @@ VOCAB = 64
 
 
 def words(count: int, length: int, ragged: bool = True, seed: int = 0) -> list[str]:
-    """``count`` texts of ``length`` words; all but the first are up to a quarter shorter where ``ragged``."""
+    """``count`` texts of ``length`` words; all but the first are up to a quarter shorter where
+    ``ragged``.
+    """
     rng = random.Random(seed)
     sizes = [length - (rng.randrange(length // 4 + 1) if ragged and i else 0) for i in range(count)]
     return [" ".join(rng.choice(WORDS) for _ in range(size)) for size in sizes]
@@ -68,7 +70,10 @@ def llama(eos: Any = None, eager: bool = False, seed: int = 0, **sizes: Any) -> 
     torch.manual_seed(seed)
     settings = dict(SIZES, vocab_size=VOCAB, max_position_embeddings=4096, num_key_value_heads=2) | sizes
     config = LlamaConfig(**settings, pad_token_id=0, bos_token_id=5, eos_token_id=eos)
-    config._attn_implementation = "eager" if eager else "sdpa"
+    if eager:
+        config._attn_implementation = "eager"
+    else:
+        config._attn_implementation = "sdpa"
     model = LlamaForCausalLM(config).eval()
     model.generation_config.pad_token_id = 0
     return model

@@ -1,4 +1,6 @@
-"""Code of the user's own: decorated functions, threads, tasks, training, functions that cannot be split."""
+"""Code of the user's own: decorated functions, threads, tasks, training, functions that cannot be
+split.
+"""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +42,10 @@ def own_function_over_texts(rows):
     return Job(call, [model], guarded)
 
 
-@pattern(PAGE, "labels must go with their texts, or a clear no; never labels of other rows", ANY_SAFE)
+@pattern(PAGE, (
+    "labels must go with their texts, or a clear no; never labels of other "
+    "rows"
+), ANY_SAFE)
 def own_function_with_texts_and_labels(rows):
     """@guard(batch="texts"): a second argument has one entry for each text."""
     model = bert("BertForSequenceClassification")
@@ -93,7 +98,10 @@ def own_function_with_a_dict_out(rows):
     return Job(call, [model], guarded)
 
 
-@pattern(PAGE, "each part of the tuple joined, or a clear no; never a tuple of twice the length", ANY_SAFE)
+@pattern(PAGE, (
+    "each part of the tuple joined, or a clear no; never a tuple of twice "
+    "the length"
+), ANY_SAFE)
 def own_function_with_a_tuple_out(rows):
     """Returns (logits, labels)."""
     model = bert("BertForSequenceClassification")
@@ -118,7 +126,10 @@ def own_function_with_numpy_out(rows):
     return Job(call, [model], guarded)
 
 
-@pattern(PAGE, "a number over all rows cannot be joined: a clear no, never a list or a sum", ANY_SAFE)
+@pattern(PAGE, (
+    "a number over all rows cannot be joined: a clear no, never a list or a "
+    "sum"
+), ANY_SAFE)
 def own_function_with_a_mean_out(rows):
     """Returns one float for the batch."""
     model = bert("BertForSequenceClassification")
@@ -130,7 +141,10 @@ def own_function_with_a_mean_out(rows):
     return Job(call, [model], guarded)
 
 
-@pattern(PAGE, "split, but never into parts below 4 rows; or the function's own complaint is not shown", ANY_SAFE, small=4)
+@pattern(PAGE, (
+    "split, but never into parts below 4 rows; or the function's "
+    "own complaint is not shown"
+), ANY_SAFE, small=4)
 def own_function_that_needs_four_rows(rows):
     """Raises ValueError below 4 rows; each row's result is independent."""
     model = bert("BertForSequenceClassification")
@@ -165,7 +179,10 @@ def _train(model, batch, labels):
     return float(loss.detach()), model.classifier.weight.detach().clone()
 
 
-@pattern("transformers docs, Fine-tuning: a training loop", "must not be split: the original error, weights untouched", NOT_SPLIT)
+@pattern("transformers "
+         "docs, "
+         "Fine-tuning: a "
+         "training loop", "must not be split: the original error, weights untouched", NOT_SPLIT)
 def training_step(rows):
     """loss.backward(); optimizer.step() in a block."""
     model = bert("BertForSequenceClassification").eval()
@@ -177,7 +194,8 @@ def training_step(rows):
 @pattern("transformers docs, saliency", "activations of all parts stay for backward: no use in a split; a clear no, or equal", ANY_SAFE, keeps=1.0)
 def forward_under_grad(rows):
     """Gradients of the embeddings, as saliency maps need them."""
-    model, batch = llama(eager=True), prompts(rows, 160)
+    model = llama(eager=True)
+    batch = prompts(rows, 160)
 
     def call():
         embeds = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_(True)
@@ -194,10 +212,14 @@ def _answers(model, batch):
 @pattern("concurrent.futures docs", "each thread's calls are split on their own", exact=True)
 def threads_of_a_pool(rows):
     """A decorated function, mapped by a ThreadPoolExecutor over two batches."""
-    model, batches = llama(), [prompts(rows), prompts(rows, 48)]
+    model = llama()
+    batches = [prompts(rows), prompts(rows, 48)]
 
     def run(**hooks):
-        answers = oomguard.guard(**hooks)(_answers) if hooks else _answers
+        if hooks:
+            answers = oomguard.guard(**hooks)(_answers)
+        else:
+            answers = _answers
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(on_device(lambda batch: answers(model, batch)), batches))
 
@@ -207,7 +229,8 @@ def threads_of_a_pool(rows):
 @pattern("asyncio docs, to_thread", "the guard's block reaches the thread that asyncio copies the context to", exact=True)
 def asyncio_to_thread(rows):
     """with guard(): await asyncio.to_thread(model.generate, ...)."""
-    model, batch = llama(), prompts(rows)
+    model = llama()
+    batch = prompts(rows)
     work = on_device(lambda: _answers(model, batch))
 
     async def main():
@@ -219,7 +242,8 @@ def asyncio_to_thread(rows):
 @pattern(PAGE, "async functions are guarded too", exact=True)
 def decorated_async_function(rows):
     """@guard over an async function that generates for two batches in turn."""
-    model, batches = llama(), [prompts(rows), prompts(rows, 48)]
+    model = llama()
+    batches = [prompts(rows), prompts(rows, 48)]
 
     async def answer():
         found = []
@@ -234,7 +258,8 @@ def decorated_async_function(rows):
 @pattern(PAGE, "generators are guarded too; nothing yielded twice", exact=True)
 def decorated_generator_function(rows):
     """@guard over a generator that yields each batch's tokens."""
-    model, batches = llama(), [prompts(rows, 48), prompts(rows), prompts(rows, 40)]
+    model = llama()
+    batches = [prompts(rows, 48), prompts(rows), prompts(rows, 40)]
 
     def answers():
         for number, batch in enumerate(batches):

@@ -11,7 +11,8 @@ FORWARD = "split by rows and joined: same type, same fields"
 @pattern(QUICK, FORWARD)
 def logits_under_no_grad(rows):
     """with torch.no_grad(): model(**batch).logits."""
-    model, batch = llama(eager=True), prompts(rows, 160)
+    model = llama(eager=True)
+    batch = prompts(rows, 160)
 
     def call():
         with torch.no_grad():
@@ -23,7 +24,8 @@ def logits_under_no_grad(rows):
 @pattern(QUICK, FORWARD)
 def whole_output_under_inference_mode(rows):
     """The whole ModelOutput, its cache with it."""
-    model, batch = llama(eager=True), prompts(rows, 160, side="right")
+    model = llama(eager=True)
+    batch = prompts(rows, 160, side="right")
 
     @torch.inference_mode()
     def call():
@@ -35,7 +37,8 @@ def whole_output_under_inference_mode(rows):
 @pattern(QUICK, FORWARD)
 def hidden_states(rows):
     """model(..., output_hidden_states=True).hidden_states[-1] and all of them."""
-    model, batch = llama(eager=True), prompts(rows, 192)
+    model = llama(eager=True)
+    batch = prompts(rows, 192)
 
     def call():
         with torch.no_grad():
@@ -44,10 +47,12 @@ def hidden_states(rows):
     return Job(call, [model])
 
 
-@pattern("transformers docs, Caching", "split and joined, and the joined cache works in the next call")
+@pattern("transformers docs, "
+         "Caching", "split and joined, and the joined cache works in the next call")
 def past_key_values_used_again(rows):
     """Prefill, then one decoding step with the cache that came back."""
-    model, batch = llama(eager=True), prompts(rows, 160)
+    model = llama(eager=True)
+    batch = prompts(rows, 160)
 
     def call():
         with torch.no_grad():
@@ -63,7 +68,8 @@ def past_key_values_used_again(rows):
 @pattern(QUICK, "split and joined, a tuple as before")
 def tuple_output(rows):
     """model(**batch, return_dict=False)."""
-    model, batch = bert("BertModel"), tokenizer("bert", "right")(words(rows, 160), return_tensors="pt", padding=True)
+    model = bert("BertModel")
+    batch = tokenizer("bert", "right")(words(rows, 160), return_tensors="pt", padding=True)
 
     def call():
         with torch.no_grad():
@@ -75,7 +81,8 @@ def tuple_output(rows):
 @pattern(QUICK, FORWARD)
 def positional_ids_without_a_mask(rows):
     """model(input_ids)."""
-    model, ids = llama(eager=True), torch.cat([long_prompt(160, seed=i) for i in range(rows)])
+    model = llama(eager=True)
+    ids = torch.cat([long_prompt(160, seed=i) for i in range(rows)])
 
     def call():
         with torch.inference_mode():
@@ -84,10 +91,13 @@ def positional_ids_without_a_mask(rows):
     return Job(call, [model])
 
 
-@pattern("transformers docs, Perplexity", "weighted mean of the parts, or a clear no; never another mean", ANY_SAFE)
+@pattern("transformers "
+         "docs, "
+         "Perplexity", "weighted mean of the parts, or a clear no; never another mean", ANY_SAFE)
 def loss_with_labels(rows):
     """model(input_ids, labels=labels).loss where rows have different numbers of labels."""
-    model, batch = llama(eager=True), prompts(rows, 160, side="right")
+    model = llama(eager=True)
+    batch = prompts(rows, 160, side="right")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     labels[: rows // 2, :100] = -100
 
@@ -101,25 +111,31 @@ def loss_with_labels(rows):
 @pattern("evaluate: metrics/perplexity", "the model's call split; the user's own cross entropy as before", ANY_SAFE)
 def perplexity_by_row(rows):
     """Logits, then CrossEntropyLoss(reduction="none") by hand, summed by row."""
-    model, batch = llama(eager=True), prompts(rows, 160, side="right")
+    model = llama(eager=True)
+    batch = prompts(rows, 160, side="right")
 
     def call():
         loss = torch.nn.CrossEntropyLoss(reduction="none")
         with torch.no_grad():
             logits = model(**batch).logits[..., :-1, :].contiguous()
-        labels, mask = batch["input_ids"][..., 1:].contiguous(), batch["attention_mask"][..., 1:].contiguous()
+        labels = batch["input_ids"][..., 1:].contiguous()
+        mask = batch["attention_mask"][..., 1:].contiguous()
         return torch.exp((loss(logits.transpose(1, 2), labels) * mask).sum(1) / mask.sum(1)).tolist()
 
     return Job(call, [model])
 
 
-@pattern("transformers docs, Perplexity of fixed-length models", "one row: chunked, or a clear no", ANY_SAFE, rows=512, small=256)
+@pattern("transformers docs, "
+         "Perplexity of "
+         "fixed-length models", "one row: chunked, or a clear no", ANY_SAFE, rows=512, small=256)
 def sliding_window_perplexity(size):
     """Windows of max_length with a stride over one long text; -100 for what was scored before."""
-    model, ids = llama(eager=True), long_prompt(size * 2)
+    model = llama(eager=True)
+    ids = long_prompt(size * 2)
 
     def call():
-        nlls, last = [], 0
+        nlls = []
+        last = 0
         for begin in range(0, ids.size(1), size // 2):
             end = min(begin + size, ids.size(1))
             window = ids[:, begin:end]
@@ -138,7 +154,8 @@ def sliding_window_perplexity(size):
 @pattern("transformers docs, logits_to_keep", "one row: chunked prefill, or a clear no", ANY_SAFE, rows=1024, small=512)
 def next_token_of_a_long_prompt(size):
     """model(ids, logits_to_keep=1) of one long row."""
-    model, ids = llama(eager=True), long_prompt(size)
+    model = llama(eager=True)
+    ids = long_prompt(size)
 
     def call():
         with torch.inference_mode():
@@ -147,7 +164,9 @@ def next_token_of_a_long_prompt(size):
     return Job(call, [model])
 
 
-@pattern("transformers docs, Sequence classification", "logits joined, the mean loss exact, or a clear no", ANY_SAFE, rows=15)
+@pattern("transformers "
+         "docs, Sequence "
+         "classification", "logits joined, the mean loss exact, or a clear no", ANY_SAFE, rows=15)
 def classification_with_labels(rows):
     """Loss and logits of a classifier; 15 rows, so that equal parts do not exist."""
     model = bert("BertForSequenceClassification")
@@ -191,7 +210,9 @@ def question_answering(rows):
     return Job(call, [model])
 
 
-@pattern("transformers docs, T5: training loss", "encoder-decoder split, weighted loss exact, or a clear no", ANY_SAFE)
+@pattern("transformers "
+         "docs, T5: "
+         "training loss", "encoder-decoder split, weighted loss exact, or a clear no", ANY_SAFE)
 def encoder_decoder_forward(rows):
     """t5(**inputs, labels=labels)."""
     model = t5()
@@ -209,7 +230,8 @@ def encoder_decoder_forward(rows):
 @pattern("transformers docs, torch.compile", FORWARD)
 def compiled_forward(rows):
     """model.forward = torch.compile(model.forward)."""
-    model, batch = llama(eager=True), prompts(rows, 160)
+    model = llama(eager=True)
+    batch = prompts(rows, 160)
     model.forward = torch.compile(model.forward, backend="eager")
 
     def call():
@@ -219,7 +241,9 @@ def compiled_forward(rows):
     return Job(call, [model])
 
 
-@pattern("transformers docs, Evaluate: a loop over a DataLoader", "each batch's call split; the same predictions", rows=32, small=2)
+@pattern("transformers docs, "
+         "Evaluate: a loop "
+         "over a DataLoader", "each batch's call split; the same predictions", rows=32, small=2)
 def loop_over_a_dataloader(rows):
     """for batch in loader: argmax of the logits; half the rows in each batch."""
     from torch.utils.data import DataLoader

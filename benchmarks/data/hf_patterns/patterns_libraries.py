@@ -13,7 +13,8 @@ def _trainer(rows):
     from datasets import Dataset
     from transformers import DataCollatorWithPadding, PrinterCallback, Trainer, TrainingArguments
 
-    model, tok = bert("BertForSequenceClassification"), tokenizer("bert", "right")
+    model = bert("BertForSequenceClassification")
+    tok = tokenizer("bert", "right")
     data = Dataset.from_dict(dict(tok(words(rows, 120)), labels=[i % 3 for i in range(rows)]))
     arguments = TrainingArguments(tempfile.mkdtemp(), per_device_eval_batch_size=max(1, rows // 2), report_to=[], use_cpu=True, disable_tqdm=True)
 
@@ -25,7 +26,8 @@ def _trainer(rows):
     return trainer, data, model
 
 
-@pattern("transformers docs, Trainer", ROWS + ", the loss a mean over all", ANY_SAFE, rows=30, small=2)
+@pattern("transformers docs, "
+         "Trainer", ROWS + ", the loss a mean over all", ANY_SAFE, rows=30, small=2)
 def trainer_evaluate(rows):
     """trainer.evaluate() with compute_metrics; 15 rows a batch."""
     trainer, _, model = _trainer(rows)
@@ -78,21 +80,24 @@ def _sentence_transformer():
 @pattern("sentence-transformers docs, encode", ROWS)
 def encode(rows):
     """model.encode(sentences): numpy, sorted by length inside."""
-    model, texts = _sentence_transformer(), words(rows, 120)
+    model = _sentence_transformer()
+    texts = words(rows, 120)
     return Job(lambda: model.encode(texts, batch_size=16), [model])
 
 
 @pattern("sentence-transformers docs, encode", ROWS)
 def encode_normalized_tensor(rows):
     """normalize_embeddings=True, convert_to_tensor=True."""
-    model, texts = _sentence_transformer(), words(rows, 120)
+    model = _sentence_transformer()
+    texts = words(rows, 120)
     return Job(lambda: model.encode(texts, batch_size=16, normalize_embeddings=True, convert_to_tensor=True), [model])
 
 
 @pattern("sentence-transformers docs, encode: output_value", ROWS)
 def encode_all_outputs(rows):
     """output_value=None: a list of dicts with token and sentence embeddings."""
-    model, texts = _sentence_transformer(), words(rows, 120)
+    model = _sentence_transformer()
+    texts = words(rows, 120)
     return Job(lambda: model.encode(texts, batch_size=16, output_value=None), [model])
 
 
@@ -119,14 +124,16 @@ def _lora(seed=0):
 @pattern("peft docs, Quicktour: inference", ROWS, exact=True)
 def lora_generate(rows):
     """PeftModel.generate(**batch)."""
-    model, batch = _lora(), prompts(rows)
+    model = _lora()
+    batch = prompts(rows)
     return Job(lambda: model.generate(**batch, max_new_tokens=8, do_sample=False), [model])
 
 
 @pattern("peft docs, LoRA forward", ROWS)
 def lora_forward(rows):
     """PeftModel(**batch).logits."""
-    model, batch = _lora(), prompts(rows, 160)
+    model = _lora()
+    batch = prompts(rows, 160)
 
     def call():
         with torch.no_grad():
@@ -135,12 +142,14 @@ def lora_forward(rows):
     return Job(call, [model])
 
 
-@pattern("peft docs, Mixed batches", "each row keeps its adapter, or a clear no", ANY_SAFE, exact=True)
+@pattern("peft docs, Mixed "
+         "batches", "each row keeps its adapter, or a clear no", ANY_SAFE, exact=True)
 def lora_generate_with_adapter_names(rows):
     """generate(adapter_names=[...]) with one adapter for each row."""
     from peft import LoraConfig
 
-    model, batch = _lora(), prompts(rows)
+    model = _lora()
+    batch = prompts(rows)
     for seed, name in enumerate(("french", "german")):
         torch.manual_seed(10 + seed)
         model.add_adapter(name, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False))
@@ -154,7 +163,8 @@ def accelerate_hooks_forward(rows):
     """A model with accelerate's AlignDevicesHook on each module."""
     from accelerate import dispatch_model
 
-    model, batch = llama(eager=True), prompts(rows, 160)
+    model = llama(eager=True)
+    batch = prompts(rows, 160)
     model = dispatch_model(model, device_map={"": "cpu"}, main_device="cpu", force_hooks=True)
 
     def call():
@@ -169,7 +179,8 @@ def accelerate_hooks_generate(rows):
     """generate of a model with accelerate's hooks and a device map."""
     from accelerate import dispatch_model
 
-    model, batch = llama(eager=True), prompts(rows)
+    model = llama(eager=True)
+    batch = prompts(rows)
     places = {"model.embed_tokens": "cpu", "model.layers": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
     model = dispatch_model(model, device_map=places, main_device="cpu", force_hooks=True)
     return Job(lambda: model.generate(**batch, max_new_tokens=8, do_sample=False), [model])

@@ -51,6 +51,8 @@ def lm_eval_generate_until(rows):
 
 @pattern(DOCS + ": batch_size=auto", "its own search for a size still works, same answers", must_fail=False, rows=16)
 def lm_eval_batch_size_auto(rows):
-    """batch_size="auto": lm-eval catches the error itself, with accelerate's find_executable_batch_size."""
+    """batch_size="auto": lm-eval catches the error itself, with accelerate's
+    find_executable_batch_size.
+    """
     lm, model = _harness_model("auto", max_batch_size=64)
     return Job(lambda: lm.loglikelihood(_requests("loglikelihood", _choices(rows)), disable_tqdm=True), [model])

@@ -39,7 +39,10 @@ def text_generation_over_a_keydataset(rows):
     return Job(call, [model])
 
 
-@pattern(GUIDE, "as for a list; the generator is consumed once, no text lost or doubled", rows=16, exact=True)
+@pattern(GUIDE, (
+    "as for a list; the generator is consumed once, no text lost "
+    "or doubled"
+), rows=16, exact=True)
 def text_generation_over_a_generator(rows):
     """for out in pipe(generator())."""
     pipe, model = _generation()
@@ -51,7 +54,8 @@ def text_generation_over_a_generator(rows):
     return Job(lambda: list(pipe(data(), batch_size=8, max_new_tokens=6, do_sample=False, return_full_text=False)), [model])
 
 
-@pattern("transformers docs, Chat basics", "conversations batched: the batch is split", rows=12, exact=True)
+@pattern("transformers docs, "
+         "Chat basics", "conversations batched: the batch is split", rows=12, exact=True)
 def text_generation_of_chats(rows):
     """pipe([[{"role": "user", ...}], ...], batch_size=12)."""
     template = "{% for m in messages %}{{ '<s> ' + m['content'] + ' </s> ' }}{% endfor %}"
@@ -63,7 +67,8 @@ def text_generation_of_chats(rows):
     return Job(lambda: pipe(chats, batch_size=12, max_new_tokens=6, do_sample=False), [model])
 
 
-@pattern("transformers docs, FeatureExtractionPipeline", "forward split by rows; nested lists as before", rows=16)
+@pattern("transformers docs, "
+         "FeatureExtractionPipeline", "forward split by rows; nested lists as before", rows=16)
 def feature_extraction(rows):
     """pipe(texts, batch_size=16)."""
     from transformers import pipeline
@@ -81,7 +86,8 @@ def _classifier():
     return pipeline("text-classification", model=model, tokenizer=tokenizer("bert", "right"), device="cpu"), model
 
 
-@pattern("transformers docs, TextClassificationPipeline", "forward split by rows; the same scores", rows=16)
+@pattern("transformers docs, "
+         "TextClassificationPipeline", "forward split by rows; the same scores", rows=16)
 def text_classification(rows):
     """pipe(texts, top_k=None, batch_size=16)."""
     pipe, model = _classifier()
@@ -89,7 +95,9 @@ def text_classification(rows):
     return Job(lambda: pipe(texts, top_k=None, batch_size=16), [model])
 
 
-@pattern("transformers docs, TextClassificationPipeline: text pairs", "forward split by rows; the same scores", rows=16)
+@pattern("transformers docs, "
+         "TextClassificationPipeline: text "
+         "pairs", "forward split by rows; the same scores", rows=16)
 def text_classification_of_pairs(rows):
     """pipe([{"text": ..., "text_pair": ...}])."""
     pipe, model = _classifier()
@@ -105,11 +113,13 @@ def zero_shot_classification(rows):
     names = {0: "contradiction", 1: "neutral", 2: "entailment"}
     model = bert("BertForSequenceClassification", id2label=names, label2id={v: k for k, v in names.items()})
     pipe = pipeline("zero-shot-classification", model=model, tokenizer=tokenizer("bert", "right"), device="cpu")
-    texts, labels = words(rows, 100), WORDS[:4]
+    texts = words(rows, 100)
+    labels = WORDS[:4]
     return Job(lambda: pipe(texts, candidate_labels=labels, batch_size=16), [model])
 
 
-@pattern("transformers docs, TokenClassificationPipeline", "forward split by rows; the same entities", rows=16)
+@pattern("transformers docs, "
+         "TokenClassificationPipeline", "forward split by rows; the same entities", rows=16)
 def token_classification(rows):
     """pipe(texts, aggregation_strategy="simple")."""
     from transformers import pipeline
@@ -121,7 +131,8 @@ def token_classification(rows):
     return Job(lambda: pipe(texts, aggregation_strategy="simple", batch_size=16), [model])
 
 
-@pattern("transformers docs, FillMaskPipeline", "forward split by rows; the same candidates", rows=16)
+@pattern("transformers docs, "
+         "FillMaskPipeline", "forward split by rows; the same candidates", rows=16)
 def fill_mask(rows):
     """pipe(texts with [MASK], top_k=3)."""
     from transformers import pipeline
@@ -132,7 +143,8 @@ def fill_mask(rows):
     return Job(lambda: pipe(texts, top_k=3, batch_size=16), [model])
 
 
-@pattern("transformers docs, ImageClassificationPipeline", "forward split by rows; the same labels", rows=16)
+@pattern("transformers docs, "
+         "ImageClassificationPipeline", "forward split by rows; the same labels", rows=16)
 def image_classification(rows):
     """pipe(list of PIL images, batch_size=16)."""
     import numpy

@@ -1,4 +1,6 @@
-"""``generate`` of one row: long prompts, streamers, speculative decoding, a cache that is carried on."""
+"""``generate`` of one row: long prompts, streamers, speculative decoding, a cache that is carried
+on.
+"""
 
 import threading
 
@@ -12,24 +14,30 @@ GUIDE = "transformers docs, Generation strategies"
 CHUNKS = "one row: chunked prefill with the same tokens, or a clear no"
 
 
-@pattern("transformers docs, prefill_chunk_size", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
+@pattern("transformers docs, "
+         "prefill_chunk_size", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
 def one_very_long_prompt(size):
     """generate of one long row."""
-    model, ids = llama(eager=True), long_prompt(size)
+    model = llama(eager=True)
+    ids = long_prompt(size)
     return Job(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False), [model])
 
 
-@pattern("transformers docs, prefill_chunk_size", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
+@pattern("transformers docs, "
+         "prefill_chunk_size", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
 def one_very_long_prompt_sdpa(size):
     """generate of one long row, default attention, a wide MLP."""
-    model, ids = llama(intermediate_size=512), long_prompt(size)
+    model = llama(intermediate_size=512)
+    ids = long_prompt(size)
     return Job(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False), [model])
 
 
 @pattern(GUIDE + ": assisted decoding", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
 def assisted_generation(size):
     """generate(assistant_model=...)."""
-    model, small, ids = llama(eager=True), llama(eager=True, seed=1, num_hidden_layers=1), long_prompt(size)
+    model = llama(eager=True)
+    small = llama(eager=True, seed=1, num_hidden_layers=1)
+    ids = long_prompt(size)
     mask = torch.ones_like(ids)
     return Job(lambda: model.generate(ids, attention_mask=mask, assistant_model=small, max_new_tokens=8, do_sample=False), [model, small])
 
@@ -37,7 +45,8 @@ def assisted_generation(size):
 @pattern(GUIDE + ": prompt lookup", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
 def prompt_lookup(size):
     """generate(prompt_lookup_num_tokens=3)."""
-    model, ids = llama(eager=True), long_prompt(size)
+    model = llama(eager=True)
+    ids = long_prompt(size)
     mask = torch.ones_like(ids)
     return Job(lambda: model.generate(ids, attention_mask=mask, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False), [model])
 
@@ -50,7 +59,9 @@ def text_streamer(size):
 
     from transformers import TextStreamer
 
-    model, ids, tok = llama(eager=True), long_prompt(size), tokenizer()
+    model = llama(eager=True)
+    ids = long_prompt(size)
+    tok = tokenizer()
 
     def call():
         printed = io.StringIO()
@@ -64,15 +75,22 @@ def text_streamer(size):
 
 @pattern("transformers docs, TextIteratorStreamer", "chunked prefill in the thread, each word once; or the thread's own error", ANY_SAFE, rows=1024, small=512, exact=True)
 def iterator_streamer_in_a_thread(size):
-    """Thread(target=model.generate); the target is guarded, since a guard sees only its own thread."""
+    """Thread(target=model.generate); the target is guarded, since a guard sees only its
+    own thread.
+    """
     from transformers import TextIteratorStreamer
 
-    model, ids, tok = llama(eager=True), long_prompt(size), tokenizer()
+    model = llama(eager=True)
+    ids = long_prompt(size)
+    tok = tokenizer()
 
     def stream(**hooks):
         streamer = TextIteratorStreamer(tok, skip_prompt=True, timeout=60)
         options = dict(inputs=ids, attention_mask=torch.ones_like(ids), streamer=streamer, max_new_tokens=8, do_sample=False)
-        generate = oomguard.guard(**hooks)(model.generate) if hooks else model.generate
+        if hooks:
+            generate = oomguard.guard(**hooks)(model.generate)
+        else:
+            generate = model.generate
         failure = []
 
         def target():
@@ -93,7 +111,8 @@ def iterator_streamer_in_a_thread(size):
     return Job(stream, [model], guarded=stream)
 
 
-@pattern("transformers docs, Iterative generation with a cache", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
+@pattern("transformers docs, Iterative "
+         "generation with a cache", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
 def chat_with_a_carried_cache(size):
     """A DynamicCache of the user's over three turns; the second one is long."""
     from transformers import DynamicCache
@@ -102,7 +121,9 @@ def chat_with_a_carried_cache(size):
     turns = [long_prompt(32, seed=1), long_prompt(size, seed=2), long_prompt(16, seed=3)]
 
     def call():
-        cache, ids, lengths = DynamicCache(config=model.config), torch.empty((1, 0), dtype=torch.long), []
+        cache = DynamicCache(config=model.config)
+        ids = torch.empty((1, 0), dtype=torch.long)
+        lengths = []
         for turn in turns:
             ids = torch.cat([ids, turn], 1)
             ids = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=4, do_sample=False)
@@ -112,10 +133,12 @@ def chat_with_a_carried_cache(size):
     return Job(call, [model])
 
 
-@pattern("transformers docs, Iterative generation with a cache", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
+@pattern("transformers docs, Iterative "
+         "generation with a cache", CHUNKS, ANY_SAFE, rows=1024, small=512, exact=True)
 def one_prompt_many_samples(size):
     """One long row with num_return_sequences=4 and beams: rows exist only inside generate."""
-    model, ids = llama(eager=True), long_prompt(size)
+    model = llama(eager=True)
+    ids = long_prompt(size)
     mask = torch.ones_like(ids)
     return Job(lambda: model.generate(ids, attention_mask=mask, num_beams=4, num_return_sequences=4, max_new_tokens=6, do_sample=False), [model])
 

@@ -26,7 +26,9 @@ def _whisper(first=len(SPECIAL) + len(WORDS) + 10):
     settings.alignment_heads = [[0, 0], [1, 1]]
     settings.is_multilingual = False
     settings.max_initial_timestamp_index = 50
-    settings.pad_token_id, settings.eos_token_id, settings.decoder_start_token_id = 0, 6, 5
+    settings.pad_token_id = 0
+    settings.eos_token_id = 6
+    settings.decoder_start_token_id = 5
     settings.forced_decoder_ids = None
     settings.max_length = 40
     settings.return_timestamps = False
@@ -56,13 +58,15 @@ def _features(audio, **options):
 
     extractor = WhisperFeatureExtractor(feature_size=MELS)
     found = extractor(audio, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **options)
-    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}  # as .to("cuda") would
+    # as .to("cuda") would
+    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}
 
 
 @pattern("transformers docs, Whisper", SPEECH, ANY_SAFE, rows=6, exact=True)
 def whisper_generate(rows):
     """A batch of short recordings."""
-    model, inputs = _whisper(), _features(_audio(rows, 5))
+    model = _whisper()
+    inputs = _features(_audio(rows, 5))
     return Job(lambda: model.generate(**inputs, max_new_tokens=12, do_sample=False), [model])
 
 
@@ -77,7 +81,8 @@ def whisper_long_form(rows):
 @pattern("transformers docs, Whisper: word timestamps", SPEECH, ANY_SAFE, rows=6)
 def whisper_word_timestamps(rows):
     """return_token_timestamps=True: a dict with sequences and token_timestamps."""
-    model, inputs = _whisper(), _features(_audio(rows, 5))
+    model = _whisper()
+    inputs = _features(_audio(rows, 5))
 
     def call():
         return model.generate(**inputs, return_token_timestamps=True, return_timestamps=True, max_new_tokens=12, do_sample=False)
@@ -85,10 +90,13 @@ def whisper_word_timestamps(rows):
     return Job(call, [model])
 
 
-@pattern("transformers docs, Whisper: encoder outputs reused", "split by rows: the same hidden states", ("equal",), rows=6)
+@pattern("transformers docs, "
+         "Whisper: encoder outputs "
+         "reused", "split by rows: the same hidden states", ("equal",), rows=6)
 def whisper_encoder(rows):
     """model.get_encoder()(input_features): features of speech."""
-    model, inputs = _whisper(), _features(_audio(rows, 5))
+    model = _whisper()
+    inputs = _features(_audio(rows, 5))
 
     def call():
         with torch.inference_mode():
@@ -115,7 +123,8 @@ def wav2vec2_classification(rows):
     return Job(call, [model])
 
 
-@pattern("transformers docs, AutomaticSpeechRecognitionPipeline", SPEECH, ANY_SAFE, rows=6, exact=True)
+@pattern("transformers docs, "
+         "AutomaticSpeechRecognitionPipeline", SPEECH, ANY_SAFE, rows=6, exact=True)
 def speech_recognition_pipeline(rows):
     """pipe(list of arrays, batch_size=6) with a CTC model, chunk_length_s."""
     from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2ForCTC, pipeline
@@ -134,7 +143,8 @@ def speech_recognition_pipeline(rows):
     return Job(lambda: pipe([dict(raw=a.copy(), sampling_rate=RATE) for a in audio], batch_size=6, chunk_length_s=1), [model])
 
 
-@pattern("transformers docs, AutomaticSpeechRecognitionPipeline", SPEECH, ANY_SAFE, rows=6, exact=True)
+@pattern("transformers docs, "
+         "AutomaticSpeechRecognitionPipeline", SPEECH, ANY_SAFE, rows=6, exact=True)
 def whisper_pipeline(rows):
     """pipe(arrays, batch_size=6, generate_kwargs=...)."""
     from transformers import WhisperFeatureExtractor, pipeline

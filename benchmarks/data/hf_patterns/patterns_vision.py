@@ -19,7 +19,8 @@ def _qwen2_vl(rows, max_patches=14):
     config = Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
     config._attn_implementation = "eager"
     model = Qwen2VLForConditionalGeneration(config).eval()
-    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None
     grids = [(1, max_patches - 2 * (i % 3), max_patches) for i in range(rows)]
     prompts = [[58] + [60] * (h * w // 4) + [59] + list(range(7, 15 + i % 4)) for i, (_, h, w) in enumerate(grids)]
     width = max(map(len, prompts))
@@ -116,7 +117,8 @@ def _captions(rows):
 @pattern("transformers docs, CLIP: get_text_features", "split by rows: the same features")
 def clip_text_features(rows):
     """model.get_text_features(**inputs)."""
-    model, batch = _clip(), _captions(rows)
+    model = _clip()
+    batch = _captions(rows)
 
     def call():
         with torch.inference_mode():
@@ -128,7 +130,8 @@ def clip_text_features(rows):
 @pattern("transformers docs, CLIP: get_image_features", "split by rows: the same features")
 def clip_image_features(rows):
     """model.get_image_features(pixel_values)."""
-    model, pixels = _clip(), torch.randn(rows, 3, 40, 40)
+    model = _clip()
+    pixels = torch.randn(rows, 3, 40, 40)
 
     def call():
         with torch.inference_mode():
@@ -140,7 +143,9 @@ def clip_image_features(rows):
 @pattern("transformers docs, CLIP: logits_per_image", "every image with every text: the full matrix, or a clear no", ANY_SAFE)
 def clip_every_image_with_every_text(rows):
     """model(**inputs).logits_per_image with as many texts as images."""
-    model, batch, pixels = _clip(), _captions(rows), torch.randn(rows, 3, 40, 40)
+    model = _clip()
+    batch = _captions(rows)
+    pixels = torch.randn(rows, 3, 40, 40)
 
     def call():
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""The list of patterns: what each is, what a good tool should do with it, and how its one-row floor is found."""
+"""The list of patterns: what each is, what a good tool should do with it, and how its one-row floor
+is found.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +14,8 @@ NOT_SPLIT = ("refused", "original error")
 class Job:
     """One prepared run: ``call`` is the user's code; ``models`` are on the device before it starts.
 
-    ``guarded`` is given where the guard is part of the pattern (a decorator, a thread); it takes the guard's hooks.
+    ``guarded`` is given where the guard is part of the pattern (a decorator, a thread); it takes
+    the guard's hooks.
     """
 
     call: Callable[[], Any]
@@ -49,7 +52,9 @@ def pattern(
     must_fail: bool = True,
     keeps: float = 2.0,
 ) -> Callable[[Callable[[int], Job]], Callable[[int], Job]]:
-    """Register a builder; ``small`` is the size whose run must fit, ``keeps`` how often the result must fit beside it."""
+    """Register a builder; ``small`` is the size whose run must fit, ``keeps`` how often the result
+    must fit beside it.
+    """
 
     def register(build: Callable[[int], Job]) -> Callable[[int], Job]:
         name = build.__name__

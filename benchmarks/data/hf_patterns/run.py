@@ -1,7 +1,10 @@
-"""Judge oomguard.guard on patterns of other libraries' users: ``python run.py [--only name ...] [--list] [--bare] [--again]``.
+"""Judge oomguard.guard on patterns of other libraries' users: ``python run.py [--only name ...]
+[--list] [--bare] [--again]``.
 
-One line for each pattern, a summary, and results.json beside this file; what is in it already is not run again.
-Outcomes: equal; refused (a clear no); original error (the bare error); wrong (another result, silently); other error.
+One line for each pattern, a summary, and results.json beside this file; what is in it already is
+not run again.
+Outcomes: equal; refused (a clear no); original error (the bare error); wrong (another result,
+    silently); other error.
 """
 
 import argparse
@@ -51,14 +54,19 @@ def one(pattern, bare: bool, checked: dict | None) -> dict:
 
 def good_side(record: dict | None) -> dict | None:
     """The bare side as checked before, where it was good."""
-    return record if record and record["outcome"] == "bare side good" else None
+    if record and record["outcome"] == "bare side good":
+        return record
+    return None
 
 
 def line(record: dict) -> str:
     """One line for the terminal."""
     detail = record.get("why") or record.get("error") or "; ".join(record.get("differences") or record.get("patches") or [])
     mark = {True: "as expected", False: "NOT AS EXPECTED"}.get(record.get("as_expected"), "")
-    return f"{record['name']:42} {record['outcome']:15} {mark:15} {' '.join(str(detail).split())[:150]}"
+    return (
+        f"{record['name']:42} {record['outcome']:15} {mark:15} "
+        f"{' '.join(str(detail).split())[:150]}"
+    )
 
 
 def main() -> int:
@@ -79,9 +87,18 @@ def main() -> int:
             print(f"{p.name}: {p.source}. Expected: {p.expect}. Right: {', '.join(p.right)}")
         return 0
     bare_results = wanted.results.with_suffix(".bare.json")
-    results = bare_results if wanted.bare else wanted.results
-    bare = json.loads(bare_results.read_text()) if bare_results.exists() else {}
-    known = json.loads(results.read_text()) if results.exists() else {}
+    if wanted.bare:
+        results = bare_results
+    else:
+        results = wanted.results
+    if bare_results.exists():
+        bare = json.loads(bare_results.read_text())
+    else:
+        bare = {}
+    if results.exists():
+        known = json.loads(results.read_text())
+    else:
+        known = {}
     for p in chosen:
         if wanted.again or wanted.only or p.name not in known:
             known[p.name] = one(p, wanted.bare, good_side(bare.get(p.name)))

@@ -6,7 +6,8 @@
 import os
 
 REFUSED = (
-    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate "
     "{} bytes. Error code 12 (Cannot allocate memory)"
 )
 TRIED_BYTES = 77_309_411_328
@@ -22,7 +23,10 @@ def register() -> None:
     own = GPUModelRunner.execute_model
 
     def execute_model(self, scheduler_output, *args, **kwargs):
-        if any(int(token) in (new.prompt_token_ids or ()) for new in scheduler_output.scheduled_new_reqs):
+        if any(
+            int(token) in (new.prompt_token_ids or ())
+            for new in scheduler_output.scheduled_new_reqs
+        ):
             raise RuntimeError(REFUSED.format(TRIED_BYTES))
         return own(self, scheduler_output, *args, **kwargs)
 

@@ -15,7 +15,8 @@ def register() -> None:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    orders, schedule = Path(named), Scheduler.schedule
+    orders = Path(named)
+    schedule = Scheduler.schedule
 
     def schedule_or_stop(self, *args, **kwargs):
         while (orders / "stuck").exists():

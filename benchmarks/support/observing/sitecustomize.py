@@ -1,4 +1,6 @@
-"""Put on PYTHONPATH by guarded_run.py: each guard of the process writes down what it saw and changed."""
+"""Put on PYTHONPATH by guarded_run.py: each guard of the process writes down what it saw and
+changed.
+"""
 
 import contextlib
 import json
@@ -7,7 +9,9 @@ from pathlib import Path
 
 
 def _observe(told):
-    """Let a guard's own record of attempts, incidents and patches be written to a file too, as JSON, a line each."""
+    """Let a guard's own record of attempts, incidents and patches be written to a file too, as
+    JSON, a line each.
+    """
     from oomguard.guarding.guard import Guard
 
     def tell(**values):
@@ -26,10 +30,19 @@ def _observe(told):
         return own(guard, diagnosis)
 
     def patched(guard, patch, own=Guard.patched):
-        tell(patch={"setting": patch.setting, "from": patch.old, "to": patch.new, "effect": str(patch.effect)})
+        tell(
+            patch={
+                "setting": patch.setting,
+                "from": patch.old,
+                "to": patch.new,
+                "effect": str(patch.effect),
+            }
+        )
         return own(guard, patch)
 
-    Guard.record, Guard.incident, Guard.patched = record, incident, patched
+    Guard.record = record
+    Guard.incident = incident
+    Guard.patched = patched
 
 
 if _told := os.environ.get("GUARD_TOLD"):

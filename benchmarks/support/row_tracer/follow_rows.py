@@ -1,4 +1,5 @@
-"""A call of a model, run under fake tensors with a prime number of rows: what in it makes a row depend on those beside it.
+"""A call of a model, run under fake tensors with a prime number of rows: what in it makes a row
+depend on those beside it.
 
 As fake_generate.py this imports torch, so only code that has it already may import it.
 """
@@ -38,9 +39,11 @@ from support.row_tracer.origin import Origin
 from support.row_tracer.result_layout import Layout, layout_of
 from support.row_tracer.rows_together import RowsTogether
 
-# Returns the arguments of a call, with what a function makes of each tensor in them that holds rows.
+# Returns the arguments of a call, with what a function makes of each tensor in them that holds
+# rows.
 WithRows = Callable[[Callable[[Any], Any]], dict[str, Any]]
-# More rows than these are not followed: those with the largest and the smallest values stand for the others.
+# More rows than these are not followed: those with the largest and the smallest values stand for
+# the others.
 _MOST_ROWS: Final = 257
 _FEWEST_ROWS: Final = 13
 # Sizes come with one more or less, of a token that is put before the others.
@@ -77,8 +80,9 @@ class FollowedCall:
 class Together:
     """What following the rows of a call told.
 
-    ``origin`` is the first thing that makes a row depend on others, None where nothing does; ``by_values`` says that other
-    values of the arguments may tell otherwise; ``layout`` is where the rows are in what it gives, ``left`` what it leaves beside that.
+    ``origin`` is the first thing that makes a row depend on others, None where nothing does;
+    ``by_values`` says that other values of the arguments may tell otherwise; ``layout`` is where
+    the rows are in what it gives, ``left`` what it leaves beside that.
     """
 
     origin: Origin | None
@@ -88,15 +92,22 @@ class Together:
 
 
 def together(call: FollowedCall) -> Together:
-    """Return whether a row of a call depends on those beside it; raises whatever the model's code raises under fake tensors."""
+    """Return whether a row of a call depends on those beside it; raises whatever the model's code
+    raises under fake tensors.
+    """
     primes = _primes(call)
     first, by_values, traced = _mixing(call, next(primes))
     if first:
-        # A size that the prime divides by chance tells of rows where there are none: another prime does not divide it.
+        # A size that the prime divides by chance tells of rows where there are none: another prime
+        # does not divide it.
         again = {(origin.file, origin.line) for origin in _mixing(call, next(primes))[0]}
         first = [origin for origin in first if (origin.file, origin.line) in again]
-    if not first and traced.layout.without:  # likewise of an axis of the result: as many steps of sound as rows
-        traced = min(traced, _mixing(call, next(primes))[2], key=lambda one: len(one.layout.without))
+    if (
+        not first and traced.layout.without
+    ):  # likewise of an axis of the result: as many steps of sound as rows
+        traced = min(
+            traced, _mixing(call, next(primes))[2], key=lambda one: len(one.layout.without)
+        )
     return Together(first[0] if first else None, by_values, traced.layout, traced.left)
 
 
@@ -117,11 +128,14 @@ def _mixing(call: FollowedCall, rows: int) -> tuple[list[Origin], bool, _Traced]
         other = _followed(call, rows, answers_other=True)
     except Exception:  # noqa: BLE001 - the other answer leads elsewhere
         return mode.asked, True, traced
-    return ([], True, traced) if other.mode.stream == mode.stream else (mode.asked, True, traced)
+    if other.mode.stream == mode.stream:
+        return ([], True, traced)
+    return (mode.asked, True, traced)
 
 
 def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
-    twin, order = twin_of(call.model), _order(call, rows)
+    twin = twin_of(call.model)
+    order = _order(call, rows)
 
     def run(mode: RowsTogether) -> Any:
         return _run(call, twin, mode, rows, order)
@@ -136,14 +150,28 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
     new = changed(before, after)
     if is_to_be_asked_again(new, mode.writes):
         run(make())
-        return _Traced(mode, rows, layout, left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))))
+        return _Traced(
+            mode,
+            rows,
+            layout,
+            left_by(mode, new, rows, changed(after, held_by(twin.model, call.looks_at))),
+        )
     return _Traced(mode, rows, layout, left_by(mode, new, rows, {}))
 
 
-def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: Sequence[int]) -> Any:
+def _run(
+    call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: Sequence[int]
+) -> Any:
     """Run a call on a twin of its model, and return what it gives."""
     watch = _Watch(LiveStorages(), twin, mask_is_full=call.mask_is_full)
-    with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
+    with (
+        _ONE_AT_A_TIME,
+        _disable_current_modes(),
+        twin.mode,
+        _as_if_real(),
+        warnings.catch_warnings(),
+        torch.no_grad(),
+    ):
         warnings.simplefilter("ignore")
         made: list[tuple[Any, Any]] = []
 
@@ -159,9 +187,13 @@ def _run(call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: S
                     mode.begin(leaf, name)
                     mode.keep(leaf, f"its argument {name}")
                     _give(mode, leaf, call.values.get(name, real[id(leaf)]), order)
-        for (owner, ours), fakes in zip(call.model.named_modules(), twin.model.modules(), strict=True):
+        for (owner, ours), fakes in zip(
+            call.model.named_modules(), twin.model.modules(), strict=True
+        ):
             _give_state(mode, owner, ours, fakes)
-        arguments = tree_map_only(torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments)
+        arguments = tree_map_only(
+            torch.Tensor, lambda tensor: _constant(mode, twin.mode, tensor), arguments
+        )
         # A script that is optimized while it runs gives other operations the second time.
         with torch.jit.optimized_execution(False), watch, FakeCopies(), FakeMemory(), mode:
             return call.run(twin.model, arguments)
@@ -177,16 +209,31 @@ def _give(mode: RowsTogether, fake: Any, tensor: Any, order: Sequence[int]) -> N
 
 
 def _give_state(mode: RowsTogether, owner: str, module: Any, fakes: Any) -> None:
-    """Note what a module keeps beside its weights: a model may ask what an earlier call left there (the longest row so far)."""
-    kept = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False)), **vars(module)}
+    """Note what a module keeps beside its weights: a model may ask what an earlier call left there
+    (the longest row so far).
+    """
+    kept = {
+        **dict(module.named_parameters(recurse=False)),
+        **dict(module.named_buffers(recurse=False)),
+        **vars(module),
+    }
     for name, value in kept.items():
-        fake = getattr(fakes, name, None) if isinstance(value, torch.Tensor) else None
+        if isinstance(value, torch.Tensor):
+            fake = getattr(fakes, name, None)
+        else:
+            fake = None
         if isinstance(fake, FakeTensor):
-            mode.name(fake)  # two ways that differ in what they read of these alone are not the same
+            mode.name(
+                fake
+            )  # two ways that differ in what they read of these alone are not the same
             mode.keep(fake, f"{owner}.{name}" if owner else name)
         if isinstance(value, torch.nn.Parameter):
             continue
-        if isinstance(fake, FakeTensor) and value.numel() <= _MOST_STATE_ENTRIES and not value.is_meta:
+        if (
+            isinstance(fake, FakeTensor)
+            and value.numel() <= _MOST_STATE_ENTRIES
+            and not value.is_meta
+        ):
             with _disable_current_modes():
                 mode.values.give(fake, _on_host(value).clone())
 
@@ -204,7 +251,9 @@ def _on_host(tensor: Any) -> Any:
 
 
 def _order(call: FollowedCall, rows: int) -> list[int]:
-    """Return which row stands in each place: all of them, over again; of very many those with the largest and smallest values."""
+    """Return which row stands in each place: all of them, over again; of very many those with the
+    largest and smallest values.
+    """
     if rows >= call.rows:
         return [number % call.rows for number in range(rows)]
     chosen: dict[int, None] = {}
@@ -222,26 +271,42 @@ def _order(call: FollowedCall, rows: int) -> list[int]:
 
 
 def _primes(call: FollowedCall) -> Iterator[int]:
-    """Yield numbers of rows that divide no size of the model and of the arguments, nor one near it."""
-    sizes = {size for tensor in (*call.model.parameters(), *call.model.buffers()) for size in tensor.shape}
+    """Yield numbers of rows that divide no size of the model and of the arguments, nor
+    one near it.
+    """
+    sizes = {
+        size
+        for tensor in (*call.model.parameters(), *call.model.buffers())
+        for size in tensor.shape
+    }
     tensors: list[Any] = []
     call.arguments(lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
     sizes |= {size for tensor in tensors for size in tensor.shape[1:]}
     near = {size + step for size in sizes for step in range(-_NEAR, _NEAR + 1)} - {0}
     for number in count(max(_FEWEST_ROWS, min(call.rows, _MOST_ROWS))):
-        if all(number % factor for factor in range(2, int(number**0.5) + 1)) and all(size % number for size in near):
+        if all(number % factor for factor in range(2, int(number**0.5) + 1)) and all(
+            size % number for size in near
+        ):
             yield number
 
 
 def first_steps(model: Any, arguments: Mapping[str, Any], steps: int) -> None:
     """Run the first steps of a generation."""
     with contextlib.suppress(_EnoughError):
-        _generate_of(model, arguments)(**arguments, stopping_criteria=StoppingCriteriaList([_Ends(steps)]))
+        _generate_of(model, arguments)(
+            **arguments, stopping_criteria=StoppingCriteriaList([_Ends(steps)])
+        )
 
 
 def _generate_of(model: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the model's ``generate`` that takes these arguments: one that overrides it may take others, and call it with these."""
-    own = [vars(kind)["generate"].__get__(model) for kind in type(model).__mro__ if "generate" in vars(kind)]
+    """Return the model's ``generate`` that takes these arguments: one that overrides it may take
+    others, and call it with these.
+    """
+    own = [
+        vars(kind)["generate"].__get__(model)
+        for kind in type(model).__mro__
+        if "generate" in vars(kind)
+    ]
     methods: list[Callable[..., Any]] = [model.generate, *own]
     for method in methods:
         with contextlib.suppress(TypeError):

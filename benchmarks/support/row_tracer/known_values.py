@@ -1,7 +1,8 @@
-"""What fake tensors would hold, where it follows from a call's arguments alone: computed beside them, on the host.
+"""What fake tensors would hold, where it follows from a call's arguments alone: computed beside
+them, on the host.
 
-Each value is there twice: as the whole call has it (``whole``), and as it might be where fewer rows run together (``other``). As
-fake_generate.py this imports torch.
+Each value is there twice: as the whole call has it (``whole``), and as it might be where fewer rows
+run together (``other``). As fake_generate.py this imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 # Larger ones are not computed: such a value is not known.
 _MOST_ENTRIES: Final = 1 << 22
 # What these make holds nothing yet.
-_EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_EMPTY: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
 # What these give of a value that has rows is one of its rows.
 ONE_ROW: Final = frozenset({"select", "unbind", "slice", "split", "chunk"})
 
@@ -54,7 +57,9 @@ class KnownValues:
         self._rows = rows
         self._changed: dict[int, Any] = {}  # storages that hold by now what is not known
 
-    def give(self, fake: torch.Tensor, whole: torch.Tensor, other: torch.Tensor | None = None) -> None:
+    def give(
+        self, fake: torch.Tensor, whole: torch.Tensor, other: torch.Tensor | None = None
+    ) -> None:
         """Note what a fake tensor holds; both values are this trace's own."""
         fake._oomguard_known = Known(whole, whole.clone() if other is None else other)
 
@@ -68,8 +73,12 @@ class KnownValues:
             return None
         return known
 
-    def compute(self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> list[Known] | None:
-        """Compute an operation's results beside the fake ones, note them, and return them; None where they cannot be known."""
+    def compute(
+        self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]
+    ) -> list[Known] | None:
+        """Compute an operation's results beside the fake ones, note them, and return them; None
+        where they cannot be known.
+        """
         found = self._computed(func, args, kwargs, outs)
         if found is None:
             if func._schema.is_mutable:
@@ -79,7 +88,9 @@ class KnownValues:
             fake._oomguard_known = known
         return found
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> list[Known] | None:
+    def _computed(
+        self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]
+    ) -> list[Known] | None:
         if name_of(func) in _EMPTY or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         if not outs or sum(out.numel() for out in outs) > _MOST_ENTRIES:
@@ -103,9 +114,15 @@ class KnownValues:
                     self._changed[storage._cdata] = storage
 
     def reduced(
-        self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], known: Sequence[Known]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        inputs: Sequence[torch.Tensor],
+        known: Sequence[Known],
     ) -> list[Known] | None:
-        """Return one value of all rows with what single rows would have given as ``other``; None where all give the same.
+        """Return one value of all rows with what single rows would have given as ``other``; None
+        where all give the same.
 
         Args:
             func: the operation, whose results hold no rows.
@@ -119,7 +136,10 @@ class KnownValues:
                 first = self.of(inputs[0])
                 if first is None:
                     return [Known(one.whole, _opposite(one.whole)) for one in known]
-                one_of = [*self._cut(first.whole, like=known[0].whole), *self._cut(first.other, like=known[0].whole)]
+                one_of = [
+                    *self._cut(first.whole, like=known[0].whole),
+                    *self._cut(first.other, like=known[0].whole),
+                ]
                 if all(_same(one_of[0], row) for row in one_of):
                     return None
                 return [Known(one.whole, _farthest(one.whole, one_of)) for one in known]
@@ -127,15 +147,21 @@ class KnownValues:
             if rows is None:
                 return [Known(one.whole, _opposite(one.whole)) for one in known]
             found = [
-                _against(one, [pair[0][number] for pair in rows], [pair[1][number] for pair in rows])
+                _against(
+                    one, [pair[0][number] for pair in rows], [pair[1][number] for pair in rows]
+                )
                 for number, one in enumerate(known)
             ]
-            return None if all(one is old for one, old in zip(found, known, strict=True)) else found
+            if all(one is old for one, old in zip(found, known, strict=True)):
+                return None
+            return found
 
     def _single(
         self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]
     ) -> list[tuple[Any, Any]] | None:
-        """Return what the operation gives for each row alone, as (whole, other); None where that cannot be told."""
+        """Return what the operation gives for each row alone, as (whole, other); None where that
+        cannot be told.
+        """
         memo: dict[int, Known] = {}
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
@@ -143,28 +169,41 @@ class KnownValues:
                     return None
                 memo[id(leaf)] = known
         of_rows = {id(leaf) for leaf in inputs}
-        cut = {key: (self._cut(value.whole), self._cut(value.other)) for key, value in memo.items() if key in of_rows}
+        cut = {
+            key: (self._cut(value.whole), self._cut(value.other))
+            for key, value in memo.items()
+            if key in of_rows
+        }
         if not all(all(pair) for pair in cut.values()):
             return None
         found = []
         for row in range(self._rows):
             try:
                 whole, other = (
-                    _leaves(_run(func, args, kwargs, functools.partial(_row_of, cut, memo, row, number)))
+                    _leaves(
+                        _run(func, args, kwargs, functools.partial(_row_of, cut, memo, row, number))
+                    )
                     for number in (0, 1)
                 )
-            except Exception:  # noqa: BLE001 - an operation that needs all rows: what one gives is not known
+            except Exception:  # noqa: BLE001
+                # an operation that needs all rows: what one gives is not known
                 return None
             found.append((whole, other))
         return found
 
-    def _cut(self, value: torch.Tensor, *, like: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return a value's rows, each with its dimension of rows unless ``like`` has none; empty where it has several."""
+    def _cut(
+        self, value: torch.Tensor, *, like: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Return a value's rows, each with its dimension of rows unless ``like`` has none; empty
+        where it has several.
+        """
         dims = [dim for dim, size in enumerate(value.shape) if size and size % self._rows == 0]
         if len(dims) != 1:
             return ()
         rows: tuple[torch.Tensor, ...] = value.split(value.shape[dims[0]] // self._rows, dims[0])
-        return rows if like is None or like.dim() == value.dim() else tuple(row.squeeze(dims[0]) for row in rows)
+        if like is None or like.dim() == value.dim():
+            return rows
+        return tuple(row.squeeze(dims[0]) for row in rows)
 
 
 def name_of(func: Any) -> str:
@@ -177,7 +216,10 @@ def written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     found = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.is_write:
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            if number < len(args):
+                value = args[number]
+            else:
+                value = kwargs.get(argument.name)
             found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return found
 
@@ -188,7 +230,9 @@ def _run(func: Any, args: Any, kwargs: Any, value: Callable[[Any], Any]) -> Any:
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return value(leaf)
-        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        return leaf
 
     given, named = tree_map(changed, (tuple(args), dict(kwargs)))
     if "pin_memory" in named:
@@ -197,11 +241,19 @@ def _run(func: Any, args: Any, kwargs: Any, value: Callable[[Any], Any]) -> Any:
 
 
 def _row_of(
-    cut: Mapping[int, Sequence[Sequence[torch.Tensor]]], memo: Mapping[int, Known], row: int, number: int, leaf: Any
+    cut: Mapping[int, Sequence[Sequence[torch.Tensor]]],
+    memo: Mapping[int, Known],
+    row: int,
+    number: int,
+    leaf: Any,
 ) -> Any:
-    """Return what stands for a tensor where one row runs alone: that row of it, or all of what holds none."""
+    """Return what stands for a tensor where one row runs alone: that row of it, or all of what
+    holds none.
+    """
     one = memo[id(leaf)]
-    return cut[id(leaf)][number][row] if id(leaf) in cut else (one.whole, one.other)[number]
+    if id(leaf) in cut:
+        return cut[id(leaf)][number][row]
+    return (one.whole, one.other)[number]
 
 
 def _leaves(out: Any) -> list[torch.Tensor]:
@@ -212,19 +264,26 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     with _disable_current_modes():
         if one.shape != other.shape:
             return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - no number equals itself not
+        # no number equals itself not
+        return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124
 
 
 def _against(one: Known, wholes: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Known:
-    """Return a value of all rows beside what single rows give; itself where it is what each of them gives."""
-    alike = all(_same(wholes[0], row) for row in wholes) and all(_same(others[0], row) for row in others)
+    """Return a value of all rows beside what single rows give; itself where it is what each of them
+    gives.
+    """
+    alike = all(_same(wholes[0], row) for row in wholes) and all(
+        _same(others[0], row) for row in others
+    )
     if alike and _same(wholes[0], one.whole) and _same(others[0], one.other):
         return one
     return Known(one.whole, others[0] if alike else _farthest(one.whole, [*wholes, *others]))
 
 
 def _opposite(value: torch.Tensor) -> torch.Tensor:
-    return ~value if value.dtype == torch.bool else value + 1
+    if value.dtype == torch.bool:
+        return ~value
+    return value + 1
 
 
 def _farthest(value: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:

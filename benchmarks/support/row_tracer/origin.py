@@ -16,7 +16,11 @@ import torch
 import oomguard
 
 # Code below these folders only carries out what a model's code says.
-_INSIDE: Final = (str(Path(torch.__file__).parent), str(Path(oomguard.__file__).parent), str(Path(__file__).parent))
+_INSIDE: Final = (
+    str(Path(torch.__file__).parent),
+    str(Path(oomguard.__file__).parent),
+    str(Path(__file__).parent),
+)
 # What an origin is that is no operation: a row's place.
 PLACE: Final = "its place"
 
@@ -25,7 +29,8 @@ PLACE: Final = "its place"
 class Origin:
     """Where one value of all rows is made, and by which operation.
 
-    ``counts`` says that it counts something, ``overflow`` that it asks whether numbers are infinite or none.
+    ``counts`` says that it counts something, ``overflow`` that it asks whether numbers are infinite
+    or none.
     """
 
     operation: str
@@ -41,7 +46,9 @@ class Origin:
     @property
     def place(self) -> str:
         """The line of the program, and what stands there."""
-        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}" + (f" (`{self.text}`)" if self.text else "")
+        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}" + (
+            f" (`{self.text}`)" if self.text else ""
+        )
 
     @property
     def text(self) -> str:
@@ -51,7 +58,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Of:
-    """That a tensor depends on rows: on which arguments, and through which one value of all rows, where it holds none.
+    """That a tensor depends on rows: on which arguments, and through which one value of all rows,
+    where it holds none.
 
     ``counts`` says that it is how many entries of a row are true: its length.
     """
@@ -68,9 +76,13 @@ class Of:
 
 
 def line_of_model() -> tuple[str, int]:
-    """Return the file and the line of the model's code that is running; an empty name and 0 where none is."""
+    """Return the file and the line of the model's code that is running; an empty name and 0 where
+    none is.
+    """
     frame = _frame_of_model()
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    if frame is None:
+        return ("", 0)
+    return (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _frame_of_model() -> Any:

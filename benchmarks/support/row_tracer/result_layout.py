@@ -26,7 +26,9 @@ class Layout:
 
 
 def layout_of(result: Any, rows: int) -> Layout:
-    """Return where the rows are in the result of a call of ``rows`` rows, which divides no other size in it."""
+    """Return where the rows are in the result of a call of ``rows`` rows, which divides no other
+    size in it.
+    """
     axes: dict[str, tuple[int, int]] = {}
     without: dict[str, tuple[int, ...]] = {}
     numbers: list[str] = []
@@ -43,7 +45,9 @@ def layout_of(result: Any, rows: int) -> Layout:
 
 
 def named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in a result, with names as guarding/fields.py gives them; what else it holds is passed over."""
+    """Yield the tensors in a result, with names as guarding/fields.py gives them; what else it
+    holds is passed over.
+    """
     if hasattr(value, "untyped_storage"):
         yield name, value
     elif isinstance(value, Mapping):

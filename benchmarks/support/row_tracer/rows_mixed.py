@@ -1,4 +1,5 @@
-"""Operations whose results hold rows and compute each of them from others, told by their dimensions.
+"""Operations whose results hold rows and compute each of them from others, told by their
+dimensions.
 
 As fake_generate.py this imports torch.
 """
@@ -26,8 +27,11 @@ def _tables() -> dict[str, str]:
     return dict(tomllib.loads(_DATA.read_text())["looks_through"])
 
 
-def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]) -> bool:
-    """Return whether an operation goes along a dimension that holds rows, and takes its entries together.
+def mixes_along(
+    name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]
+) -> bool:
+    """Return whether an operation goes along a dimension that holds rows, and takes its entries
+    together.
 
     Args:
         name: its name.
@@ -41,17 +45,23 @@ def mixes_along(name: str, given: Mapping[str, Any], first: torch.Tensor, is_row
     if name in _tables():
         held = given.get(_tables()[name])
         whole = name == "isin"  # others have a table of their own in front of the last axis
-        return isinstance(held, torch.Tensor) and any(map(is_rows, held.shape if whole else held.shape[-1:]))
+        return isinstance(held, torch.Tensor) and any(
+            map(is_rows, held.shape if whole else held.shape[-1:])
+        )
     if "scaled_dot_product" in name:
         return False  # tokens of all rows in one line have bounds or a mask
     return _takes_together(name, given, first, is_rows)
 
 
-def _takes_together(name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]) -> bool:
+def _takes_together(
+    name: str, given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]
+) -> bool:
     """Return whether a layer takes the entries of a dimension together that holds rows."""
     if name == "renorm":  # by the norm of each entry along one dimension
         return not is_rows(first.shape[given["dim"]])
-    if name in _operations("steps"):  # oneDNN's has its input turned round before, whatever ``batch_first`` says
+    if name in _operations(
+        "steps"
+    ):  # oneDNN's has its input turned round before, whatever ``batch_first`` says
         return is_rows(first.shape[1 if given.get("batch_first") and "mkldnn" not in name else 0])
     if name in _operations("normalizes_last"):
         last = len(given.get("normalized_shape") or ())
@@ -59,11 +69,15 @@ def _takes_together(name: str, given: Mapping[str, Any], first: torch.Tensor, is
     if name == "native_group_norm":
         return not is_rows(int(given.get("N") or 0))
     if name in _operations("slides"):
-        return first is given.get("input", given.get("self")) and any(map(is_rows, first.shape[_space(given, first) :]))
+        return first is given.get("input", given.get("self")) and any(
+            map(is_rows, first.shape[_space(given, first) :])
+        )
     return False
 
 
-def goes_along(given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]) -> bool:
+def goes_along(
+    given: Mapping[str, Any], first: torch.Tensor, is_rows: Callable[[int], bool]
+) -> bool:
     """Return whether the dimensions that an operation names hold rows."""
     return any(is_rows(first.shape[dim]) for dim in _dims(given, first))
 
@@ -72,7 +86,9 @@ def _dims(given: Mapping[str, Any], first: torch.Tensor) -> Sequence[int]:
     for name in ("dim", "dims"):
         value = given.get(name)
         if isinstance(value, int):
-            return (value,) if first.dim() else ()
+            if first.dim():
+                return (value,)
+            return ()
         if isinstance(value, (list, tuple)):
             return value or range(first.dim())
     return ()
@@ -80,7 +96,9 @@ def _dims(given: Mapping[str, Any], first: torch.Tensor) -> Sequence[int]:
 
 def _space(given: Mapping[str, Any], first: torch.Tensor) -> int:
     """Return the first of the dimensions that a window slides over."""
-    window = next((given[name] for name in ("stride", "kernel_size", "output_size") if given.get(name)), (1,))
+    window = next(
+        (given[name] for name in ("stride", "kernel_size", "output_size") if given.get(name)), (1,)
+    )
     return int(first.dim()) - (len(window) if isinstance(window, (list, tuple)) else 1)
 
 
@@ -98,10 +116,11 @@ def arguments_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 
 
 def found_places(func: Any, args: Sequence[Any], given: Mapping[str, Any]) -> Any:
-    """Return what an operation whose result is as long as it finds entries would give if it found all; None of any other.
+    """Return what an operation whose result is as long as it finds entries would give if it found
+    all; None of any other.
 
-    An expert's tokens are found so, or those that are no padding: how many there are is told by values alone, and that they are
-    rows is told by the most there may be.
+    An expert's tokens are found so, or those that are no padding: how many there are is told by
+    values alone, and that they are rows is told by the most there may be.
     """
     name = str(func._schema.name)
     if name == "aten::nonzero":
@@ -125,13 +144,20 @@ def _all_places(mask: torch.Tensor) -> torch.Tensor:
 
 
 class Places:
-    """Follows running numbers of rows, and how far one goes that is held against a limit: how many rows stand before each decides then.
+    """Follows running numbers of rows, and how far one goes that is held against a limit: how many
+    rows stand before each decides then.
 
-    Where tokens go is told by such numbers, and changes none of them; how many there is room for does.
+    Where tokens go is told by such numbers, and changes none of them; how many there is room for
+    does.
     """
 
     def is_limited(
-        self, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], *, begins: bool
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        *,
+        begins: bool,
     ) -> bool:
         """Note what an operation makes of places; return whether it holds them against a limit.
 

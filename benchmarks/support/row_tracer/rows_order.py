@@ -1,4 +1,6 @@
-"""Whether the entries of one row stand beside each other in a tensor, in the order of the rows; as fake_generate.py this imports torch."""
+"""Whether the entries of one row stand beside each other in a tensor, in the order of the rows; as
+fake_generate.py this imports torch.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,13 @@ class RowOrder:
     """
 
     def __init__(self, rows: int, looks_otherwise: Sequence[str]) -> None:
-        self._rows, self._looks_otherwise = rows, frozenset(looks_otherwise)
+        self._rows = rows
+        self._looks_otherwise = frozenset(looks_otherwise)
 
     def note(self, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        """Mark results of whose entries those of one row may not stand beside each other, in the order of the rows."""
+        """Mark results of whose entries those of one row may not stand beside each other, in the
+        order of the rows.
+        """
         before = [leaf for leaf in inputs if self._count(leaf)]
         if not before:
             return  # what is made of no row is the same for each
@@ -29,7 +34,8 @@ class RowOrder:
             if self._count(leaf) != 1:
                 continue
             if len(before) == 1 and name in self._looks_otherwise:
-                start, old = self._before(leaf), self._before(before[0])
+                start = self._before(leaf)
+                old = self._before(before[0])
                 is_other = start < old or (start == old and _is_of_other_order(before[0]))
             else:
                 is_other = self._entries(leaf) > entries or any(map(_is_of_other_order, before))
@@ -40,7 +46,11 @@ class RowOrder:
 
     def _before(self, tensor: torch.Tensor) -> int:
         """Return how many entries lie along the axes before the rows."""
-        return math.prod(tensor.shape[: next(axis for axis, size in enumerate(tensor.shape) if self._is_rows(size))])
+        return math.prod(
+            tensor.shape[
+                : next(axis for axis, size in enumerate(tensor.shape) if self._is_rows(size))
+            ]
+        )
 
     def _is_rows(self, size: int) -> bool:
         return bool(size) and size % self._rows == 0

@@ -1,7 +1,9 @@
-"""Numbers that come from a row's place in the batch, and not from what the row holds: ``arange`` over the rows, a table cut to them.
+"""Numbers that come from a row's place in the batch, and not from what the row holds: ``arange``
+over the rows, a table cut to them.
 
-Where such a number meets what a row holds, the row gives something else at another place. As an index of rows (``x[arange(rows),
-lengths]``, the offsets of beams) it picks the row that is there, and changes nothing. As fake_generate.py this imports torch.
+Where such a number meets what a row holds, the row gives something else at another place. As an
+index of rows (``x[arange(rows), lengths]``, the offsets of beams) it picks the row that is there,
+and changes nothing. As fake_generate.py this imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from support.row_tracer.known_values import KnownValues, written
 from support.row_tracer.rows_mixed import arguments_of
 
 _DATA: Final = Path(__file__).with_name("rows_together.toml")
-# What a tensor is made of a row's place: a number, or which rows there are (the places where a mask of rows is true).
+# What a tensor is made of a row's place: a number, or which rows there are (the places where a mask
+# of rows is true).
 _NUMBER: Final = 1
 _CHOICE: Final = 2
 
@@ -39,7 +42,8 @@ class PlacedRows:
     """
 
     def __init__(self, rows: int, values: KnownValues) -> None:
-        self._rows, self._values = rows, values
+        self._rows = rows
+        self._values = values
         self._written: dict[int, tuple[Any, int]] = {}
 
     def decides(self, tensor: torch.Tensor, *, of_rows: bool) -> bool:
@@ -55,8 +59,11 @@ class PlacedRows:
             return True
         return not of_rows and self._differs_by_row(tensor)
 
-    def among(self, inputs: Sequence[torch.Tensor], of_rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return those of an operation's inputs that a row's place tells, before it writes to one of them.
+    def among(
+        self, inputs: Sequence[torch.Tensor], of_rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return those of an operation's inputs that a row's place tells, before it writes to one
+        of them.
 
         Args:
             inputs: the tensors that it is given.
@@ -76,7 +83,8 @@ class PlacedRows:
         of_rows: Sequence[torch.Tensor],
         placed: Sequence[torch.Tensor],
     ) -> bool:
-        """Note what an operation makes of such numbers; return whether they meet in it what rows hold.
+        """Note what an operation makes of such numbers; return whether they meet in it what rows
+        hold.
 
         Args:
             func: the operation.
@@ -94,13 +102,27 @@ class PlacedRows:
         if placed:
             picks = set(map(id, self._picking(name, arguments_of(func, args, kwargs))))
             placed = [leaf for leaf in placed if id(leaf) not in picks]
-        if of_rows and placed and any(leaf.is_floating_point() or leaf.is_complex() for leaf in held):
+        if (
+            of_rows
+            and placed
+            and any(leaf.is_floating_point() or leaf.is_complex() for leaf in held)
+        ):
             return True
         mark = max(map(self._mark_of, placed), default=0)
         if not of_rows and not placed and self._begins(func, name, inputs):
-            mark = 0 if all(map(self._is_known, held)) else _NUMBER
-        elif not of_rows and mark == _NUMBER and all(map(self._is_known, held)) and name not in _operations("limits"):
-            mark = max(map(self._noted, placed), default=0)  # its values tell, but for what was held against a limit
+            if all(map(self._is_known, held)):
+                mark = 0
+            else:
+                mark = _NUMBER
+        elif (
+            not of_rows
+            and mark == _NUMBER
+            and all(map(self._is_known, held))
+            and name not in _operations("limits")
+        ):
+            mark = max(
+                map(self._noted, placed), default=0
+            )  # its values tell, but for what was held against a limit
         if placed and name in _operations("finds"):
             mark = _CHOICE
         if mark:
@@ -114,7 +136,9 @@ class PlacedRows:
         return not any(any(map(self._is_rows, leaf.shape)) for leaf in inputs)
 
     def _picking(self, name: str, given: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-        """Yield the indices of an operation that go along rows, and give each entry what stands in its own row."""
+        """Yield the indices of an operation that go along rows, and give each entry what stands in
+        its own row.
+        """
         if name in _operations("indexes_places"):
             first = given["self"]
             for axis, index in enumerate(given["indices"]):
@@ -131,13 +155,23 @@ class PlacedRows:
 
     def _along(self, first: torch.Tensor, axis: int, index: torch.Tensor) -> Iterator[torch.Tensor]:
         is_along = first.dim() > 0 and self._is_rows(first.shape[axis])
-        if is_along and self._noted(index) != _CHOICE and self._is_own_row(first.shape[axis], index):
+        if (
+            is_along
+            and self._noted(index) != _CHOICE
+            and self._is_own_row(first.shape[axis], index)
+        ):
             yield index
 
     def _is_own_row(self, size: int, index: torch.Tensor) -> bool:
-        """Return whether an index of one number a row, where it is known, names each row at its place."""
+        """Return whether an index of one number a row, where it is known, names each row at its
+        place.
+        """
         places = [axis for axis, entries in enumerate(index.shape) if entries == self._rows]
-        if size != self._rows or len(places) != 1 or getattr(index, "_oomguard_of", None) is not None:
+        if (
+            size != self._rows
+            or len(places) != 1
+            or getattr(index, "_oomguard_of", None) is not None
+        ):
             return True
         known = self._values.of(index)
         if known is None or not self._differs_by_row(index):
@@ -166,10 +200,14 @@ class PlacedRows:
             return any(self._is_other_along(value, axis) for axis in axes)
 
     def _is_other_along(self, value: torch.Tensor, axis: int) -> bool:
-        """Return whether the rows along an axis differ, whichever of both ways several entries of a row stand there."""
+        """Return whether the rows along an axis differ, whichever of both ways several entries of a
+        row stand there.
+        """
         along = value.movedim(axis, 0)
         together = along.reshape(self._rows, -1)
-        apart = along.reshape(-1, self._rows, *along.shape[1:]).transpose(0, 1).reshape(self._rows, -1)
+        apart = (
+            along.reshape(-1, self._rows, *along.shape[1:]).transpose(0, 1).reshape(self._rows, -1)
+        )
         return not (_are_alike(together) or _are_alike(apart))
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
@@ -185,7 +223,12 @@ class PlacedRows:
         return found
 
     def _mark(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[torch.Tensor], mark: int
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outs: Sequence[torch.Tensor],
+        mark: int,
     ) -> None:
         for leaf in outs:
             leaf._oomguard_placed = mark
@@ -200,4 +243,5 @@ class PlacedRows:
 
 def _are_alike(rows: torch.Tensor) -> bool:
     first = rows[:1]
-    return bool(((rows == first) | ((rows != rows) & (first != first))).all())  # noqa: PLR0124 - no number equals itself not
+    # no number equals itself not
+    return bool(((rows == first) | ((rows != rows) & (first != first))).all())  # noqa: PLR0124

@@ -1,8 +1,10 @@
-"""Whether a row of a call depends on those beside it: the call under fake tensors, whose number of rows is a prime.
+"""Whether a row of a call depends on those beside it: the call under fake tensors, whose number of
+rows is a prime.
 
-The prime divides no other size of the call, so a dimension holds rows where it divides it. An operation that is given rows and
-whose result holds none makes one value of all of them. That changes a row once it meets rows again, or once the program asks for
-it; not where single rows would have given the same (``known_values``). As fake_generate.py this imports torch.
+The prime divides no other size of the call, so a dimension holds rows where it divides it. An
+operation that is given rows and whose result holds none makes one value of all of them. That
+changes a row once it meets rows again, or once the program asks for it; not where single rows would
+have given the same (``known_values``). As fake_generate.py this imports torch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from support.row_tracer.known_values import Known, KnownValues, name_of, written
 from support.row_tracer.origin import PLACE, Of, Origin, line_of_model
 from support.row_tracer.result_layout import named
-from support.row_tracer.rows_mixed import Places, arguments_of, found_places, goes_along, mixes_along
+from support.row_tracer.rows_mixed import (
+    Places,
+    arguments_of,
+    found_places,
+    goes_along,
+    mixes_along,
+)
 from support.row_tracer.rows_order import RowOrder
 from support.row_tracer.rows_placed import PlacedRows
 
@@ -42,7 +50,8 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
 
     Args:
         rows: the prime number of rows.
-        answers_other: whether what the program asks of one value of all rows is answered as fewer rows might.
+        answers_other: whether what the program asks of one value of all rows is answered as fewer
+            rows might.
 
     Attributes:
         found: what makes a row depend on others, in order.
@@ -50,12 +59,14 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         by_values: whether another call's values may tell otherwise.
         stream: what was done, in order, as far as it can be compared with another call.
         placed: what comes from a row's place.
-        writes: by the names of tensors that ``keep`` got, where they are written to, and whether what is written depends on rows.
+        writes: by the names of tensors that ``keep`` got, where they are written to, and whether
+            what is written depends on rows.
     """
 
     def __init__(self, rows: int, *, answers_other: bool = False) -> None:
         super().__init__()
-        self._rows, self._answers_other = rows, answers_other
+        self._rows = rows
+        self._answers_other = answers_other
         self.values = KnownValues(rows)
         self.found: list[Origin] = []
         self.asked: list[Origin] = []
@@ -74,7 +85,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         fake._oomguard_of = Of(frozenset({name}))
 
     def keep(self, fake: torch.Tensor, name: str) -> None:
-        """Note that a tensor is there before the call and after it: what writes to it is told, by this name."""
+        """Note that a tensor is there before the call and after it: what writes to it is told, by
+        this name.
+        """
         storage = fake.untyped_storage()
         self._kept[storage._cdata] = storage, name
         fake._oomguard_kept = name
@@ -114,26 +127,40 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             self._note_writes(func, args, kwargs, inputs)
         return out
 
-    def _note_writes(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> None:
+    def _note_writes(
+        self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]
+    ) -> None:
         for target in written(func, args, kwargs):
             storage, name = self._kept.get(target.untyped_storage()._cdata, (None, ""))
             if storage is not None and target.numel():
                 depends = any(self.of_rows(leaf) for leaf in inputs)
-                origin, before = self.writes.get(name, (Origin(name_of(func), *line_of_model()), False))
+                origin, before = self.writes.get(
+                    name, (Origin(name_of(func), *line_of_model()), False)
+                )
                 self.writes[name] = origin, before or depends
 
     def _note(self, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
-        given = tree_map_only(torch.Tensor, lambda leaf: getattr(leaf, "_oomguard_number", -1), (args, kwargs))
+        given = tree_map_only(
+            torch.Tensor, lambda leaf: getattr(leaf, "_oomguard_number", -1), (args, kwargs)
+        )
         self.stream.append(hash((str(func), str(given))))
         for leaf in outs:
             self._numbers += 1
             leaf._oomguard_number = self._numbers
 
     def _follow(
-        self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        inputs: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
     ) -> None:
         name = name_of(func)
-        told = [] if name in _data("makes_anew")["operations"] else [(leaf, self._of(leaf)) for leaf in inputs]
+        if name in _data("makes_anew")["operations"]:
+            told = []
+        else:
+            told = [(leaf, self._of(leaf)) for leaf in inputs]
         of_rows = [(leaf, of) for leaf, of in told if of is not None]
         leaves = [leaf for leaf, _ in of_rows]
         placed = self.placed.among(inputs, leaves)
@@ -145,19 +172,30 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         with_rows = [leaf for leaf, _ in of_rows if self._has_rows(leaf)]
         alone = [leaf for leaf, _ in of_rows if not self._has_rows(leaf)]
         overflow = name in _data("overflow")["operations"] or any(of.overflow for _, of in of_rows)
-        is_count = name in _data("counts")["operations"] and all(leaf.dtype == torch.bool for leaf in leaves)
+        is_count = name in _data("counts")["operations"] and all(
+            leaf.dtype == torch.bool for leaf in leaves
+        )
         counts = is_count or all(of.counts for _, of in of_rows)
         of = Of(frozenset().union(*(of.names for _, of in of_rows)), None, overflow, counts)
-        origin = next((of.origin for leaf, of in of_rows if of.origin and not self._has_rows(leaf)), None)
+        origin = next(
+            (of.origin for leaf, of in of_rows if of.origin and not self._has_rows(leaf)), None
+        )
         if with_rows and self._mixes_rows(func, name, args, kwargs, with_rows, outs):
             self._report(self._origin(func, of, with_rows[0]))
         born = None
         if with_rows and not all(map(self._has_rows, outs)):
             born = self._born(func, args, kwargs, with_rows, outs, known, of)
         for number, leaf in enumerate(outs):
-            here = known[number] if known is not None else None
+            if known is not None:
+                here = known[number]
+            else:
+                here = None
             if self._has_rows(leaf):
-                if alone and not self._puts_together(name, alone) and not self._is_harmless(name, origin, here):
+                if (
+                    alone
+                    and not self._puts_together(name, alone)
+                    and not self._is_harmless(name, origin, here)
+                ):
                     self._report(origin or self._origin(func, of, inputs[0]))
                 self._mark(func, args, kwargs, leaf, of)
             elif with_rows:
@@ -176,7 +214,9 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         known: Sequence[Known] | None,
         of: Of,
     ) -> Of | None:
-        """Return what values of all rows depend on; None where they are the same for every number of rows."""
+        """Return what values of all rows depend on; None where they are the same for every number
+        of rows.
+        """
         origin = self._origin(func, of, with_rows[0])
         harmless = _data("changes_no_row")
         if any(part in origin.file for part in harmless["files"]) or any(
@@ -212,7 +252,8 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         outs: Sequence[torch.Tensor],
     ) -> bool:
         """Return whether an operation computes rows of other rows, though its result holds rows."""
-        first, given = with_rows[0], arguments_of(func, args, kwargs)
+        first = with_rows[0]
+        given = arguments_of(func, args, kwargs)
         begins = name == "cumsum" and goes_along(given, first, self._is_rows)
         if self._places.is_limited(name, with_rows, outs, begins=begins):
             return True
@@ -221,13 +262,21 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
         if "batch_norm" in name:
             return len(outs) > 1 and outs[1].numel() > 0 and not self._has_rows(outs[1])
         if name == "roll":
-            return any(self._is_rows(first.shape[dim]) for dim in (args[2] if len(args) > 2 else ()))
-        return any(self._count(leaf) > 1 for leaf in outs) and all(self._count(leaf) < 2 for leaf in with_rows)
+            return any(
+                self._is_rows(first.shape[dim]) for dim in (args[2] if len(args) > 2 else ())
+            )
+        return any(self._count(leaf) > 1 for leaf in outs) and all(
+            self._count(leaf) < 2 for leaf in with_rows
+        )
 
     def _read(self, func: Any, tensor: torch.Tensor) -> Any:
         """Answer what the program asks for: as the whole call would where that is known."""
-        of, known = self._of(tensor), self.values.of(tensor)
-        value = func(tensor) if known is None else known.entry()
+        of = self._of(tensor)
+        known = self.values.of(tensor)
+        if known is None:
+            value = func(tensor)
+        else:
+            value = known.entry()
         if of is None or of.origin is None or (known is not None and not known.differs):
             return value
         origin = of.origin
@@ -241,11 +290,15 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             return value
         self.asked.append(origin)
         if self._answers_other:
-            return (not value) if known is None else known.entry(other=True)
+            if known is None:
+                return not value
+            return known.entry(other=True)
         return value
 
     def _origin(self, func: Any, of: Of, given: torch.Tensor) -> Origin:
-        counts = name_of(func) in _data("counts")["operations"] and not given.dtype.is_floating_point
+        counts = (
+            name_of(func) in _data("counts")["operations"] and not given.dtype.is_floating_point
+        )
         return Origin(name_of(func), *line_of_model(), counts, of.overflow)
 
     def _report(self, origin: Origin) -> None:
@@ -261,12 +314,19 @@ class RowsTogether(TorchDispatchMode):  # type: ignore[misc]
             for target in written(func, args, kwargs):
                 storage = target.untyped_storage()
                 old = self._marks.get(storage._cdata)
-                merged = of if old is None else replace(of, names=of.names | old[1].names)
+                if old is None:
+                    merged = of
+                else:
+                    merged = replace(of, names=of.names | old[1].names)
                 self._marks[storage._cdata] = storage, merged
 
     def _of(self, tensor: torch.Tensor) -> Of | None:
         of: Of | None = getattr(tensor, "_oomguard_of", None)
-        if of is None and self._marks and (mark := self._marks.get(tensor.untyped_storage()._cdata)):
+        if (
+            of is None
+            and self._marks
+            and (mark := self._marks.get(tensor.untyped_storage()._cdata))
+        ):
             of = mark[1]
         return of
 

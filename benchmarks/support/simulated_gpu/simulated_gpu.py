@@ -1,8 +1,11 @@
-"""A vLLM plugin for tests: the real engine on the CPU starts as its GPU worker would, on a device of a stated size.
+"""A vLLM plugin for tests: the real engine on the CPU starts as its GPU worker would, on a device
+of a stated size.
 
-With this folder on PYTHONPATH and SIMULATED_GPU set, the CPU worker runs the GPU worker's own methods: request_memory, load_model,
-profile_run, the KV cache's size, capture and warm-up. What they measure is counted from the tensors that the engine really makes
-(oomguard.testing.SimulatedDevice), so what fails is vLLM's own code, in vLLM's own words, with the true bytes.
+With this folder on PYTHONPATH and SIMULATED_GPU set, the CPU worker runs the GPU worker's own
+methods: request_memory, load_model, profile_run, the KV cache's size, capture and warm-up. What
+they measure is counted from the tensors that the engine really makes
+(oomguard.testing.SimulatedDevice), so what fails is vLLM's own code, in vLLM's own words, with the
+true bytes.
 
 SIMULATED_GPU is a JSON object:
   total_bytes     the device
@@ -44,7 +47,8 @@ class SharedDevice(SimulatedDevice):
 
     def __init__(self, asked: dict) -> None:
         super().__init__(asked["total_bytes"] - asked.get("others_bytes", 0))
-        self.asked, self.total_bytes = asked, asked["total_bytes"]
+        self.asked = asked
+        self.total_bytes = asked["total_bytes"]
 
     def others_take(self, size_bytes: int) -> None:
         """Let the others hold so much more, or less below zero."""
@@ -75,7 +79,9 @@ def put_behind_torch(device: SharedDevice) -> None:
     type(current_platform).get_current_memory_usage = classmethod(lambda *_: device.live_bytes)
     type(current_platform).is_integrated_gpu = classmethod(lambda *_: False)
     written = VllmConfig.__str__
-    VllmConfig.__str__ = lambda self: written(self).replace("device_config=cpu", "device_config=cuda")
+    VllmConfig.__str__ = lambda self: written(self).replace(
+        "device_config=cpu", "device_config=cuda"
+    )
 
 
 def put_behind_worker(device: SharedDevice) -> None:
@@ -86,7 +92,9 @@ def put_behind_worker(device: SharedDevice) -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.utils import request_memory
 
-    worker, gpu, on_device = cpu_worker.CPUWorker, gpu_worker.Worker, functools.partial(_inside, device)
+    worker = cpu_worker.CPUWorker
+    gpu = gpu_worker.Worker
+    on_device = functools.partial(_inside, device)
     init_device = worker.init_device
 
     def init_then_request(self):

@@ -1,4 +1,6 @@
-"""One incident of one input as the summary of many counts it: cause, model, setting, version, when, where, and what would have fixed it."""
+"""One incident of one input as the summary of many counts it: cause, model, setting, version, when,
+where, and what would have fixed it.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +23,54 @@ from oomguard.scan.inputs import is_url
 from oomguard.scan.log_origin import Writer, writer_of
 from oomguard.scan.source import unpacked
 
-# When a line was printed: the stamps of collectors and loggers, those without a year or a zone read beside the file's own time.
+# When a line was printed: the stamps of collectors and loggers, those without a year or a zone read
+# beside the file's own time.
 
-# A stamp in full, in front or inside a collector's object: CRI, Docker, kubectl --timestamps, journald, Python's logging, SGLang.
+# A stamp in full, in front or inside a collector's object: CRI, Docker, kubectl --timestamps,
+# journald, Python's logging, SGLang.
 _FULL: Final = re.compile(
-    r"(?<!\d)(?P<day>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\s?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
+    r"(?<!\d)(?P<day>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?"
+    r"\s?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
 )
 # journalctl -o json and -o export: microseconds since 1970 (systemd.journal-fields(7)).
-_JOURNALD: Final = re.compile(r"__REALTIME_TIMESTAMP(?:\"\s*:\s*\"?|=)(?P<microseconds>\d{15,17})(?!\d)")
+_JOURNALD: Final = re.compile(
+    r"__REALTIME_TIMESTAMP(?:\"\s*:\s*\"?|=)(?P<microseconds>\d{15,17})(?!\d)"
+)
 # Stamps without a year: vLLM's logger, glog (NCCL, Ray's raylet before 2.0), syslog.
 _SHORT: Final = (
-    re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):? (?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)"),
+    re.compile(
+        r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):? "
+        r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)"
+    ),
     re.compile(r"(?:^|[\s\[])[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.\d+"),
     re.compile(r"(?:^|\s)(?P<name>[A-Z][a-z]{2}) (?P<day>[ \d]\d) (?P<time>\d\d:\d\d:\d\d) \S"),
 )
-_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-# A clock may run ahead of the one that stamps the file by so much: a stamp without a year that lies later is last year's.
+_MONTHS: Final = (
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+)
+# A clock may run ahead of the one that stamps the file by so much: a stamp without a year that lies
+# later is last year's.
 _AHEAD_S: Final = 36 * 3600
 
 
 def moment_of(line: str, modified_at: float | None) -> float | None:
-    """Return when a line says that it was printed, in Unix seconds; None where it has no stamp that can be read.
+    """Return when a line says that it was printed, in Unix seconds; None where it has no stamp that
+    can be read.
 
-    A stamp without a zone is in this process's own. One without a year takes the last year in which it does not lie after the
-    file's last change; without that (``modified_at`` None) it is not read.
+    A stamp without a zone is in this process's own. One without a year takes the last year in which
+    it does not lie after the file's last change; without that (``modified_at`` None) it is not
+    read.
     """
     if journald := _JOURNALD.search(line):
         return int(journald["microseconds"]) / 1e6
@@ -67,7 +93,10 @@ def _of_year(told: Mapping[str, str | None], modified_at: float) -> float | None
     name = told.get("name")
     if name is not None and name not in _MONTHS:
         return None
-    month = _MONTHS.index(name) + 1 if name else int(told["month"] or 0)
+    if name:
+        month = _MONTHS.index(name) + 1
+    else:
+        month = int(told["month"] or 0)
     year = datetime.datetime.fromtimestamp(modified_at).astimezone().year
     for candidate in (year + 1, year, year - 1):
         at = _unix_s(f"{candidate}-{month:02d}-{int(told['day'] or 0):02d}T{told['time']}")
@@ -79,27 +108,50 @@ def _of_year(told: Mapping[str, str | None], modified_at: float) -> float | None
 def _unix_s(text: str) -> float | None:
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):  # a day that no month has, a year that no clock has
+    except (
+        ValueError,
+        OverflowError,
+        OSError,
+    ):  # a day that no month has, a year that no clock has
         return None
 
 
-# When a collector took a line: the time in the object that it made of it (Loki, Google Cloud, Vector, CloudWatch, fluent-bit, Docker).
+# When a collector took a line: the time in the object that it made of it (Loki, Google Cloud,
+# Vector, CloudWatch, fluent-bit, Docker).
 #
-# The object may stand on one line, or be one of an array that is written out over several. What the line itself says in it, as vLLM's stamp
-# without a zone, is the engine's.
+# The object may stand on one line, or be one of an array that is written out over several. What the
+# line itself says in it, as vLLM's stamp without a zone, is the engine's.
 
-# The fields of collectors and loggers that tell the time of a line, in the order of how sure they are.
-_FIELDS: Final = ("__REALTIME_TIMESTAMP", "@timestamp", "timestamp", "_time", "time", "ts", "date", "asctime")
-_MEMBER: Final = re.compile(r'(?P<indent>\s+)"(?P<name>[\w@]+)"\s*:\s*(?P<value>"[^"]*"|\d+(?:\.\d+)?)\s*,?\s*$')
+# The fields of collectors and loggers that tell the time of a line, in the order of how sure they
+# are.
+_FIELDS: Final = (
+    "__REALTIME_TIMESTAMP",
+    "@timestamp",
+    "timestamp",
+    "_time",
+    "time",
+    "ts",
+    "date",
+    "asctime",
+)
+_MEMBER: Final = re.compile(
+    r'(?P<indent>\s+)"(?P<name>[\w@]+)"\s*:\s*(?P<value>"[^"]*"|\d+(?:\.\d+)?)\s*,?\s*$'
+)
 _INDENT: Final = re.compile(r'(?P<indent>\s+)"[\w@]+"\s*:')
-# Times since 1970 in nanoseconds (Loki), microseconds (journald), milliseconds (CloudWatch) and seconds are told apart by their size.
+# Times since 1970 in nanoseconds (Loki), microseconds (journald), milliseconds (CloudWatch) and
+# seconds are told apart by their size.
 _SCALES: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (5e8, 1.0))
 
 
 def time_of_object(line: str) -> float | None:
-    """Return the time in the object of a line, in Unix seconds; None where the line is no object with one."""
+    """Return the time in the object of a line, in Unix seconds; None where the line is no object
+    with one.
+    """
     try:
-        record = json.loads(line) if line.lstrip().startswith("{") else None
+        if line.lstrip().startswith("{"):
+            record = json.loads(line)
+        else:
+            record = None
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
@@ -109,7 +161,9 @@ def time_of_object(line: str) -> float | None:
 
 
 def time_beside(lines: Sequence[str], at: int) -> float | None:
-    """Return the time in the object whose fields are written out on lines, one of them ``lines[at]``; in Unix seconds, None without one."""
+    """Return the time in the object whose fields are written out on lines, one of them
+    ``lines[at]``; in Unix seconds, None without one.
+    """
     own = _INDENT.match(lines[at])
     if own is None:
         return None
@@ -128,27 +182,37 @@ def _members(lines: Iterable[str], indent: str) -> dict[str, Any]:
             break
         member = _MEMBER.match(line)
         if member is not None and member["indent"] == indent:
-            found[member["name"]] = json.loads(member["value"]) if "\\" not in member["value"] else None
+            if "\\" not in member["value"]:
+                found[member["name"]] = json.loads(member["value"])
+            else:
+                found[member["name"]] = None
     return found
 
 
 def _time_in(record: Mapping[str, Any]) -> float | None:
-    return next((at for name in _FIELDS if (at := _collected_unix_s(record.get(name))) is not None), None)
+    return next(
+        (at for name in _FIELDS if (at := _collected_unix_s(record.get(name))) is not None), None
+    )
 
 
 def _collected_unix_s(value: Any) -> float | None:
     try:
         if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
             return datetime.datetime.fromisoformat(value.strip().replace(",", ".")).timestamp()
-        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else 0.0
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            number = float(value)
+        else:
+            number = 0.0
     except (ValueError, OverflowError, OSError):
         return None
     return next((number / scale for least, scale in _SCALES if least <= number < least * 1e3), None)
 
 
-# A stamped line stands within so many bytes before a failure; a traceback's own lines have no stamp.
+# A stamped line stands within so many bytes before a failure; a traceback's own lines have no
+# stamp.
 _BEFORE_BYTES: Final = 64 << 10
-# The evidence has an object's text without what its collector put beside it: the line is read again.
+# The evidence has an object's text without what its collector put beside it: the line is read
+# again.
 _LINE_BYTES: Final = 64 << 10
 # ray/_private/worker.py, print_to_stdstream, 2.60: what the log monitor reads of whose log it is.
 _RAY_JOB: Final = re.compile(rb":job_id:(?!f+\s)(?P<job>[0-9a-f]{8,})\s")
@@ -160,7 +224,9 @@ Clock = Literal["line", "file"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Change(Record):
-    """One setting of a patch: what it was, what it has to be, how the engine is told; ``refused_as``: why the user does not permit it."""
+    """One setting of a patch: what it was, what it has to be, how the engine is told;
+    ``refused_as``: why the user does not permit it.
+    """
 
     setting: str
     old: FactValue | None
@@ -174,9 +240,10 @@ class Change(Record):
 class Finding(Record):
     """One incident of one input.
 
-    ``at`` is when it was printed, in Unix seconds, by the clock that stamped it: ``clock`` tells the line's from the file's last change.
-    ``changes`` are the patches that would have been applied first, together; empty: none could be solved. Only where the user said no
-    to all that were solved is one of these told.
+    ``at`` is when it was printed, in Unix seconds, by the clock that stamped it: ``clock`` tells
+    the line's from the file's last change. ``changes`` are the patches that would have been applied
+    first, together; empty: none could be solved. Only where the user said no to all that were
+    solved is one of these told.
     """
 
     source: str
@@ -199,17 +266,29 @@ class Finding(Record):
     @property
     def refused(self) -> tuple[str, str] | None:
         """The setting that the user does not permit to be changed so, and why."""
-        return next(((each.setting, each.refused_as) for each in self.changes if each.refused_as is not None), None)
+        return next(
+            (
+                (each.setting, each.refused_as)
+                for each in self.changes
+                if each.refused_as is not None
+            ),
+            None,
+        )
 
 
 def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Finding, ...]:
-    """Return what the incidents of one input are in a summary; ``modified_at`` is when the input was last written."""
+    """Return what the incidents of one input are in a summary; ``modified_at`` is when the input
+    was last written.
+    """
     if not diagnosis.incidents:
         return ()
     writer = writer_of(diagnosis.source)
     if writer.layout == "ray" and writer.job is None and writer.pid is not None:
         writer = replace(writer, job=_job_of_worker(diagnosis.source))
-    return tuple(_finding(diagnosis.source, writer, incident, modified_at) for incident in diagnosis.incidents)
+    return tuple(
+        _finding(diagnosis.source, writer, incident, modified_at)
+        for incident in diagnosis.incidents
+    )
 
 
 def modified_at(source: str) -> float | None:
@@ -219,7 +298,9 @@ def modified_at(source: str) -> float | None:
 
         return object_modified_at(source)
     try:
-        return Path(source).stat().st_mtime if source != "-" else None
+        if source != "-":
+            return Path(source).stat().st_mtime
+        return None
     except (OSError, ValueError):
         return None
 
@@ -227,7 +308,10 @@ def modified_at(source: str) -> float | None:
 def _finding(source: str, writer: Writer, incident: Incident, modified_at: float | None) -> Finding:
     at = _printed_at(source, incident, modified_at)
     clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
-    cause = incident.causes[0] if incident.causes else None
+    if incident.causes:
+        cause = incident.causes[0]
+    else:
+        cause = None
     model = incident.facts.get("model")
     rank = _LABELLED.match(incident.location.process or "")
     if rank is not None and writer.rank is None:
@@ -252,19 +336,30 @@ def _finding(source: str, writer: Writer, incident: Incident, modified_at: float
 
 
 def _job_of_worker(source: str) -> str | None:
-    """Return the job that a Ray worker was given, as the first line of its log says; None where it does not."""
-    with contextlib.suppress(OSError, ValueError, InputError), contextlib.closing(_opened(source)) as stream:
+    """Return the job that a Ray worker was given, as the first line of its log says; None where it
+    does not.
+    """
+    with (
+        contextlib.suppress(OSError, ValueError, InputError),
+        contextlib.closing(_opened(source)) as stream,
+    ):
         found = _RAY_JOB.match(unpacked(stream, source, None).read(_JOB_BYTES))
-        return found["job"].decode() if found else None
+        if found:
+            return found["job"].decode()
+        return None
     return None
 
 
 def _first_patches(incident: Incident) -> tuple[Patch, ...]:
-    """Return the first patch of the plan whose value is solved, with those that belong with it; one that the user refused comes last."""
+    """Return the first patch of the plan whose value is solved, with those that belong with it; one
+    that the user refused comes last.
+    """
     refused: tuple[Patch, ...] = ()
     for patch in incident.plan:
         group = tuple(
-            other for other in incident.plan if other is patch or (patch.group and other.group == patch.group)
+            other
+            for other in incident.plan
+            if other is patch or (patch.group and other.group == patch.group)
         )
         if all(other.new is not None for other in group):
             if not any(is_refused(other) for other in group):
@@ -286,10 +381,19 @@ def _change(patch: Patch) -> Change:
 
 
 def _printed_at(source: str, incident: Incident, modified_at: float | None) -> float | None:
-    own = incident.evidence[0].text.lstrip() if incident.evidence else ""
-    if own.startswith(("{", '"')) and (at := _collected_at(source, incident.location.byte)) is not None:
+    if incident.evidence:
+        own = incident.evidence[0].text.lstrip()
+    else:
+        own = ""
+    if (
+        own.startswith(("{", '"'))
+        and (at := _collected_at(source, incident.location.byte)) is not None
+    ):
         return at
-    for evidence in (*incident.evidence, *(line for cause in incident.causes for line in cause.evidence)):
+    for evidence in (
+        *incident.evidence,
+        *(line for cause in incident.causes for line in cause.evidence),
+    ):
         if evidence.line is not None and (at := moment_of(evidence.text, modified_at)) is not None:
             return at
     before, line, _ = _around(source, incident.location.byte)
@@ -297,22 +401,32 @@ def _printed_at(source: str, incident: Incident, modified_at: float | None) -> f
 
 
 def _collected_at(source: str, byte: int | None) -> float | None:
-    """Return when a collector took the line of a failure, as its object says; None where the line is in none."""
+    """Return when a collector took the line of a failure, as its object says; None where the line
+    is in none.
+    """
     before, line, behind = _around(source, byte)
     at = time_of_object(line)
-    return at if at is not None else time_beside((*before, line, *behind), len(before))
+    if at is not None:
+        return at
+    return time_beside((*before, line, *behind), len(before))
 
 
 def _around(source: str, byte: int | None) -> tuple[list[str], str, list[str]]:
-    """Return the lines before the one at a byte, that line, and those behind it; empty for a packed log: its bytes lie elsewhere."""
+    """Return the lines before the one at a byte, that line, and those behind it; empty for a packed
+    log: its bytes lie elsewhere.
+    """
     if byte is None or source in ("", "-"):
         return [], "", []
     start = max(0, byte - _BEFORE_BYTES)
-    with contextlib.suppress(OSError, ValueError, InputError), contextlib.closing(_opened(source)) as stream:
+    with (
+        contextlib.suppress(OSError, ValueError, InputError),
+        contextlib.closing(_opened(source)) as stream,
+    ):
         if format_of(stream.read(HEAD_BYTES)) is not None:
             return [], "", []
         stream.seek(start)
-        before, behind = stream.read(byte - start), stream.read(_LINE_BYTES)
+        before = stream.read(byte - start)
+        behind = stream.read(_LINE_BYTES)
         lines = (before + behind).decode("utf-8", "replace").split("\n")
         at = before.count(b"\n")
         return lines[:at], lines[at], lines[at + 1 :]

@@ -1,4 +1,6 @@
-"""What failed over many inputs: incidents grouped by cause, model, setting and version, and the patch that would have fixed most."""
+"""What failed over many inputs: incidents grouped by cause, model, setting and version, and the
+patch that would have fixed most.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,24 @@ from oomguard.cluster.fleet.findings import Change, Finding
 from oomguard.core.facts import FactValue
 from oomguard.core.records import Record
 
-# One failure told by several logs: a process's output and its errors; in a Ray session the worker, its driver and Ray's own processes.
+# One failure told by several logs: a process's output and its errors; in a Ray session the worker,
+# its driver and Ray's own processes.
 #
-# A driver repeats what its workers print, behind ``(NAME pid=N)``, and prints the error of a task once more; raylet and GCS write down why
-# an actor died; that an engine died stands in the errors of a process whose output has the cause. It is one failure, told by the log
-# nearest to it; the others are places where it is told again.
+# A driver repeats what its workers print, behind ``(NAME pid=N)``, and prints the error of a task
+# once more; raylet and GCS write down why an actor died; that an engine died stands in the errors
+# of a process whose output has the cause. It is one failure, told by the log nearest to it; the
+# others are places where it is told again.
 
-# Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's processes.
-_NEAREST: Final = ("job-driver-", "replica_", "python-core-worker", "python-core-driver", "raylet", "gcs_server")
+# Whose log tells most of a failure that no worker's own log has: the program's, then those of Ray's
+# processes.
+_NEAREST: Final = (
+    "job-driver-",
+    "replica_",
+    "python-core-worker",
+    "python-core-driver",
+    "raylet",
+    "gcs_server",
+)
 _KILL: Final = ("host_oom", "ray")
 _DEAD: Final = "engine_dead"
 # The cause of an end whose own exception the log has.
@@ -32,12 +44,16 @@ _MESSAGE_CHARS: Final = 160
 
 
 def told_once(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, in their order, without those that another log of the session tells at first hand; it names their places."""
+    """Return the findings, in their order, without those that another log of the session tells at
+    first hand; it names their places.
+    """
     same: dict[tuple[str, str], list[Finding]] = {}
     order = list(findings)
     for one in order:
         if one.message:
-            same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(one)
+            same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(
+                one
+            )
     again: dict[int, Finding] = {}  # by the one that repeats: the one that it repeats
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
@@ -58,13 +74,18 @@ def told_once(findings: Iterable[Finding]) -> list[Finding]:
 def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
     """Return, of findings with the same words, which repeat which."""
     again: dict[int, Finding] = {}
-    by_pid: dict[str | None, Finding] = {one.writer.pid: one for one in together if one.writer.pid is not None}
+    by_pid: dict[str | None, Finding] = {
+        one.writer.pid: one for one in together if one.writer.pid is not None
+    }
     sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
     for session in sessions:
         of_it = [one for one in together if one.writer.session == session]
         own = [one for one in of_it if one.writer.pid is not None]
         others = [one for one in of_it if one.writer.pid is None]
-        nearest = own[0] if own else min(others, key=_distance)
+        if own:
+            nearest = own[0]
+        else:
+            nearest = min(others, key=_distance)
         for one in others:
             pid = _pid(one)
             if one is not nearest and (not own or pid is None or pid in by_pid):
@@ -76,10 +97,16 @@ def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
 
 
 def _killed(findings: Sequence[Finding]) -> dict[int, Finding]:
-    """Return which kills of Ray's memory monitor stand in a raylet's log, in its own words, beside a log that says whom it hit."""
+    """Return which kills of Ray's memory monitor stand in a raylet's log, in its own words, beside
+    a log that says whom it hit.
+    """
     kills = [one for one in findings if one.writer.session and (one.kind, one.framework) == _KILL]
     hit = {one.writer.session: one for one in reversed(kills) if not _is_raylet(one)}
-    return {id(one): hit[one.writer.session] for one in kills if _is_raylet(one) and one.writer.session in hit}
+    return {
+        id(one): hit[one.writer.session]
+        for one in kills
+        if _is_raylet(one) and one.writer.session in hit
+    }
 
 
 def _is_raylet(one: Finding) -> bool:
@@ -87,14 +114,21 @@ def _is_raylet(one: Finding) -> bool:
 
 
 def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:
-    """Return which ends of engines, of causes that their logs do not have, are those of failures that another log tells."""
+    """Return which ends of engines, of causes that their logs do not have, are those of failures
+    that another log tells.
+    """
     dead = [one for one in findings if one.kind == _DEAD and one.cause != _EXPLAINED]
-    causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED] if dead else []
+    if dead:
+        causes = [one for one in findings if one.is_oom or one.cause == _EXPLAINED]
+    else:
+        causes = []
     beside = {_both(one.source): one for one in reversed(causes)}
     workers: dict[tuple[str | None, str | None], Finding] = {
         (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
     }
-    sessions: dict[str | None, Finding] = {one.writer.session: one for one in reversed(causes) if one.writer.session}
+    sessions: dict[str | None, Finding] = {
+        one.writer.session: one for one in reversed(causes) if one.writer.session
+    }
     again: dict[int, Finding] = {}
     for one in dead:
         pid = one.writer.pid or _pid(one)
@@ -126,7 +160,9 @@ _MOST_WRITERS: Final = 3
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fix(Record):
-    """The changes that would have fixed ``fixes`` incidents of a group: of each setting the value that holds for all of these."""
+    """The changes that would have fixed ``fixes`` incidents of a group: of each setting the value
+    that holds for all of these.
+    """
 
     changes: tuple[Change, ...]
     fixes: int
@@ -136,10 +172,12 @@ class Fix(Record):
 class Group(Record):
     """Incidents of one cause, model, setting and version.
 
-    ``setting`` is the one that the plan changes first, None where no value could be solved. ``first_at`` and ``last_at`` are Unix
-    seconds by the clocks of those who printed them, None where nothing tells. ``refused`` are setting and reason of what the user does
-    not permit, with how many incidents it would have fixed. ``writers`` are those with most incidents, each with how many.
-    ``told_again`` are the places, as input and line, of logs that only repeat an incident of the group.
+    ``setting`` is the one that the plan changes first, None where no value could be solved.
+    ``first_at`` and ``last_at`` are Unix seconds by the clocks of those who printed them, None
+    where nothing tells. ``refused`` are setting and reason of what the user does not permit, with
+    how many incidents it would have fixed. ``writers`` are those with most incidents, each with how
+    many. ``told_again`` are the places, as input and line, of logs that only repeat an incident of
+    the group.
     """
 
     cause: str
@@ -165,8 +203,8 @@ class Group(Record):
 class FleetSummary(Record):
     """What was read and what failed in it: groups, the one with most incidents first.
 
-    ``inputs`` were read, ``failed`` of them hold an out-of-memory, ``unread`` could not be read, ``left_out`` were last written
-    before the time asked for.
+    ``inputs`` were read, ``failed`` of them hold an out-of-memory, ``unread`` could not be read,
+    ``left_out`` were last written before the time asked for.
     """
 
     inputs: int
@@ -197,12 +235,17 @@ def summed(
     left_out: int = 0,
     since: float | None = None,
 ) -> FleetSummary:
-    """Return the summary of findings; ``since`` (Unix seconds) leaves out those that are known to be older."""
+    """Return the summary of findings; ``since`` (Unix seconds) leaves out those that are known to
+    be older.
+    """
     found = [one for one in findings if since is None or one.at is None or one.at >= since]
     kept = told_once(found)
     together: dict[tuple[str, ...], list[Finding]] = {}
     for one in kept:
-        setting = one.changes[0].setting if one.changes else ""
+        if one.changes:
+            setting = one.changes[0].setting
+        else:
+            setting = ""
         key = (one.cause, one.model or "", setting, one.framework, one.version or "")
         together.setdefault(key, []).append(one)
     groups = sorted((_group(same) for same in together.values()), key=_order)
@@ -212,7 +255,14 @@ def summed(
 
 
 def _order(group: Group) -> tuple[object, ...]:
-    return (-group.incidents, group.cause, group.model or "", group.setting or "", group.framework, group.version or "")
+    return (
+        -group.incidents,
+        group.cause,
+        group.model or "",
+        group.setting or "",
+        group.framework,
+        group.version or "",
+    )
 
 
 def _group(same: Sequence[Finding]) -> Group:
@@ -247,13 +297,18 @@ def _sources(one: Finding) -> tuple[str, ...]:
 
 
 def _fix(same: Sequence[Finding]) -> Fix | None:
-    """Return the patch that fixes most: of the settings that most plans begin with, each at the value that suffices for all of them."""
+    """Return the patch that fixes most: of the settings that most plans begin with, each at the
+    value that suffices for all of them.
+    """
     plans = Counter(tuple(change.setting for change in one.changes) for one in same if one.changes)
     if not plans:
         return None
     settings = min(plans, key=lambda names: (-plans[names], names))
-    theirs = [one.changes for one in same if tuple(change.setting for change in one.changes) == settings]
-    chosen, held = [], theirs
+    theirs = [
+        one.changes for one in same if tuple(change.setting for change in one.changes) == settings
+    ]
+    chosen = []
+    held = theirs
     for i in range(len(settings)):
         change = _enough([changes[i] for changes in held])
         chosen.append(change)
@@ -262,7 +317,9 @@ def _fix(same: Sequence[Finding]) -> Fix | None:
 
 
 def _enough(changes: Sequence[Change]) -> Change:
-    """Return the change that goes furthest among those in the direction of most; of values without an order the most frequent."""
+    """Return the change that goes furthest among those in the direction of most; of values without
+    an order the most frequent.
+    """
     directions = Counter(_direction(change) for change in changes)
     direction = max(directions, key=lambda way: (directions[way], way))
     going = [change for change in changes if _direction(change) == direction]
@@ -281,13 +338,19 @@ def _suffices(chosen: Change, needed: Change) -> bool:
 
 
 def _direction(change: Change) -> int:
-    """Return 1 for a value that is raised, -1 for one that is lowered, 0 for one without an order."""
+    """Return 1 for a value that is raised, -1 for one that is lowered, 0 for one
+    without an order.
+    """
     numbers = [
-        value for value in (change.old, change.new) if isinstance(value, (int, float)) and not isinstance(value, bool)
+        value
+        for value in (change.old, change.new)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
     ]
     if not numbers or not isinstance(change.new, (int, float)) or isinstance(change.new, bool):
         return 0
-    return -1 if len(numbers) < 2 or change.new < numbers[0] else 1
+    if len(numbers) < 2 or change.new < numbers[0]:
+        return -1
+    return 1
 
 
 def _number(value: FactValue) -> float:

@@ -24,15 +24,23 @@ _SHOWN_GROUPS: Final = 50
 def headline(summary: FleetSummary) -> str:
     """Return what was read and how much of it failed, in one sentence."""
     failed = f"{summary.failed:,} of {_counted(summary.inputs, 'input')} ran out of memory"
-    return f"{failed}: {_counted(summary.incidents, 'incident')} in {_counted(len(summary.groups), 'group')}"
+    return (
+        f"{failed}: {_counted(summary.incidents, 'incident')} in "
+        f"{_counted(len(summary.groups), 'group')}"
+    )
 
 
 def sentences(summary: FleetSummary) -> list[str]:
-    """Return what stands below the table: the patch that would have fixed most, what was left out, whose clocks the times are of."""
+    """Return what stands below the table: the patch that would have fixed most, what was left out,
+    whose clocks the times are of.
+    """
     told = []
     if (best := summary.best) is not None and best.fix is not None:
         flags = " ".join(_told_as(change) for change in best.fix.changes)
-        whose = f" of {best.model}" if best.model else ""
+        if best.model:
+            whose = f" of {best.model}"
+        else:
+            whose = ""
         share = f"{best.fix.fixes:,} of {_counted(summary.incidents, 'incident')}"
         told.append(f"would have fixed most: {flags}{whose} ({share})")
     if summary.left_out:
@@ -41,12 +49,16 @@ def sentences(summary: FleetSummary) -> list[str]:
         told.append(f"could not be read: {_counted(summary.unread, 'input')}")
     by_file = sum(group.example.clock == "file" for group in summary.groups)
     if by_file:
-        told.append(f"times in {_counted(by_file, 'group')} are those of the files: the lines have none")
+        told.append(
+            f"times in {_counted(by_file, 'group')} are those of the files: the lines have none"
+        )
     return drawn(told)
 
 
 def rows(summary: FleetSummary) -> list[tuple[str, ...]]:
-    """Return a row a group, headings first, fit to show; lines within a cell are parted by line breaks."""
+    """Return a row a group, headings first, fit to show; lines within a cell are parted by line
+    breaks.
+    """
     return [HEADINGS, *(drawn(_row(group)) for group in summary.groups)]
 
 
@@ -63,12 +75,19 @@ def _row(group: Group) -> tuple[str, ...]:
 
 
 def fix_words(group: Group) -> str:
-    """Return the changes that would have fixed most of a group, a line each, how many of it, and what the user does not permit."""
+    """Return the changes that would have fixed most of a group, a line each, how many of it, and
+    what the user does not permit.
+    """
     refused = [f"{setting} for {count:,}: {why}" for setting, why, count in group.refused]
     if group.fix is None:
-        return "\n".join(["nothing that you permit", *refused] if refused else ["no value could be solved"])
+        return "\n".join(
+            ["nothing that you permit", *refused] if refused else ["no value could be solved"]
+        )
     lines = [_told_as(change) for change in group.fix.changes]
-    count = "all" if group.fix.fixes == group.incidents else f"{group.fix.fixes:,} of {group.incidents:,}"
+    if group.fix.fixes == group.incidents:
+        count = "all"
+    else:
+        count = f"{group.fix.fixes:,} of {group.incidents:,}"
     return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}", *refused])
 
 
@@ -77,7 +96,9 @@ def _told_as(change: Change) -> str:
 
 
 def where(group: Group) -> str:
-    """Return who wrote the logs of a group, those with most incidents first, or where one example lies."""
+    """Return who wrote the logs of a group, those with most incidents first, or where one example
+    lies.
+    """
     lines = [f"{words} ({times:,})" if times > 1 else words for words, times in group.writers]
     if group.other_writers:
         lines.append(f"and {group.other_writers:,} more")
@@ -85,27 +106,39 @@ def where(group: Group) -> str:
         lines = [_place(group.example.source, group.example.line)]
     if group.told_again:
         others = len(group.told_again) - 1
-        lines.append(f"told again: {_place(*group.told_again[0])}" + (f" and {others:,} more" if others else ""))
+        lines.append(
+            f"told again: {_place(*group.told_again[0])}"
+            + (f" and {others:,} more" if others else "")
+        )
     return "\n".join(lines)
 
 
 def _place(source: str, line: int | None) -> str:
-    return source if line is None else f"{source}:{line}"
+    if line is None:
+        return source
+    return f"{source}:{line}"
 
 
 def _seen(group: Group) -> str:
     if group.first_at is None or group.last_at is None:
         return _UNKNOWN
-    first, last = moment(group.first_at), moment(group.last_at)
-    return first if first == last else f"{first}\n{last}"
+    first = moment(group.first_at)
+    last = moment(group.last_at)
+    if first == last:
+        return first
+    return f"{first}\n{last}"
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    if count == 1:
+        return f"{count:,} {what}"
+    return f"{count:,} {what}s"
 
 
 def print_summary(console: Console, summary: FleetSummary) -> None:
-    """Print the groups, the one with most incidents first, and below them what would have fixed most."""
+    """Print the groups, the one with most incidents first, and below them what would have fixed
+    most.
+    """
     from rich.text import Text
 
     console.print(Text(headline(summary), style="bold red" if summary.failed else "green"))
@@ -113,37 +146,59 @@ def print_summary(console: Console, summary: FleetSummary) -> None:
     shown = groups[:_SHOWN_GROUPS]
     if shown:
         console.print()
-        (_print_below if console.width < _NARROW_COLUMNS else _print_table)(console, headings, shown)
+        (_print_below if console.width < _NARROW_COLUMNS else _print_table)(
+            console, headings, shown
+        )
         console.print()
     if len(groups) > len(shown):
-        console.print(Text(f"{len(groups) - len(shown):,} smaller groups: --format json or markdown", style="dim"))
+        console.print(
+            Text(
+                f"{len(groups) - len(shown):,} smaller groups: --format json or markdown",
+                style="dim",
+            )
+        )
     for sentence in sentences(summary):
         console.print(Text(sentence), soft_wrap=True)
 
 
-def _print_table(console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]) -> None:
+def _print_table(
+    console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]
+) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i == 0 else "left", no_wrap=i in {0, 4}, overflow="fold")
+        table.add_column(
+            heading, justify="right" if i == 0 else "left", no_wrap=i in {0, 4}, overflow="fold"
+        )
     for group in groups:
         table.add_row(*(Text(cell, style="bold" if i == 1 else "") for i, cell in enumerate(group)))
     console.print(table)
 
 
-def _print_below(console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]) -> None:
+def _print_below(
+    console: Console, headings: tuple[str, ...], groups: list[tuple[str, ...]]
+) -> None:
     from rich.text import Text
 
     for count, cause, *rest in groups:
         number, inputs = count.split("\n")
-        what = "incident" if number == "1" else "incidents"
-        console.print(Text(f"{number} {what} {inputs}", style="bold").append(f"  {cause.replace(chr(10), ': ')}"))
+        if number == "1":
+            what = "incident"
+        else:
+            what = "incidents"
+        console.print(
+            Text(f"{number} {what} {inputs}", style="bold").append(
+                f"  {cause.replace(chr(10), ': ')}"
+            )
+        )
         for heading, cell in zip(headings[2:], rest, strict=True):
             first, *others = cell.split("\n")
-            console.print(Text(f"  {heading}: ", style="dim").append(first, style="not dim"), soft_wrap=True)
+            console.print(
+                Text(f"  {heading}: ", style="dim").append(first, style="not dim"), soft_wrap=True
+            )
             for line in others:
                 console.print(Text(f"    {line}"), soft_wrap=True)
 
@@ -153,13 +208,19 @@ def summary_markdown(summary: FleetSummary) -> str:
     table = rows(summary)
     lines = [f"## {headline(summary)}", ""]
     if summary.groups:
-        lines += [_markdown_row(table[0]), _markdown_row(("---",) * len(HEADINGS)), *map(_markdown_row, table[1:]), ""]
+        lines += [
+            _markdown_row(table[0]),
+            _markdown_row(("---",) * len(HEADINGS)),
+            *map(_markdown_row, table[1:]),
+            "",
+        ]
     lines += [f"- {sentence}" for sentence in sentences(summary)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _markdown_row(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), '<br>') for cell in cells)} |"
+    escaped = [cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def summary_json(summary: FleetSummary) -> str:
@@ -198,12 +259,19 @@ def _group_dict(group: Group) -> dict[str, Any]:
         if shown.fix is None
         else {
             "changes": [
-                {"setting": change.setting, "to": change.new, "as_flag": change.as_flag, "effect": change.effect}
+                {
+                    "setting": change.setting,
+                    "to": change.new,
+                    "as_flag": change.as_flag,
+                    "effect": change.effect,
+                }
                 for change in shown.fix.changes
             ],
             "fixes": shown.fix.fixes,
         },
-        "refused": [{"setting": name, "why": why, "incidents": count} for name, why, count in shown.refused],
+        "refused": [
+            {"setting": name, "why": why, "incidents": count} for name, why, count in shown.refused
+        ],
         "writers": [{"who": words, "incidents": times} for words, times in shown.writers],
         "other_writers": shown.other_writers,
         "told_again": [{"source": source, "line": line} for source, line in group.told_again],
@@ -215,7 +283,16 @@ def _group_dict(group: Group) -> dict[str, Any]:
             "clock": example.clock,
             **{
                 name: getattr(example.writer, name)
-                for name in ("layout", "namespace", "pod", "container", "node", "job", "task", "rank")
+                for name in (
+                    "layout",
+                    "namespace",
+                    "pod",
+                    "container",
+                    "node",
+                    "job",
+                    "task",
+                    "rank",
+                )
             },
         },
     }

@@ -1,4 +1,6 @@
-"""What a command can be given: a GPU, or one instance of a GPU that is divided, and what CUDA_VISIBLE_DEVICES leaves of them."""
+"""What a command can be given: a GPU, or one instance of a GPU that is divided, and what
+CUDA_VISIBLE_DEVICES leaves of them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BY_BUS: Final = "PCI_BUS_ID"
 _NONE: Final = frozenset({"", "-1", "none", "void", "NoDevFiles"})
-# What no process owns of an empty device is the driver's own: less than the larger of the two. A share of 5 % would take a neighbour
-# of 4 GiB that a container hides for the driver.
+# What no process owns of an empty device is the driver's own: less than the larger of the two. A
+# share of 5 % would take a neighbour of 4 GiB that a container hides for the driver.
 _DRIVER_RATIO: Final = 0.01
 _DRIVER_BYTES: Final = GIB
 
@@ -53,14 +55,18 @@ class Place:
     @property
     def shown(self) -> str:
         """How a person is told of it."""
-        return f"GPU {self.index}" if self.instance is None else f"instance {self.instance} of GPU {self.index}"
+        if self.instance is None:
+            return f"GPU {self.index}"
+        return f"instance {self.instance} of GPU {self.index}"
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody holds memory of it, as far as can be told."""
         if self.total_bytes is None or self.free_bytes is None or self.used_bytes_by_pid:
             return False
-        return self.total_bytes - self.free_bytes <= max(_DRIVER_BYTES, _DRIVER_RATIO * self.total_bytes)
+        return self.total_bytes - self.free_bytes <= max(
+            _DRIVER_BYTES, _DRIVER_RATIO * self.total_bytes
+        )
 
     @property
     def room(self) -> str:
@@ -71,7 +77,9 @@ class Place:
 
 
 def places_of(survey: Survey) -> tuple[Place, ...]:
-    """Return all places of a machine, in the order of the bus, those included that cannot be used."""
+    """Return all places of a machine, in the order of the bus, those included that
+    cannot be used.
+    """
     return tuple(place for gpu in survey.gpus for place in _places(gpu))
 
 
@@ -80,19 +88,26 @@ def _places(gpu: Gpu) -> Iterator[Place]:
     if gpu.failure is not None:
         yield Place(own.index, gpu.uuid, own.name, cannot=f"it does not answer: {gpu.failure}")
         return
-    whole = Place(own.index, gpu.uuid, own.name, own.total_bytes, own.free_bytes, own.used_bytes_by_pid)
+    whole = Place(
+        own.index, gpu.uuid, own.name, own.total_bytes, own.free_bytes, own.used_bytes_by_pid
+    )
     if not gpu.is_divided:
         yield whole
     elif not gpu.instances:
         yield Place(own.index, gpu.uuid, own.name, cannot="MIG is on, and it has no instance")
     for part in gpu.instances:
-        held, number = part.used_bytes_by_pid, part.number
-        yield Place(own.index, part.uuid, part.name, part.total_bytes, part.free_bytes, held, number)
+        held = part.used_bytes_by_pid
+        number = part.number
+        yield Place(
+            own.index, part.uuid, part.name, part.total_bytes, part.free_bytes, held, number
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What CUDA_VISIBLE_DEVICES leaves; ``hides`` says what it hides and why, None where it hides nothing."""
+    """What CUDA_VISIBLE_DEVICES leaves; ``hides`` says what it hides and why, None where it hides
+    nothing.
+    """
 
     places: tuple[Place, ...]
     hides: str | None = None
@@ -101,10 +116,12 @@ class Limit:
 def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
     """Return the places that the user's CUDA_VISIBLE_DEVICES permits, in its order.
 
-    As CUDA reads it: what stands behind a wrong entry is hidden, and one that is named twice hides all.
+    As CUDA reads it: what stands behind a wrong entry is hidden, and one that is named twice hides
+    all.
 
     Raises:
-        UsageError: it counts the fastest device first, and devices differ, so that nobody can tell which one it means.
+        UsageError: it counts the fastest device first, and devices differ, so that nobody can tell
+            which one it means.
     """
     value = environ.get(VISIBLE)
     if value is None:
@@ -119,13 +136,19 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
             behind = f", and {entry!r} is none: what stands behind it is hidden too"
             break
         if any(place in found for place in named):
-            return Limit((), f"{VISIBLE}={value} names {named[0].shown} twice, and then none is visible")
+            return Limit(
+                (), f"{VISIBLE}={value} names {named[0].shown} twice, and then none is visible"
+            )
         found += named
     numbers = any(re.fullmatch(r"\d+", text.strip()) for text in value.split(","))
     if numbers and environ.get(ORDER) != BY_BUS and _differ(places):
         raise UsageError(
-            f"{VISIBLE}={value} counts the fastest device first, and the devices here differ: which one is meant cannot be told",
-            hint=f"export {ORDER}={BY_BUS}   # to count as nvidia-smi does; or name devices by UUID (oomguard gpus)",
+            f"{VISIBLE}={value} counts the fastest device first, and the devices here differ: "
+            "which one is meant cannot be told",
+            hint=(
+                f"export {ORDER}={BY_BUS}   # to count as nvidia-smi does; or name devices by UUID "
+                "(oomguard gpus)"
+            ),
         )
     hidden = [place.shown for place in places if place not in found]
     if not hidden and not behind:
@@ -135,12 +158,19 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
 
 def _differ(places: Sequence[Place]) -> bool:
     """Return whether the GPUs are of several kinds; one that does not answer tells no kind."""
-    return len({place.name for place in places if place.instance is None and place.name is not None}) > 1
+    return (
+        len({place.name for place in places if place.instance is None and place.name is not None})
+        > 1
+    )
 
 
 def named_by(entry: str, places: Sequence[Place]) -> list[Place]:
-    """Return the places that one entry names: a number, or the beginning of a UUID that no other has; empty without one."""
+    """Return the places that one entry names: a number, or the beginning of a UUID that no other
+    has; empty without one.
+    """
     if re.fullmatch(r"\d{1,9}", entry):
         return [place for place in places if place.index == int(entry)]
     begins = [place for place in places if place.uuid is not None and place.uuid.startswith(entry)]
-    return begins if len(begins) == 1 and entry.startswith(("GPU-", "MIG-")) else []
+    if len(begins) == 1 and entry.startswith(("GPU-", "MIG-")):
+        return begins
+    return []

@@ -31,7 +31,8 @@ def gpus_record(overview: Overview) -> dict[str, Any]:
 
 
 def _record(overview: Overview, one: SeenPlace) -> dict[str, Any]:
-    own, gpu = one.place, overview.gpu(one.place)
+    own = one.place
+    gpu = overview.gpu(one.place)
     return {
         "index": own.index,
         "instance": own.instance,
@@ -54,8 +55,16 @@ def _record(overview: Overview, one: SeenPlace) -> dict[str, Any]:
 
 
 def _lease(lease: Lease) -> dict[str, Any]:
-    held_s = None if lease.since_s is None else max(0.0, round(time.time() - lease.since_s, 1))
-    return {"pid": lease.pid, "command": plain_value(lease.command), "until": lease.until, "held_s": held_s}
+    if lease.since_s is None:
+        held_s = None
+    else:
+        held_s = max(0.0, round(time.time() - lease.since_s, 1))
+    return {
+        "pid": lease.pid,
+        "command": plain_value(lease.command),
+        "until": lease.until,
+        "held_s": held_s,
+    }
 
 
 def print_gpus(console: Console, overview: Overview) -> None:
@@ -68,17 +77,29 @@ def _lines(overview: Overview) -> Iterator[str]:
     for one in overview.places:
         own = one.place
         is_part = own.instance is not None
-        head = f"  instance {own.instance}" if is_part else f"GPU {own.index}"
+        if is_part:
+            head = f"  instance {own.instance}"
+        else:
+            head = f"GPU {own.index}"
         if is_part and own.instance == min(
             p.place.instance or 0 for p in overview.places if p.place.index == own.index
         ):
             yield f"GPU {own.index}  divided (MIG): only its instances can be used"
-        hidden = "" if one.is_visible else "  hidden by CUDA_VISIBLE_DEVICES"
+        if one.is_visible:
+            hidden = ""
+        else:
+            hidden = "  hidden by CUDA_VISIBLE_DEVICES"
         state = own.cannot or own.room
         yield "  ".join(filter(None, (head, own.name, state, own.uuid))) + hidden
-        pad = "    " if is_part else "  "
+        if is_part:
+            pad = "    "
+        else:
+            pad = "  "
         for pid, size in sorted((own.used_bytes_by_pid or {}).items()):
-            yield f"{pad}{_process(overview, pid)}: {'a size not told' if size is None else format_gib(size)}"
+            yield (
+                f"{pad}{_process(overview, pid)}: "
+                f"{'a size not told' if size is None else format_gib(size)}"
+            )
         if one.lease is not None:
             yield f"{pad}{lease_in_words(one.lease)}"
     if not overview.places and overview.survey.failure is None:
@@ -89,4 +110,6 @@ def _lines(overview: Overview) -> Iterator[str]:
 
 
 def _process(overview: Overview, pid: int) -> str:
-    return named(pid) if overview.pids_are_known else f"pid {pid} of the host"
+    if overview.pids_are_known:
+        return named(pid)
+    return f"pid {pid} of the host"

@@ -1,7 +1,9 @@
-"""Leases of devices: a lock file for each, in a folder that all users of the machine share. Who starts on a device has its lease.
+"""Leases of devices: a lock file for each, in a folder that all users of the machine share. Who
+starts on a device has its lease.
 
-A device belongs to the machine, not to a user, so the folder does too: /tmp/oomguard-leases, sticky as /tmp is. It is not below
-TMPDIR, which a scheduler sets for each job, nor below XDG_RUNTIME_DIR, which other users do not see.
+A device belongs to the machine, not to a user, so the folder does too: /tmp/oomguard-leases, sticky
+as /tmp is. It is not below TMPDIR, which a scheduler sets for each job, nor below XDG_RUNTIME_DIR,
+which other users do not see.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any, Final
 
 from oomguard.core.process_state import pid_of_run
 
-# One file that one open description locks, and the kernel unlocks when its process is gone, however it ends.
+# One file that one open description locks, and the kernel unlocks when its process is gone, however
+# it ends.
 #
-# The locks are those of an open file (F_OFD_SETLK, fcntl(2)): who looks whether one is held (F_OFD_GETLK) takes nothing, so a look never
-# gets in the way of a start. The file's text tells who holds it, and is believed only while it is locked.
+# The locks are those of an open file (F_OFD_SETLK, fcntl(2)): who looks whether one is held
+# (F_OFD_GETLK) takes nothing, so a look never gets in the way of a start. The file's text tells who
+# holds it, and is believed only while it is locked.
 
 _TAKEN: Final = frozenset({errno.EAGAIN, errno.EACCES})
 _MOST_BYTES: Final = 1 << 16
@@ -47,7 +51,9 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:  # without O_CREAT first: the kernel refuses that for another user's file in a folder like /tmp
+        # without O_CREAT first: the kernel refuses that for another user's file in a folder like
+        # /tmp
+        try:
             self._file = os.open(path, flags)
         except FileNotFoundError:
             self._file = os.open(path, flags | os.O_CREAT, _MODE)
@@ -97,7 +103,9 @@ class Lock:
             found = json.loads(os.pread(self._file, _MOST_BYTES, 0))
         except (OSError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            return found
+        return {}
 
     def close(self) -> None:
         """Unlock it."""
@@ -106,14 +114,17 @@ class Lock:
             self._file = -1
 
     def _control(self, command: int, kind: int) -> bytes:
-        # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid, each at its own alignment.
+        # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid, each at its own
+        # alignment.
         return fcntl.fcntl(self._file, command, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
 
 
-DEFAULT_FOLDER: Final = Path("/tmp/oomguard-leases")  # noqa: S108 - shared on purpose, and its files are opened as a stranger's
+# shared on purpose, and its files are opened as a stranger's
+DEFAULT_FOLDER: Final = Path("/tmp/oomguard-leases")  # noqa: S108
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _GATE: Final = "gate.lock"
-# The gate is held while one start chooses: milliseconds. One that was stopped there (SIGSTOP) is not waited for longer.
+# The gate is held while one start chooses: milliseconds. One that was stopped there (SIGSTOP) is
+# not waited for longer.
 GATE_LIMIT_S: Final = 5.0
 # File systems whose locks a server keeps: it may not answer, and it releases them by a timeout.
 _OF_SERVERS: Final = frozenset(
@@ -149,7 +160,9 @@ class Lease:
     @classmethod
     def told(cls, told: Mapping[str, Any]) -> Lease:
         """Read what the holder wrote; anybody may have written anything."""
-        pid, command, since, until = (told.get(name) for name in ("pid", "command", "since_s", "until"))
+        pid, command, since, until = (
+            told.get(name) for name in ("pid", "command", "since_s", "until")
+        )
         return cls(
             pid if isinstance(pid, int) else None,
             command[:_SHOWN_CHARS] if isinstance(command, str) else None,
@@ -167,7 +180,10 @@ class LeaseFolder:
     """
 
     def __init__(self, path: Path | None = None, *, makes: bool = True) -> None:
-        self.path = DEFAULT_FOLDER if path is None else path
+        if path is None:
+            self.path = DEFAULT_FOLDER
+        else:
+            self.path = path
         self.why_off = self._problem(makes=makes)
 
     def _problem(self, *, makes: bool) -> str | None:
@@ -226,7 +242,9 @@ class LeaseFolder:
         return found
 
     def take(self, keys: Iterable[str], command: str, until: str) -> dict[str, Lock] | None:
-        """Take the leases of all these devices, or none where another one has one of them; return the locks by device."""
+        """Take the leases of all these devices, or none where another one has one of them; return
+        the locks by device.
+        """
         taken: dict[str, Lock] = {}
         for key in keys if self.why_off is None else ():
             try:
@@ -239,7 +257,14 @@ class LeaseFolder:
                 for other in (lock, *taken.values()):
                     other.close()
                 return None
-            lock.write({"pid": pid_of_run(), "command": command[:_SHOWN_CHARS], "since_s": time.time(), "until": until})
+            lock.write(
+                {
+                    "pid": pid_of_run(),
+                    "command": command[:_SHOWN_CHARS],
+                    "since_s": time.time(),
+                    "until": until,
+                }
+            )
             taken[key] = lock
         return taken
 
@@ -247,7 +272,8 @@ class LeaseFolder:
 def file_system_of(path: Path, mounts: Path | None = None) -> str | None:
     """Return the kind of file system that a path lies on, None where it is not told."""
     try:
-        text, device = (mounts or MOUNTS).read_text(encoding="utf-8", errors="replace"), path.stat().st_dev
+        text = (mounts or MOUNTS).read_text(encoding="utf-8", errors="replace")
+        device = path.stat().st_dev
     except OSError:
         return None
     wanted = f"{os.major(device)}:{os.minor(device)}"

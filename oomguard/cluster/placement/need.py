@@ -12,7 +12,13 @@ from oomguard.core.errors import UsageError
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import VisibleDevices, started_words, visible_devices
 from oomguard.engines.registry import launcher_of
-from oomguard.planning.command_start import CommandStart, DeviceMemory, devices_needed, engine_version, start_of_command
+from oomguard.planning.command_start import (
+    CommandStart,
+    DeviceMemory,
+    devices_needed,
+    engine_version,
+    start_of_command,
+)
 from oomguard.planning.start import StartPlan
 
 # What ``--gpus`` asks for: as many as the command needs, a number of them, or these.
@@ -22,7 +28,9 @@ _HOW = "--gpus auto, a number such as 2, or a list: 0,1 or 1, (GPU 1 alone) or G
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``count`` devices, or the ``named`` ones; as many as the command needs where it is neither."""
+    """``count`` devices, or the ``named`` ones; as many as the command needs where it
+    is neither.
+    """
 
     count: int | None = None
     named: tuple[str, ...] = ()
@@ -31,18 +39,27 @@ class Asked:
     def shown(self) -> str:
         """How it is written."""
         if self.named:
-            return f"{','.join(self.named)}{',' if len(self.named) == 1 and self.named[0].isdigit() else ''}"
-        return "auto" if self.count is None else str(self.count)
+            names = ",".join(self.named)
+            is_one_number = len(self.named) == 1 and self.named[0].isdigit()
+            return f"{names}," if is_one_number else names
+        if self.count is None:
+            return "auto"
+        return str(self.count)
 
     def among(
-        self, places: Sequence[Place], *, hidden: str | None = None, meant: Mapping[str, Sequence[Place]] | None = None
+        self,
+        places: Sequence[Place],
+        *,
+        hidden: str | None = None,
+        meant: Mapping[str, Sequence[Place]] | None = None,
     ) -> tuple[Place, ...]:
         """Return the places that may be taken: those named, else all.
 
         Args:
             places: those that are there.
             hidden: what hides others, in words.
-            meant: what each name meant when it was there; one that is there no longer cannot be used.
+            meant: what each name meant when it was there; one that is there no longer cannot be
+                used.
 
         Raises:
             UsageError: one that is named is not among them, or is named twice.
@@ -51,24 +68,35 @@ class Asked:
             return tuple(places)
         found: list[Place] = []
         for entry in self.named:
-            named = named_by(entry, places) or [_gone(one, places) for one in (meant or {}).get(entry, ())]
+            named = named_by(entry, places) or [
+                _gone(one, places) for one in (meant or {}).get(entry, ())
+            ]
             if not named:
                 there = ", ".join(place.shown for place in places) or "none"
-                why = f"; {hidden}" if hidden else ""
+                if hidden:
+                    why = f"; {hidden}"
+                else:
+                    why = ""
                 raise UsageError(
-                    f"--gpus names {entry}, which is not among the devices here ({there}{why})", hint="oomguard gpus"
+                    f"--gpus names {entry}, which is not among the devices here ({there}{why})",
+                    hint="oomguard gpus",
                 )
             if again := [place for place in named if place in found]:
                 raise UsageError(
-                    f"--gpus {self.shown}: a device is named twice: {entry} is {again[0].shown}", hint=_HOW
+                    f"--gpus {self.shown}: a device is named twice: {entry} is {again[0].shown}",
+                    hint=_HOW,
                 )
             found += named
         return tuple(found)
 
 
 def _gone(place: Place, now: Sequence[Place]) -> Place:
-    """Return a place that was there, with why it is not any more: a GPU that fell off keeps its number, and tells no UUID."""
-    why = next((one.cannot for one in now if one.index == place.index and one.cannot is not None), None)
+    """Return a place that was there, with why it is not any more: a GPU that fell off keeps its
+    number, and tells no UUID.
+    """
+    why = next(
+        (one.cannot for one in now if one.index == place.index and one.cannot is not None), None
+    )
     return replace(place, free_bytes=None, cannot=why or "it is not there any more")
 
 
@@ -83,7 +111,9 @@ def read_gpus(text: str) -> Asked:
         return Asked()
     if re.fullmatch(r"\d{1,4}", text):
         if int(text) == 0:
-            raise UsageError("--gpus 0: a command needs one device at least", hint=f"{_HOW}; GPU 0 alone is 0,")
+            raise UsageError(
+                "--gpus 0: a command needs one device at least", hint=f"{_HOW}; GPU 0 alone is 0,"
+            )
         return Asked(int(text))
     entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
     if not all(re.fullmatch(r"\d{1,4}|(?:GPU|MIG)-[\w/-]+", entry) for entry in entries):
@@ -98,7 +128,9 @@ def read_gpus(text: str) -> Asked:
 
 @dataclass(slots=True)
 class Taken:
-    """Places that a command has, with their leases, and the variables under which it sees them and no others."""
+    """Places that a command has, with their leases, and the variables under which it sees them and
+    no others.
+    """
 
     places: tuple[Place, ...]
     env: Mapping[str, str]
@@ -148,7 +180,11 @@ class Now:
     @property
     def open(self) -> list[Place]:
         """The places that can be taken now."""
-        return [place for place in self.usable if place.key not in self.leased and place.key not in self.kept]
+        return [
+            place
+            for place in self.usable
+            if place.key not in self.leased and place.key not in self.kept
+        ]
 
 
 _OF_ANY: VisibleDevices = VisibleDevices(uuid=False, instance="always", why="")
@@ -159,7 +195,8 @@ class Fitness:
     """Whether a command would start on one place.
 
     Attributes:
-        fits: whether its plan fits there; where nothing is known of the command, whether nobody uses the place.
+        fits: whether its plan fits there; where nothing is known of the command, whether nobody
+            uses the place.
         has_margin: whether it still fits where the plan is off by its uncertainty.
         surely_not: whether it would not even then.
         reason: why it does not fit, empty where it does.
@@ -181,7 +218,8 @@ class Need:
         start: its start to budget; None where its memory is not known, and ``unknown`` says why.
         version: its engine's, None where it is not found.
         visible: what it reads in CUDA_VISIBLE_DEVICES.
-        tells_start: whether its log tells when all its engines have taken their memory. A program's does not: it may start one more.
+        tells_start: whether its log tells when all its engines have taken their memory. A program's
+            does not: it may start one more.
     """
 
     devices: int | None
@@ -194,12 +232,16 @@ class Need:
     _found: dict[DeviceMemory, Fitness] = field(default_factory=dict)
 
     def on(self, place: Place, *, emptied: bool = False) -> Fitness:
-        """Return whether the command would start on a place as it is now, or as it is once nobody uses it."""
+        """Return whether the command would start on a place as it is now, or as it is once nobody
+        uses it.
+        """
         if place.total_bytes is None or place.free_bytes is None:
             return Fitness(fits=False, reason=place.room)
         if self.start is None:
             fits = emptied or place.is_empty
-            return Fitness(fits, has_margin=fits, reason="" if fits else f"somebody uses it: {place.room}")
+            return Fitness(
+                fits, has_margin=fits, reason="" if fits else f"somebody uses it: {place.room}"
+            )
         is_empty = emptied or place.is_empty
         device = DeviceMemory(place.total_bytes, None if is_empty else place.free_bytes, place.name)
         if device not in self._found:
@@ -207,19 +249,28 @@ class Need:
         return self._found[device]
 
     def plan_on(self, place: Place) -> StartPlan | None:
-        """Return the plan for a place once nobody uses it; None where there is nothing to plan with."""
+        """Return the plan for a place once nobody uses it; None where there is nothing to plan
+        with.
+        """
         if self.start is None or place.total_bytes is None:
             return None
         return self.start.plan_on(DeviceMemory(place.total_bytes, None, place.name))
 
 
 def need_of(launch: Launch) -> Need:
-    """Read what a command needs from its own words, its model's files and the engine that is installed."""
-    launcher, version, counted = launcher_of(launch), engine_version(launch), devices_needed(launch)
+    """Read what a command needs from its own words, its model's files and the engine that is
+    installed.
+    """
+    launcher = launcher_of(launch)
+    version = engine_version(launch)
+    counted = devices_needed(launch)
     found = start_of_command(launch, version)
     is_engine = launcher.is_own_command(launch.argv)
     # A program may start any engine, or none: what every version reads does for it.
-    visible = visible_devices(launcher.NAME, version) if is_engine else _OF_ANY
+    if is_engine:
+        visible = visible_devices(launcher.NAME, version)
+    else:
+        visible = _OF_ANY
     devices, engines = counted if counted is not None else (None, 1)
     tells = is_engine and devices is not None and started_words(launcher.NAME) is not None
     if isinstance(found, str):
@@ -232,6 +283,10 @@ def _fitness(start: CommandStart, device: DeviceMemory) -> Fitness:
         budget = start.on(device)
     except UsageError as error:  # the engine would refuse the settings, whatever the device
         return Fitness(fits=False, reason=str(error))
-    lacks_free = budget.requested_bytes > device.total_bytes - budget.not_free_bytes  # of that nothing is uncertain
-    surely_not = not budget.fits and (lacks_free or budget.margin_bytes + budget.uncertainty_bytes < 0)
+    lacks_free = (
+        budget.requested_bytes > device.total_bytes - budget.not_free_bytes
+    )  # of that nothing is uncertain
+    surely_not = not budget.fits and (
+        lacks_free or budget.margin_bytes + budget.uncertainty_bytes < 0
+    )
     return Fitness(budget.fits, budget.has_margin, surely_not, "; ".join(budget.reasons))

@@ -1,4 +1,6 @@
-"""The devices of this machine as a person asks for them: who holds what, who has a lease, and what is hidden from here."""
+"""The devices of this machine as a person asks for them: who holds what, who has a lease, and what
+is hidden from here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class SeenPlace:
     def unseen_bytes(self) -> int | None:
         """What is held by nobody that is seen, None where it cannot be told."""
         own = self.place
-        sizes = None if own.used_bytes_by_pid is None else own.used_bytes_by_pid.values()
+        if own.used_bytes_by_pid is None:
+            sizes = None
+        else:
+            sizes = own.used_bytes_by_pid.values()
         if own.total_bytes is None or own.free_bytes is None or sizes is None or None in sizes:
             return None
         return max(0, own.total_bytes - own.free_bytes - sum(size or 0 for size in sizes))
@@ -39,7 +44,8 @@ class Overview:
         survey: what NVML tells.
         places: the GPUs and instances, in the order of the bus.
         folder: where leases lie, and why none can be held.
-        pids_are_known: whether the numbers of processes are those of this machine's processes as they are seen from here.
+        pids_are_known: whether the numbers of processes are those of this machine's processes as
+            they are seen from here.
         hidden: what is hidden from here, a line each.
     """
 
@@ -56,12 +62,15 @@ class Overview:
 
 def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
     """Look at the devices of this machine; nothing is locked or changed."""
-    found, known = survey(), sees_the_host_s_pids() is True
+    found = survey()
+    known = sees_the_host_s_pids() is True
     places = places_of(found)
     try:
-        limit, wrong = limited(places, environ), None
+        limit = limited(places, environ)
+        wrong = None
     except UsageError as error:
-        limit, wrong = Limit(places), f"{error}; {error.hint}"
+        limit = Limit(places)
+        wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)
     seen = tuple(SeenPlace(place, leases.get(place.key), place in limit.places) for place in places)
     told = (limit.hides, wrong, *_hidden(found, seen, pids_are_known=known))
@@ -70,13 +79,25 @@ def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
 
 def _hidden(found: Survey, seen: tuple[SeenPlace, ...], *, pids_are_known: bool) -> Iterator[str]:
     if found.failure is not None:
-        driver = f", driver {found.driver}" if found.driver else ""
+        if found.driver:
+            driver = f", driver {found.driver}"
+        else:
+            driver = ""
         yield f"NVML does not answer: {found.failure}{driver}: which devices there are is not known"
         return
     for one in seen:
         if one.place.used_bytes_by_pid is None and one.place.cannot is None:
-            yield f"{one.place.shown}: the driver does not tell which processes use it (an old driver, MIG, or no permission)"
+            yield (
+                f"{one.place.shown}: the driver does not tell which processes use it (an old "
+                "driver, MIG, or no permission)"
+            )
         if one.unseen_bytes and not one.place.is_empty and not one.place.used_bytes_by_pid:
-            yield f"{one.place.shown}: {format_gib(one.unseen_bytes)} is held by processes that are not seen from here"
+            yield (
+                f"{one.place.shown}: {format_gib(one.unseen_bytes)} is held by processes that are "
+                "not seen from here"
+            )
     if not pids_are_known and any(one.place.used_bytes_by_pid for one in seen):
-        yield "the numbers of processes are those of the host: inside this container they name others, or nobody"
+        yield (
+            "the numbers of processes are those of the host: inside this container they name "
+            "others, or nobody"
+        )

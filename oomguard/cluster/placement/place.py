@@ -1,4 +1,6 @@
-"""The public door: disjoint devices for several programs of one machine, or an error that names the conflict."""
+"""The public door: disjoint devices for several programs of one machine, or an error that names the
+conflict.
+"""
 
 from __future__ import annotations
 
@@ -41,32 +43,46 @@ class PlacedDevices(Record):
 def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]:
     """Give each program devices of its own.
 
-    Devices that nobody uses are given first, then the others, each in the order of CUDA_VISIBLE_DEVICES, else of the bus; what that
-    variable hides is given to nobody. Nothing is leased: start the programs with ``oomguard run --gpus`` where other people start theirs
-    too.
+    Devices that nobody uses are given first, then the others, each in the order of
+    CUDA_VISIBLE_DEVICES, else of the bus; what that variable hides is given to nobody. Nothing is
+    leased: start the programs with ``oomguard run --gpus`` where other people start theirs too.
 
     Args:
-        wanted: for each program by its name, how many devices it gets, or the numbers of those that it is to get.
+        wanted: for each program by its name, how many devices it gets, or the numbers of those that
+            it is to get.
 
     Returns:
         The devices of each program, by its name.
 
     Raises:
-        PlacementError: two programs name one device, there are fewer devices than are wanted, or NVML does not answer.
+        PlacementError: two programs name one device, there are fewer devices than are wanted, or
+            NVML does not answer.
         SettingError: what is wanted is not given by program.
         UsageError: a wanted value is no number of devices, and no list of them.
     """
     if not isinstance(wanted, Mapping):
         raise SettingError(f"devices are wanted by {wanted!r}, which names no program", hint=_HOW)
-    named = {name: _numbers(name, value) for name, value in wanted.items() if not isinstance(value, int)}
+    named = {
+        name: _numbers(name, value) for name, value in wanted.items() if not isinstance(value, int)
+    }
     counts = {name: _count(name, value) for name, value in wanted.items() if isinstance(value, int)}
     _refuse_shared(named)
     survey = nvml.survey()
     if survey.failure is not None:
-        raise PlacementError(f"no device can be placed: NVML does not answer ({survey.failure})", hint="oomguard gpus")
+        raise PlacementError(
+            f"no device can be placed: NVML does not answer ({survey.failure})",
+            hint="oomguard gpus",
+        )
     limit = limited(places_of(survey), os.environ)
-    usable = {place.index: place for place in limit.places if place.cannot is None and place.instance is None}
-    hidden = f"; {limit.hides}" if limit.hides else ""
+    usable = {
+        place.index: place
+        for place in limit.places
+        if place.cannot is None and place.instance is None
+    }
+    if limit.hides:
+        hidden = f"; {limit.hides}"
+    else:
+        hidden = ""
     for name, numbers in named.items():
         if missing := [number for number in numbers if number not in usable]:
             raise PlacementError(
@@ -74,18 +90,26 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
                 hint="oomguard gpus",
             )
     taken = {number: name for name, numbers in named.items() for number in numbers}
-    left = sorted((place for index, place in usable.items() if index not in taken), key=lambda p: not p.is_empty)
+    left = sorted(
+        (place for index, place in usable.items() if index not in taken),
+        key=lambda p: not p.is_empty,
+    )
     order = list(usable)
     if (lacking := sum(counts.values()) - len(left)) > 0:
         raise _too_few(counts, named, left, usable, hidden, lacking)
     found = {name: tuple(usable[number] for number in numbers) for name, numbers in named.items()}
     for name, count in counts.items():
-        found[name], left = tuple(sorted(left[:count], key=lambda place: order.index(place.index))), left[count:]
+        found[name], left = (
+            tuple(sorted(left[:count], key=lambda place: order.index(place.index))),
+            left[count:],
+        )
     return {name: _placed(found[name]) for name in wanted}
 
 
 def _placed(places: Sequence[Place]) -> PlacedDevices:
-    return PlacedDevices(tuple(place.index for place in places), tuple(place.uuid for place in places))
+    return PlacedDevices(
+        tuple(place.index for place in places), tuple(place.uuid for place in places)
+    )
 
 
 def _count(name: str, value: int) -> int:
@@ -99,7 +123,11 @@ def _count(name: str, value: int) -> int:
 
 def _numbers(name: str, value: Sequence[int]) -> tuple[int, ...]:
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not is_list or not value or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in value):
+    if (
+        not is_list
+        or not value
+        or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in value)
+    ):
         raise UsageError(f"{name!r} wants {value!r}", hint=_HOW)
     if len(set(value)) < len(value):
         raise UsageError(f"{name!r} names a device twice: {list(value)}")
@@ -114,8 +142,12 @@ def _refuse_shared(named: Mapping[str, Sequence[int]]) -> None:
         for number in numbers:
             if (other := owners.setdefault(number, name)) != name:
                 raise PlacementError(
-                    f"device {number} is named for {other!r} and for {name!r}: each would take what the other counts on",
-                    hint=f"leave it out of one of the two, or run them in turn: oomguard run --gpus {listed}, --wait 1h -- …",
+                    f"device {number} is named for {other!r} and for {name!r}: each would take "
+                    "what the other counts on",
+                    hint=(
+                        "leave it out of one of the two, or run them in turn: oomguard run --gpus "
+                        f"{listed}, --wait 1h -- …"
+                    ),
                 )
 
 
@@ -130,16 +162,21 @@ def _too_few(
     wanted = [f"{name!r} wants {count}" for name, count in counts.items()]
     wanted += [f"{name!r} has {', '.join(map(str, numbers))}" for name, numbers in named.items()]
     most = max(counts.values())
-    turns = (
-        f"; with {len(left)} left they can run in turn: oomguard run --gpus {most} --wait 1h -- …"
-        if most <= len(left)
-        else ""
-    )
+    if most <= len(left):
+        turns = (
+            f"; with {len(left)} left they can run in turn: oomguard run --gpus {most} --wait 1h "
+            "-- …"
+        )
+    else:
+        turns = ""
     return PlacementError(
-        f"{lacking} too few: {', '.join(wanted)}, and {_there(usable)}{hidden}", hint=f"ask for fewer{turns}"
+        f"{lacking} too few: {', '.join(wanted)}, and {_there(usable)}{hidden}",
+        hint=f"ask for fewer{turns}",
     )
 
 
 def _there(usable: Mapping[int, Place]) -> str:
     numbers = ", ".join(map(str, sorted(usable)))
-    return f"there are {len(usable)} ({numbers})" if len(usable) != 1 else f"there is 1 ({numbers})"
+    if len(usable) != 1:
+        return f"there are {len(usable)} ({numbers})"
+    return f"there is 1 ({numbers})"

@@ -18,24 +18,32 @@ _ELSEWHERE: Final = {
         ("docker", "podman", "nerdctl"),
         "name the devices to it (docker run --gpus '\"device=UUID\"'), or run oomguard inside",
     ),
-    "ssh": "its devices are another machine's: run oomguard there (ssh HOST oomguard run --gpus auto -- …)",
+    "ssh": "its devices are another machine's: run oomguard there "
+    "(ssh HOST oomguard run --gpus auto -- …)",
     "kubectl": "its devices are those of the pod: run oomguard inside",
 }
 
 
 def refuse_own_variable(argv: Sequence[str], own: Invocation) -> None:
-    """Raise UsageError where the command sets CUDA_VISIBLE_DEVICES by itself, over whatever is set around it."""
+    """Raise UsageError where the command sets CUDA_VISIBLE_DEVICES by itself, over whatever is set
+    around it.
+    """
     for inner in inner_commands(argv):
         value = inner.variables.get(VISIBLE)
         if value is not None:
             raise UsageError(
                 f"the command sets {VISIBLE}={value} itself, over any device that it is given",
-                hint=f"leave it out there; as a limit it stands in front: {VISIBLE}={shlex.quote(value)} {own.line(command='…')}",
+                hint=(
+                    "leave it out there; as a limit it stands in front: "
+                    f"{VISIBLE}={shlex.quote(value)} {own.line(command='…')}"
+                ),
             )
 
 
 def why_not_reached(argv: Sequence[str]) -> str | None:
-    """Return why the variables do not reach the program, None where they do as far as can be told."""
+    """Return why the variables do not reach the program, None where they do as far as
+    can be told.
+    """
     name = PurePath(argv[0]).name
     if name in _ELSEWHERE:
         return f"{name} hands no variable on: {_ELSEWHERE[name]}"

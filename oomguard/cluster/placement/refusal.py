@@ -17,7 +17,8 @@ from oomguard.estimate.start.start import StartBudget
 from oomguard.planning.command_start import CommandStart, DeviceMemory
 from oomguard.planning.start import Needed
 
-# The ``oomguard run`` that was asked for, as a line to paste: over other devices, with a wait, of a changed command.
+# The ``oomguard run`` that was asked for, as a line to paste: over other devices, with a wait, of a
+# changed command.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +35,32 @@ class Invocation:
     command: str
     options: tuple[str, ...] = ()
 
-    def line(self, *, gpus: str | None = None, command: str | None = None, wait: str | None = None) -> str:
+    def line(
+        self, *, gpus: str | None = None, command: str | None = None, wait: str | None = None
+    ) -> str:
         """Return it to paste, with all its other options; what is None stays as it is."""
         words = _with_value(self.options, "--gpus", self.gpus if gpus is None else gpus)
         if wait is not None:
             words = _with_value(words, "--wait", wait, behind="--gpus")
-        return f"{shlex.join(['oomguard', 'run', *words])} -- {self.command if command is None else command}"
+        return (
+            f"{shlex.join(['oomguard', 'run', *words])} -- "
+            f"{self.command if command is None else command}"
+        )
 
 
-def _with_value(words: Sequence[str], name: str, value: str, *, behind: str | None = None) -> tuple[str, ...]:
-    """Return options with one value of an option, at the place of the first that it had, else first of all or behind another one."""
+def _with_value(
+    words: Sequence[str], name: str, value: str, *, behind: str | None = None
+) -> tuple[str, ...]:
+    """Return options with one value of an option, at the place of the first that it had, else first
+    of all or behind another one.
+    """
     kept: list[str] = []
     at: int | None = None
     left = iter(words)
     for word in left:
         if word == name or word.startswith(f"{name}="):
-            at = len(kept) if at is None else at
+            if at is None:
+                at = len(kept)
             if word == name:
                 next(left, None)
         else:
@@ -81,37 +92,64 @@ def judged(place: Place, need: Need, count: int, gpus: int) -> Place:
         return replace(place, cannot="the driver does not tell its UUID, and it has no other name")
     if count > 1:
         return replace(
-            place, cannot="CUDA shows a program one instance of a divided GPU (MIG), and several are asked for"
+            place,
+            cannot=(
+                "CUDA shows a program one instance of a divided GPU (MIG), and several are asked "
+                "for"
+            ),
         )
     if not need.visible.takes_instance(place.instance, gpus):
-        return replace(place, cannot=f"{_engine(need)} does not start on an instance (MIG): {need.visible.why}")
+        return replace(
+            place, cannot=f"{_engine(need)} does not start on an instance (MIG): {need.visible.why}"
+        )
     return place
 
 
 def too_few_asked(asked: Asked, need: Need, count: int, own: Invocation) -> UsageError:
     """Return the error for a command that needs more devices than ``--gpus`` gives."""
-    given = f"{count} of them" if not asked.named else ",".join(asked.named)
+    if not asked.named:
+        given = f"{count} of them"
+    else:
+        given = ",".join(asked.named)
     return UsageError(
-        f"the command's own flags need {need.devices} devices, and --gpus gives {given}", hint=own.line(gpus="auto")
+        f"the command's own flags need {need.devices} devices, and --gpus gives {given}",
+        hint=own.line(gpus="auto"),
     )
 
 
 def fits_nowhere(
-    need: Need, candidates: Sequence[Place], count: int, hides: str | None, asked: Asked, own: Invocation
+    need: Need,
+    candidates: Sequence[Place],
+    count: int,
+    hides: str | None,
+    asked: Asked,
+    own: Invocation,
 ) -> PlacementError:
     """Return the error for a command that would start on no device, whoever left it."""
     usable = [place for place in candidates if place.cannot is None]
-    hidden = f" ({hides})" if hides else ""
+    if hides:
+        hidden = f" ({hides})"
+    else:
+        hidden = ""
     if len(usable) < count:
-        why = "".join(f"; {place.shown}: {place.cannot}" for place in candidates if place.cannot is not None)
+        why = "".join(
+            f"; {place.shown}: {place.cannot}" for place in candidates if place.cannot is not None
+        )
         return PlacementError(
-            f"{_devices(count)} needed, {len(usable)} can be used{hidden}{why}", hint=_over_fewer(need, usable, own)
+            f"{_devices(count)} needed, {len(usable)} can be used{hidden}{why}",
+            hint=_over_fewer(need, usable, own),
         )
     largest = max(usable, key=lambda place: place.total_bytes or 0)
-    reason, plan = need.on(largest, emptied=True).reason, need.plan_on(largest)
+    reason = need.on(largest, emptied=True).reason
+    plan = need.plan_on(largest)
     if plan is None or need.start is None:
-        return PlacementError(f"it can be given no device{hidden}: {largest.shown}: {reason}", hint="oomguard gpus")
-    takes = f"it takes {_least(plan.budget)} of {'a device' if count == 1 else f'each of {count} devices'} at least"
+        return PlacementError(
+            f"it can be given no device{hidden}: {largest.shown}: {reason}", hint="oomguard gpus"
+        )
+    takes = (
+        f"it takes {_least(plan.budget)} of "
+        f"{'a device' if count == 1 else f'each of {count} devices'} at least"
+    )
     largest_of = f"the largest{' that --gpus names' if asked.named else ''}"
     has = f"{largest.shown}, {largest_of}, has {format_gib(largest.total_bytes or 0)}"
     what = f"it fits on no device{hidden}: {takes}, and {has}: {reason}"
@@ -121,15 +159,25 @@ def fits_nowhere(
 
 
 def _least(budget: StartBudget) -> str:
-    """Return what the fullest device holds with the smallest KV cache under which the engine starts."""
-    return format_gib(max(stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes for stage in budget.stages))
+    """Return what the fullest device holds with the smallest KV cache under which the engine
+    starts.
+    """
+    return format_gib(
+        max(
+            stage.used_bytes - max(0, stage.pool_bytes) + stage.needed_bytes
+            for stage in budget.stages
+        )
+    )
 
 
-def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usable: int, own: Invocation) -> str:
+def _otherwise(
+    start: CommandStart, needed: Needed | None, largest: Place, usable: int, own: Invocation
+) -> str:
     """Return what would help where no setting does: more devices for the model, or a larger one."""
     if needed is None:
         return "nothing that was tried would do"
-    ranks, texts = needed.tensor_parallel_size, []
+    ranks = needed.tensor_parallel_size
+    texts = []
     if ranks is not None and ranks <= usable:
         return own.line(gpus="auto", command=start.changed(start.over(ranks, _memory(largest))))
     if ranks is not None:
@@ -138,7 +186,10 @@ def _otherwise(start: CommandStart, needed: Needed | None, largest: Place, usabl
         texts.append(f"on one of {format_gib(needed.gpu_total_bytes)} it would fit")
     if needed.without_images:
         texts.append("without images in its prompts it would fit")
-    return "; ".join(texts) or "no setting, number of devices or size of device that was tried would do"
+    return (
+        "; ".join(texts)
+        or "no setting, number of devices or size of device that was tried would do"
+    )
 
 
 def _over_fewer(need: Need, usable: Sequence[Place], own: Invocation) -> str:
@@ -159,12 +210,24 @@ def _memory(place: Place) -> DeviceMemory:
     return DeviceMemory(place.total_bytes or 0, None, place.name)
 
 
-def no_place_now(need: Need, now: Now, count: int, waited_s: float | None, again: str) -> PlacementError:
-    """Return the error for a command whose devices others have; ``again`` is the line to paste that waits for them."""
-    waited = "" if waited_s is None else f", also after {waited_s:.0f} s"
-    hint = again if waited_s is None else "wait longer, or look who has them: oomguard gpus"
+def no_place_now(
+    need: Need, now: Now, count: int, waited_s: float | None, again: str
+) -> PlacementError:
+    """Return the error for a command whose devices others have; ``again`` is the line to paste that
+    waits for them.
+    """
+    if waited_s is None:
+        waited = ""
+    else:
+        waited = f", also after {waited_s:.0f} s"
+    if waited_s is None:
+        hint = again
+    else:
+        hint = "wait longer, or look who has them: oomguard gpus"
     return PlacementError(
-        f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows(need, now)}", hint=hint, is_for_now=True
+        f"{_devices(count)} needed, {len(now.open)} free now{waited}: {rows(need, now)}",
+        hint=hint,
+        is_for_now=True,
     )
 
 
@@ -200,21 +263,39 @@ def _why_not_now(place: Place, need: Need, now: Now) -> str:
 
 def lease_in_words(lease: Lease) -> str:
     """Return who holds a lease, in words."""
-    who = "somebody" if lease.pid is None else f"pid {lease.pid}"
-    what = f" ({lease.command})" if lease.command else ""
-    since = "" if lease.since_s is None else f" for {_duration(max(0.0, time.time() - lease.since_s))}"
+    if lease.pid is None:
+        who = "somebody"
+    else:
+        who = f"pid {lease.pid}"
+    if lease.command:
+        what = f" ({lease.command})"
+    else:
+        what = ""
+    if lease.since_s is None:
+        since = ""
+    else:
+        since = f" for {_duration(max(0.0, time.time() - lease.since_s))}"
     until = {"start": ", until it has started", "job": ", until it ends"}.get(lease.until or "", "")
     return f"leased by {who}{what}{since}{until}"
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < _HOUR_S else f"{seconds / _HOUR_S:.1f} h"
+    if seconds < _HOUR_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _HOUR_S:.1f} h"
 
 
 def _devices(count: int) -> str:
-    return "a device is" if count == 1 else f"{count} devices are"
+    if count == 1:
+        return "a device is"
+    return f"{count} devices are"
 
 
 def _engine(need: Need) -> str:
-    name = "the engine" if need.start is None else need.start.launcher.NAME
-    return name if need.version is None else f"{name} {need.version}"
+    if need.start is None:
+        name = "the engine"
+    else:
+        name = need.start.launcher.NAME
+    if need.version is None:
+        return name
+    return f"{name} {need.version}"

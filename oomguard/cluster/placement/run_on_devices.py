@@ -1,4 +1,6 @@
-"""A run whose attempts are placed: each gets devices with room for it, and holds their leases until it has started or ended."""
+"""A run whose attempts are placed: each gets devices with room for it, and holds their leases until
+it has started or ended.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from oomguard.engines.registry import launcher_of
 _NEIGHBOUR: Final = "colocated_process"
 # What an engine says before it has taken anything.
 _CAME_SINCE: Final = ("startup_free_memory_below_utilization", "utilization_too_high")
-# An attempt after the first is a part of a job that has begun: where others have every device it waits, though nobody asked, but not long.
+# An attempt after the first is a part of a job that has begun: where others have every device it
+# waits, though nobody asked, but not long.
 RELAUNCH_WAIT_S: Final = 60.0
 
 
@@ -60,13 +63,20 @@ class OnDevices:
         need = self._need(launch)
         if self._next is not None:
             self._release()
-            self._taken, self._next = self._next, None
+            self._taken = self._next
+            self._next = None
         elif self._taken is None:
             with _naming_the_deadline(self.wait_s, left_s):
-                wait_s = None if self.wait_s is None else min(self.wait_s, left_s)
+                if self.wait_s is None:
+                    wait_s = None
+                else:
+                    wait_s = min(self.wait_s, left_s)
                 self._taken = self.placer.take(need, stopped, wait_s=wait_s)
         else:
-            wait_s = RELAUNCH_WAIT_S if self.wait_s is None else self.wait_s
+            if self.wait_s is None:
+                wait_s = RELAUNCH_WAIT_S
+            else:
+                wait_s = self.wait_s
             with _naming_the_deadline(wait_s, left_s):
                 again = partial(self.placer.again, wait_s=min(wait_s, left_s), stays=self.pinned)
                 self._taken = again(self._taken, need, stopped)
@@ -82,7 +92,10 @@ class OnDevices:
     @contextmanager
     def watching(self, recording: LiveOutput) -> Iterator[None]:
         """Give the leases back once the engine has told that it has taken its memory."""
-        words = started_words(launcher_of(Launch(self._argv)).NAME) if self.until == "start" else None
+        if self.until == "start":
+            words = started_words(launcher_of(Launch(self._argv)).NAME)
+        else:
+            words = None
         need = self._needs.get(self._argv)
         if words is None or need is None or not need.tells_start:
             yield
@@ -94,7 +107,9 @@ class OnDevices:
             live.stop()
 
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with a move as the first remedy where a neighbour is the cause and another place has room."""
+        """Return the diagnosis with a move as the first remedy where a neighbour is the cause and
+        another place has room.
+        """
         incident = diagnosis.first_cause
         self._had_taken_nothing = incident is not None and incident.kind == _CAME_SINCE[0]
         if not self._may_move(incident) or incident is None or self._taken is None:
@@ -107,32 +122,53 @@ class OnDevices:
             return diagnosis
         if self._next is None:
             return diagnosis
-        reason = f"{self._next.shown} has room for it: {', '.join(place.room for place in self._next.places)}"
+        reason = (
+            f"{self._next.shown} has room for it: "
+            f"{', '.join(place.room for place in self._next.places)}"
+        )
         moved = self._with_device(incident, self._next, reason)
-        return replace(diagnosis, incidents=tuple(moved if one is incident else one for one in diagnosis.incidents))
+        return replace(
+            diagnosis,
+            incidents=tuple(moved if one is incident else one for one in diagnosis.incidents),
+        )
 
     def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
-        """Wait for room where a neighbour is the cause, nothing else has room, and ``--wait`` was asked for."""
-        if self._next is not None or self.wait_s is None or self._taken is None or not self._is_of_neighbour(incident):
+        """Wait for room where a neighbour is the cause, nothing else has room, and ``--wait`` was
+        asked for.
+        """
+        if (
+            self._next is not None
+            or self.wait_s is None
+            or self._taken is None
+            or not self._is_of_neighbour(incident)
+        ):
             return incident
         began_s = time.monotonic()
         self._release()  # whoever takes its turn now is before us
         try:
-            self._next = self.placer.take(self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s))
+            self._next = self.placer.take(
+                self._needs[self._argv], stopped, wait_s=min(self.wait_s, left_s)
+            )
         except (PlacementError, UsageError) as error:
             get_logger().warning("no device became free", reason=str(error))
             return incident
         if self._next is None:
             return incident
         waited_s = time.monotonic() - began_s
-        return self._with_device(incident, self._next, f"after {waited_s:.0f} s {self._next.shown} has room for it")
+        return self._with_device(
+            incident, self._next, f"after {waited_s:.0f} s {self._next.shown} has room for it"
+        )
 
     def devices(self) -> frozenset[int] | None:
-        """Return the GPUs of the attempt that is next; none where all that they lack is a neighbour's."""
+        """Return the GPUs of the attempt that is next; none where all that they lack is a
+        neighbour's.
+        """
         taken = self._next or self._taken
         if taken is None or not taken.env:
             return None
-        return frozenset() if self._had_taken_nothing else frozenset(place.index for place in taken.places)
+        if self._had_taken_nothing:
+            return frozenset()
+        return frozenset(place.index for place in taken.places)
 
     def _may_move(self, incident: Incident | None) -> bool:
         return self._is_of_neighbour(incident) and not self.pinned and not self.placer.asked.named
@@ -147,8 +183,12 @@ class OnDevices:
 
     def _with_device(self, incident: Incident, taken: Taken, reason: str) -> Incident:
         old, new = (None if one is None else one.env.get(VISIBLE) for one in (self._taken, taken))
-        patch = Patch(DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new))
-        return replanned(incident, (patch, *(other for other in incident.plan if other.setting != DEVICE)))
+        patch = Patch(
+            DEVICE, old, new, Effect.OUTPUT_PRESERVING, reason, as_env=as_env(DEVICE, new)
+        )
+        return replanned(
+            incident, (patch, *(other for other in incident.plan if other.setting != DEVICE))
+        )
 
     def _need(self, launch: Launch) -> Need:
         if launch.argv not in self._needs:
@@ -169,4 +209,6 @@ def _naming_the_deadline(wait_s: float | None, left_s: float) -> Iterator[None]:
         if wait_s is None or wait_s <= left_s or not error.is_for_now:
             raise
         hint = "a later --deadline, or look who has them: oomguard gpus"
-        raise PlacementError(f"{error}; the deadline permits no longer wait", hint=hint, is_for_now=True) from None
+        raise PlacementError(
+            f"{error}; the deadline permits no longer wait", hint=hint, is_for_now=True
+        ) from None

@@ -1,8 +1,9 @@
 """The ranks of one job meet: whose document is of this job, and which rank is lost.
 
-A folder may hold documents of an earlier job, and a rank may come late. Rank 0 lists the nonce that each rank shows; a rank that finds its
-own there knows that rank 0's document is of now, and answers with rank 0's nonce; a rank that has answered is met. All others are believed
-only as far as rank 0 has met them.
+A folder may hold documents of an earlier job, and a rank may come late. Rank 0 lists the nonce that
+each rank shows; a rank that finds its own there knows that rank 0's document is of now, and answers
+with rank 0's nonce; a rank that has answered is met. All others are believed only as far as rank 0
+has met them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class Meeting:
     """
 
     def __init__(self, folder: Folder, rank: int, size: int, claim: Claim | None = None) -> None:
-        self.rank, self.size = rank, size
-        self._folder, self._claim = folder, claim
+        self.rank = rank
+        self.size = size
+        self._folder = folder
+        self._claim = claim
         self._lock = threading.Lock()
         self._own = Said(rank, uuid.uuid4().hex, host=clock.host(), pid=clock.own_pid())
         self._written_s = self._beaten_s = 0.0
@@ -61,7 +64,8 @@ class Meeting:
             self._say(**changes)
 
     def look(self) -> dict[int, Said]:
-        """Read the others, and return the documents that are of this job, by rank, with this rank's own.
+        """Read the others, and return the documents that are of this job, by rank, with this rank's
+        own.
 
         Raises:
             ContestedError: nobody knows which they are.
@@ -74,10 +78,17 @@ class Meeting:
             has_left = self._own.state == "left"  # then the last rank may remove it
             is_there = self._own.to_text() == texts.pop(self.rank, None)
             if self._first_written_s is not None and not is_there and not has_left:
-                self._folder.write(self.rank, self._own.to_text())  # an earlier job's last rank removed it
+                self._folder.write(
+                    self.rank, self._own.to_text()
+                )  # an earlier job's last rank removed it
             found = {rank: doc for rank, text in texts.items() if (doc := said(text)) is not None}
-            others = {rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank}
-            valid = self._as_leader(others) if self.is_leader else self._as_follower(others)
+            others = {
+                rank: doc for rank, doc in found.items() if rank < self.size and doc.rank == rank
+            }
+            if self.is_leader:
+                valid = self._as_leader(others)
+            else:
+                valid = self._as_follower(others)
             now_s = clock.now_s()
             for rank, doc in valid.items():
                 beat = doc.nonce, doc.beat
@@ -90,24 +101,35 @@ class Meeting:
             return {**valid, self.rank: self._own}
 
     def lost(self) -> set[int]:
-        """Return the ranks whose process is gone for certain: it was on this host. One that said that it leaves is not lost."""
+        """Return the ranks whose process is gone for certain: it was on this host. One that said
+        that it leaves is not lost.
+        """
         ids = self._own.host[0]
         return {
             rank
             for rank, doc in self._others.items()
-            if doc.state != "left" and ids and doc.host[0] == ids and clock.started_s(doc.pid[0]) != doc.pid[1]
+            if doc.state != "left"
+            and ids
+            and doc.host[0] == ids
+            and clock.started_s(doc.pid[0]) != doc.pid[1]
         }
 
     def silent(self) -> set[int]:
-        """Return the ranks whose document has not changed for long, or that were not met for as long."""
+        """Return the ranks whose document has not changed for long, or that were not met for as
+        long.
+        """
         now_s = clock.now_s()
         quiet = {rank for rank, (_, at_s) in self._beats.items() if now_s - at_s > SILENT_S}
-        met = {rank for rank in quiet if (doc := self._others.get(rank)) is None or doc.state != "left"}
+        met = {
+            rank for rank in quiet if (doc := self._others.get(rank)) is None or doc.state != "left"
+        }
         return met | (self.missing() if self.age_s() > SILENT_S else set())
 
     def age_s(self) -> float:
         """Return how long ago this rank first said anything."""
-        return 0.0 if self._first_written_s is None else clock.now_s() - self._first_written_s
+        if self._first_written_s is None:
+            return 0.0
+        return clock.now_s() - self._first_written_s
 
     def missing(self) -> set[int]:
         """Return the ranks that were never met."""
@@ -119,14 +141,17 @@ class Meeting:
             self.say(state="left")
 
     def withdraw(self) -> None:
-        """Take this rank's document back, as it cannot be written any more: who reads it late would think that its process was killed."""
+        """Take this rank's document back, as it cannot be written any more: who reads it late would
+        think that its process was killed.
+        """
         with contextlib.suppress(OSError):
             self._folder.withdraw(self.rank)
 
     def tidy(self) -> None:
         """Remove the folder where this is the last rank that sees it."""
         with contextlib.suppress(OSError):
-            docs, here = self.look(), self._folder.written_here()
+            docs = self.look()
+            here = self._folder.written_here()
             is_last = self._claim is None or self._claim.is_last()
             if is_last and all(docs[rank].state == "left" for rank in here & set(docs)):
                 self._folder.remove()
@@ -134,7 +159,8 @@ class Meeting:
     def _say(self, **changes: Any) -> None:
         changed = replace(self._own, **changes)
         if changed != self._own or self._first_written_s is None:
-            self._own, self._written_s = changed, clock.now_s()
+            self._own = changed
+            self._written_s = clock.now_s()
             self._first_written_s = self._first_written_s or self._written_s
             self._folder.write(self.rank, changed.to_text())
 
@@ -143,7 +169,10 @@ class Meeting:
             if self._heard.get(str(rank), ("", 0.0))[0] != doc.nonce:
                 self._heard[str(rank)] = doc.nonce, clock.now_s()
         valid = {rank: doc for rank, doc in others.items() if doc.of_leader == self._own.nonce}
-        self._say(heard=dict(self._heard), met={str(rank): doc.nonce for rank, doc in sorted(valid.items())})
+        self._say(
+            heard=dict(self._heard),
+            met={str(rank): doc.nonce for rank, doc in sorted(valid.items())},
+        )
         return valid
 
     def _as_follower(self, others: dict[int, Said]) -> dict[int, Said]:
@@ -154,7 +183,9 @@ class Meeting:
         if own_nonce != self._own.nonce:
             return {}
         if self._own.of_leader != leader.nonce:
-            at = clock.offset(self._own.host, leader.host, self._first_written_s, seen_s, clock.now_s())
+            at = clock.offset(
+                self._own.host, leader.host, self._first_written_s, seen_s, clock.now_s()
+            )
             self._say(of_leader=leader.nonce, offset_s=at.offset_s, slack_s=at.slack_s)
         met = {rank: doc for rank, doc in others.items() if leader.met.get(str(rank)) == doc.nonce}
         return {**met, LEADER: leader}

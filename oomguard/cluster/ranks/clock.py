@@ -1,8 +1,10 @@
-"""Whose clock shows what: the monotonic clocks of two hosts have nothing in common, and wall clocks are never asked.
+"""Whose clock shows what: the monotonic clocks of two hosts have nothing in common, and wall clocks
+are never asked.
 
-Two processes have one monotonic clock where host and time namespace are the same. Else rank 0's is estimated as NTP does it: a rank
-wrote its document at ``written`` on its own clock, rank 0 read it at ``seen`` on its own, and the rank read that at ``read``. So rank 0's
-``seen`` lies between the two, and half of their distance is how far off the estimate may be.
+Two processes have one monotonic clock where host and time namespace are the same. Else rank 0's is
+estimated as NTP does it: a rank wrote its document at ``written`` on its own clock, rank 0 read it
+at ``seen`` on its own, and the rank read that at ``read``. So rank 0's ``seen`` lies between the
+two, and half of their distance is how far off the estimate may be.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Offset:
 
 
 def host() -> tuple[str, str, str]:
-    """Return what tells whose process ids are ours, whose clock, and the host's name; the first two are empty where nothing tells."""
+    """Return what tells whose process ids are ours, whose clock, and the host's name; the first two
+    are empty where nothing tells.
+    """
     return _of_this_boot("pid"), _of_this_boot("time"), socket.gethostname()
 
 
@@ -44,7 +48,11 @@ def _of_this_boot(namespace: str) -> str:
 
 
 def offset(
-    own: tuple[str, str, str], leader: tuple[str, str, str], written_s: float, seen_s: float, read_s: float
+    own: tuple[str, str, str],
+    leader: tuple[str, str, str],
+    written_s: float,
+    seen_s: float,
+    read_s: float,
 ) -> Offset:
     """Return the offset of this process's monotonic clock to rank 0's.
 
@@ -62,10 +70,14 @@ def offset(
 
 
 def started_s(pid: int) -> float | None:
-    """Return when a process of this host started, in ticks since boot; None where there is none, or only its status is left."""
+    """Return when a process of this host started, in ticks since boot; None where there is none, or
+    only its status is left.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in _ENDED else float(fields[19])  # state and starttime: proc_pid_stat(5)
+        return (
+            None if fields[0] in _ENDED else float(fields[19])
+        )  # state and starttime: proc_pid_stat(5)
     except (OSError, ValueError, IndexError):
         return None
 

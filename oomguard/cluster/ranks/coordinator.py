@@ -1,4 +1,6 @@
-"""This process as one rank of a job, for ``oomguard run``: it watches the others while its command runs, and agrees with them after."""
+"""This process as one rank of a job, for ``oomguard run``: it watches the others while its command
+runs, and agrees with them after.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from oomguard.cluster.ranks.mirror import Mirror
 
 
-# What is told of a decision: the failure of the rank that failed first, what became of the others, and who was silent.
+# What is told of a decision: the failure of the rank that failed first, what became of the others,
+# and who was silent.
 
 _HOWS: Final = {
     "memory": "ran out of memory",
@@ -41,8 +44,11 @@ _HOWS: Final = {
 }
 
 
-def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int) -> Diagnosis:
-    """Return what this rank tells after a decision: one incident, of the rank that failed first, and how each rank ended.
+def told(
+    decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: int, size: int
+) -> Diagnosis:
+    """Return what this rank tells after a decision: one incident, of the rank that failed first,
+    and how each rank ended.
 
     Args:
         decision: of rank 0.
@@ -56,20 +62,30 @@ def told(decision: Decision, ends: Mapping[int, RankEnd], own: Diagnosis, rank: 
     notes = (*(own.notes if decision.first in {None, rank} else ()), *_notes(decision, size))
     if decision.first is None:
         return replace(own, notes=notes)
-    found = own.first_cause if decision.first == rank else None
-    row = ends[decision.first].incident if decision.first in ends else None
+    if decision.first == rank:
+        found = own.first_cause
+    else:
+        found = None
+    if decision.first in ends:
+        row = ends[decision.first].incident
+    else:
+        row = None
     incident = found or (None if row is None else incident_of(row))
     if incident is None:
         return replace(own, notes=notes)
     others = [
-        f"rank {other}" for other, how in decision.hows.items() if how == "memory" and other != str(decision.first)
+        f"rank {other}"
+        for other, how in decision.hows.items()
+        if how == "memory" and other != str(decision.first)
     ]
     planned = replanned(incident, plan_of_all(incident.plan, decision))
     return replace(own, incidents=(_of_rank(planned, decision.first, others),), notes=notes)
 
 
 def plan_of_all(own: Sequence[Patch], decision: Decision) -> tuple[Patch, ...]:
-    """Return the plan of the rank that failed first, with what all ranks change in front: no less is enough for all."""
+    """Return the plan of the rank that failed first, with what all ranks change in front: no less
+    is enough for all.
+    """
     of_all = [patch_of(patch) for patch in decision.patches]
     if len(of_all) > 1:  # none of them is enough alone
         group = 1 + max((patch.group for patch in own if patch.group is not None), default=0)
@@ -94,22 +110,32 @@ def record(decision: Decision, size: int) -> dict[str, Any]:
 
 def _of_rank(incident: Incident, rank: int, others: list[str]) -> Incident:
     named = incident.location.process
-    process = f"rank {rank}" if named is None else f"rank {rank}: {named}"
-    return replace(incident, location=replace(incident.location, process=process), also_in=(*incident.also_in, *others))
+    if named is None:
+        process = f"rank {rank}"
+    else:
+        process = f"rank {rank}: {named}"
+    return replace(
+        incident,
+        location=replace(incident.location, process=process),
+        also_in=(*incident.also_in, *others),
+    )
 
 
 def _notes(decision: Decision, size: int) -> tuple[str, ...]:
     by_how: dict[str, list[int]] = {}
     for rank, how in decision.hows.items():
         by_how.setdefault(how, []).append(int(rank))
-    hows = "; ".join(f"{ranks_in_words(ranks)}: {_HOWS.get(how, how)}" for how, ranks in by_how.items())
+    hows = "; ".join(
+        f"{ranks_in_words(ranks)}: {_HOWS.get(how, how)}" for how, ranks in by_how.items()
+    )
     notes = [f"{size} ranks. {hows}"]
     if decision.first is not None:
-        known = (
-            ""
-            if decision.is_order_known
-            else " (their clocks do not tell the order: it had the least room, or the lowest number)"
-        )
+        if decision.is_order_known:
+            known = ""
+        else:
+            known = (
+                " (their clocks do not tell the order: it had the least room, or the lowest number)"
+            )
         notes.append(f"first: rank {decision.first}{known}")
     if decision.absent:
         notes.append(absent_in_words(decision))
@@ -120,7 +146,8 @@ def _notes(decision: Decision, size: int) -> tuple[str, ...]:
 
 
 class RankOfAJob:
-    """Agrees with the other ranks (supervise/together.py), and goes along with the attempts (supervise/companions.py).
+    """Agrees with the other ranks (supervise/together.py), and goes along with the attempts
+    (supervise/companions.py).
 
     Args:
         rendezvous: where the ranks meet.
@@ -130,9 +157,16 @@ class RankOfAJob:
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, timeout_s: float, end: Callable[[threading.Event], None], claim: Claim
+        self,
+        rendezvous: Rendezvous,
+        timeout_s: float,
+        end: Callable[[threading.Event], None],
+        claim: Claim,
     ) -> None:
-        self._rendezvous, self._timeout_s, self._end, self._claim = rendezvous, timeout_s, end, claim
+        self._rendezvous = rendezvous
+        self._timeout_s = timeout_s
+        self._end = end
+        self._claim = claim
         self._meeting: Meeting | None = None
         self._mirror: Mirror | None = None
         self._watch: Watch | None = None
@@ -150,14 +184,19 @@ class RankOfAJob:
         self._why_off = self._why_off or self._rendezvous.problem
         if self._why_off is None:
             self._ended = None
-            self._watch = Watch(lambda: self._meeting or self._met(launch), number, self._end, self._why_apart)
+            self._watch = Watch(
+                lambda: self._meeting or self._met(launch), number, self._end, self._why_apart
+            )
 
     def ended(self, _attempt: Attempt) -> None:
         """Hear that an attempt has ended: it is known already."""
 
     def ended_by_us(self) -> EndedByUs | None:
-        """Stop watching; return why the last attempt was ended for another rank, None where it was not."""
-        watch, self._watch = self._watch, None
+        """Stop watching; return why the last attempt was ended for another rank, None where it was
+        not.
+        """
+        watch = self._watch
+        self._watch = None
         if watch is not None:
             self._ended = watch.stop()
             self._meeting = watch.meeting
@@ -170,13 +209,16 @@ class RankOfAJob:
         from oomguard.cluster.ranks.agreement import Round
 
         self.ended_by_us()
-        decision, meeting, docs = None, self._meeting, dict[int, Said]()
+        decision = None
+        meeting = self._meeting
+        docs = dict[int, Said]()
         if meeting is not None and self._why_off is None:
             try:
                 if stopped():
                     meeting.say(number=own.number, state="ended", end=stopped_end(own))
                     return Agreed(own.diagnosis)
-                end, again = rank_end(own, self._ended), self._rendezvous.again
+                end = rank_end(own, self._ended)
+                again = self._rendezvous.again
                 decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
                 docs = meeting.look()
             except OSError as error:
@@ -189,9 +231,18 @@ class RankOfAJob:
             self._ends_badly = stopped
         return self._agreed(decision, docs, own)
 
-    def starts_again(self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool) -> bool:
-        """Wait until all ranks can make an attempt that they agreed on; return whether to make it."""
-        if self._meeting is None or self._why_off is not None or agreed is None or not agreed.patches:
+    def starts_again(
+        self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool
+    ) -> bool:
+        """Wait until all ranks can make an attempt that they agreed on; return whether
+        to make it.
+        """
+        if (
+            self._meeting is None
+            or self._why_off is not None
+            or agreed is None
+            or not agreed.patches
+        ):
             return False
         from oomguard.cluster.ranks.agreement import start_together
 
@@ -225,13 +276,17 @@ class RankOfAJob:
             self._claim.remove_where_last()
 
     def _met(self, launch: Launch) -> Meeting:
-        own, place = self._rendezvous.launched, self._rendezvous
+        own = self._rendezvous.launched
+        place = self._rendezvous
         folder = Folder(place.folder)
         if place.mirrors:
             from oomguard.cluster.ranks.mirror import Mirror
 
             self._mirror = Mirror(place, folder, launch.argv)
-        where = "" if place.store is None else f"{place.store.kind} store"
+        if place.store is None:
+            where = ""
+        else:
+            where = f"{place.store.kind} store"
         get_logger().debug(
             "one of several ranks",
             rank=own.rank,
@@ -242,25 +297,43 @@ class RankOfAJob:
         return Meeting(folder, own.rank, own.size, self._claim)
 
     def _why_apart(self) -> str | None:
-        return None if self._mirror is None else self._mirror.why_apart()
+        if self._mirror is None:
+            return None
+        return self._mirror.why_apart()
 
     def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
         from oomguard.cluster.ranks.agreement import ends_of
         from oomguard.cluster.ranks.decision import is_change_left, tell_repeated
         from oomguard.journal.codec import patch_of
 
-        rank, size = self._rendezvous.launched.rank, self._rendezvous.launched.size
+        rank = self._rendezvous.launched.rank
+        size = self._rendezvous.launched.size
         is_told = rank == LEADER or LEADER not in docs or LEADER in decision.absent
         diagnosis = told(decision, ends_of(docs, own.number), own.diagnosis, rank, size)
         if is_told and own.number > 1 and starts_once(own.tail):
             hint = "put oomguard around the launcher: oomguard run -- mpirun …"
-            get_logger().error("the program cannot start again under its launcher: MPI_Init is let in once", hint=hint)
+            get_logger().error(
+                "the program cannot start again under its launcher: MPI_Init is let in once",
+                hint=hint,
+            )
         if decision.absent and is_told:
-            problem = None if self._mirror is None else self._mirror.problem()
-            beside = {} if problem is None else {"mirror": problem}
+            if self._mirror is None:
+                problem = None
+            else:
+                problem = self._mirror.problem()
+            if problem is None:
+                beside = {}
+            else:
+                beside = {"mirror": problem}
             if len(docs) < size:
-                beside["hint"] = "each rank needs an oomguard run of its own; --rendezvous none has each rank alone"
-            then = ": no rank starts again" if decision.silent or decision.first is not None else ""
+                beside["hint"] = (
+                    "each rank needs an oomguard run of its own; --rendezvous none has each rank "
+                    "alone"
+                )
+            if decision.silent or decision.first is not None:
+                then = ": no rank starts again"
+            else:
+                then = ""
             tell = (
                 get_logger().error if decision.silent or rank != LEADER else get_logger().warning
             )  # others tell errors only
@@ -269,12 +342,19 @@ class RankOfAJob:
             get_logger().warning(f"no rank starts again: {decision.why}")
         elif decision.again and is_told:
             tell_repeated(ends_of(docs, own.number))
-            if (why := self._why_apart()) is not None and len({doc.host for doc in docs.values()}) == 1:
-                get_logger().warning("all ranks are on this host, and meet there without their store", reason=why)
+            if (why := self._why_apart()) is not None and len(
+                {doc.host for doc in docs.values()}
+            ) == 1:
+                get_logger().warning(
+                    "all ranks are on this host, and meet there without their store", reason=why
+                )
         patches = tuple(patch_of(patch) for patch in decision.patches)
-        again, left = patches if decision.again else (), patches if decision.is_exhausted else ()
+        again = patches if decision.again else ()
+        left = patches if decision.is_exhausted else ()
         is_left = is_change_left(decision, ends_of(docs, own.number))
-        return Agreed(diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left)
+        return Agreed(
+            diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left
+        )
 
     def _off(self, why: str) -> None:
         self._why_off = why
@@ -282,7 +362,9 @@ class RankOfAJob:
 
 
 def stopped_end(own: OwnEnd) -> RankEnd:
-    """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not wait for it, nor blame it."""
+    """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not
+    wait for it, nor blame it.
+    """
     return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
 
 
@@ -302,8 +384,14 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
         how = "ran"
     elif is_secondary(own.tail):
         how = "secondary"
-    row = None if incident is None or not is_oom else kept_incident(incident)
+    if incident is None or not is_oom:
+        row = None
+    else:
+        row = kept_incident(incident)
     patches = tuple(patch_dict(patch) for patch in own.patches)
-    failed_s, did = own.failed_s if is_oom else None, own.did
+    failed_s = own.failed_s if is_oom else None
+    did = own.did
     told = seen_row(did.seen), did.idempotent, did.own_files, policy_row(did.policy, did.chosen)
-    return RankEnd(own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told)
+    return RankEnd(
+        own.number, how, own.status, own.error, row, patches, own.refusal, failed_s, *told
+    )

@@ -20,7 +20,8 @@ from oomguard.core.settings import SETTINGS
 from oomguard.remedy.policy import YOU_SET_IT, Need, Policy
 from oomguard.scan.engine_errors import is_of_another_rank
 
-# Whether every rank permits the plan of all: a pin or a floor of one rank holds, whichever rank failed.
+# Whether every rank permits the plan of all: a pin or a floor of one rank holds, whichever rank
+# failed.
 
 
 def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
@@ -34,16 +35,20 @@ def policy_row(policy: Policy, chosen: Iterable[str] = ()) -> Mapping[str, Any]:
         "pinned": sorted(policy.pinned),
         "minimum": dict(policy.minimum),
         "needed": {
-            name: [None if math.isinf(need.value) else need.value, need.why] for name, need in policy.needed.items()
+            name: [None if math.isinf(need.value) else need.value, need.why]
+            for name, need in policy.needed.items()
         },
     }
 
 
-def why_not_permitted(patches: Iterable[Mapping[str, Any]], ends: Mapping[int, RankEnd]) -> dict[int, str]:
+def why_not_permitted(
+    patches: Iterable[Mapping[str, Any]], ends: Mapping[int, RankEnd]
+) -> dict[int, str]:
     """Return why ranks do not permit a plan, by rank, with the setting and its values."""
     from oomguard.journal.codec import patch_of
 
-    plan, found = [patch_of(patch) for patch in patches], dict[int, str]()
+    plan = [patch_of(patch) for patch in patches]
+    found = dict[int, str]()
     for rank, end in ends.items():
         policy = _policy(end.policy)
         for patch in plan:
@@ -54,7 +59,9 @@ def why_not_permitted(patches: Iterable[Mapping[str, Any]], ends: Mapping[int, R
 
 
 def is_change_left(decision: Decision, ends: Mapping[int, RankEnd]) -> bool:
-    """Return whether none starts again though all permit a change; with a rank that is absent, one that any of the others plans."""
+    """Return whether none starts again though all permit a change; with a rank that is absent, one
+    that any of the others plans.
+    """
     if decision.again:
         return False
     if decision.absent:
@@ -63,17 +70,22 @@ def is_change_left(decision: Decision, ends: Mapping[int, RankEnd]) -> bool:
 
 
 def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:
-    """Return that a rank's user set what is to be reduced; its own failure tells that better, where its own plan has the patch."""
+    """Return that a rank's user set what is to be reduced; its own failure tells that better, where
+    its own plan has the patch.
+    """
     is_own = any(own.get("setting") == patch.setting for own in end.patches)
     if policy.allow is not None or patch.effect != Effect.REDUCES_CAPACITY or is_own:
         return None
-    return YOU_SET_IT.format(patch.effect) if patch.setting in end.policy.get("chosen", ()) else None
+    if patch.setting in end.policy.get("chosen", ()):
+        return YOU_SET_IT.format(patch.effect)
+    return None
 
 
 def _policy(row: Mapping[str, Any]) -> Policy:
     allow = row.get("allow")
     needed = {
-        name: Need(math.inf if value is None else value, why) for name, (value, why) in row.get("needed", {}).items()
+        name: Need(math.inf if value is None else value, why)
+        for name, (value, why) in row.get("needed", {}).items()
     }
     return Policy(
         None if allow is None else Effect.parse(allow),
@@ -91,8 +103,9 @@ def _change(patch: Patch) -> str:
 
 # What the ranks' commands did to the outside world, and whether all may do it again.
 #
-# A rank sees that a file changed in the folder where its command works, and another rank's oomguard may have written it. Only all ranks
-# together know which files are those of an oomguard, so the one that decides leaves them out.
+# A rank sees that a file changed in the folder where its command works, and another rank's oomguard
+# may have written it. Only all ranks together know which files are those of an oomguard, so the one
+# that decides leaves them out.
 
 # A rank that saw more than this is no case of a few files of other ranks: its document stays small.
 _MOST_FILES: Final = 1024
@@ -108,21 +121,30 @@ def seen_row(seen: SideEffects) -> Mapping[str, Any]:
 
 
 def seen_by_all(ends: Mapping[int, RankEnd]) -> dict[int, SideEffects]:
-    """Return what each rank's command did, without the files that the oomguard of any rank wrote."""
+    """Return what each rank's command did, without the files that the oomguard of any
+    rank wrote.
+    """
     own = {path for end in ends.values() for path in end.own_files}
     return {rank: _seen(end.seen, own) for rank, end in sorted(ends.items())}
 
 
 def why_not_repeated(ends: Mapping[int, RankEnd]) -> dict[int, str]:
-    """Return why ranks must not do again what they did, by rank; of one that cannot run again in any case that counts."""
+    """Return why ranks must not do again what they did, by rank; of one that cannot run again in
+    any case that counts.
+    """
     seen = seen_by_all(ends)
-    asked = {rank: did for rank, did in seen.items() if ends[rank].refusal is None and not ends[rank].idempotent}
+    asked = {
+        rank: did
+        for rank, did in seen.items()
+        if ends[rank].refusal is None and not ends[rank].idempotent
+    }
     return {rank: did.refusal for rank, did in asked.items() if did.would_be_repeated}
 
 
 def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
     """Tell that all may run again and what each of them repeats by it."""
-    log, any_seen = get_logger(), False
+    log = get_logger()
+    any_seen = False
     for rank, did in seen_by_all(ends).items():
         if did.were_seen:
             any_seen = True
@@ -135,27 +157,36 @@ def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
 
 def _seen(row: Mapping[str, Any], own: set[str]) -> SideEffects:
     """Return what was seen; of files that were too many to tell, own ones are not told apart."""
-    left_out = set() if row.get("is_cut") else own
+    if row.get("is_cut"):
+        left_out = set()
+    else:
+        left_out = own
     opened, changed = (
-        tuple(path for path in row.get(name, ()) if path not in left_out) for name in ("open_files", "changed_files")
+        tuple(path for path in row.get(name, ()) if path not in left_out)
+        for name in ("open_files", "changed_files")
     )
     return SideEffects(opened, changed, row.get("requests", 0), bool(row.get("is_server", False)))
 
 
-# One plan for all ranks: what the first cause calls for, with the value that every rank which ran out of memory can live with.
+# One plan for all ranks: what the first cause calls for, with the value that every rank which ran
+# out of memory can live with.
 
 
 def one_plan(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, Any], ...]:
-    """Return the patches of the first cause, with those that other ranks need beside them, as the contract's objects.
+    """Return the patches of the first cause, with those that other ranks need beside them, as the
+    contract's objects.
 
-    Of two values of one number the smaller one fits on both ranks: less of what is asked for, or no more of the device than either has
-    free. Of other values that of the first cause counts.
+    Of two values of one number the smaller one fits on both ranks: less of what is asked for, or no
+    more of the device than either has free. Of other values that of the first cause counts.
 
     Args:
         first: the rank that failed first.
         ends: how each rank ended.
     """
-    order = [first, *(rank for rank in sorted(ends) if rank != first and ends[rank].how == "memory")]
+    order = [
+        first,
+        *(rank for rank in sorted(ends) if rank != first and ends[rank].how == "memory"),
+    ]
     found: dict[str, Mapping[str, Any]] = {}
     for rank in order if ends[first].patches else ():
         for patch in ends[rank].patches:
@@ -164,20 +195,28 @@ def one_plan(first: int, ends: Mapping[int, RankEnd]) -> tuple[Mapping[str, Any]
                 continue
             known = found.get(name)
             if known is None or _is_tighter(patch.get("to"), known.get("to")):
-                found[name] = patch if known is None else {**patch, "reason": f"rank {rank}: {patch.get('reason', '')}"}
+                if known is None:
+                    found[name] = patch
+                else:
+                    found[name] = {**patch, "reason": f"rank {rank}: {patch.get('reason', '')}"}
     return tuple(found.values())
 
 
 def _is_tighter(new: object, known: object) -> bool:
-    both = [value for value in (new, known) if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    both = [
+        value
+        for value in (new, known)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
     return len(both) == 2 and both[0] < both[1]
 
 
 # Which rank failed first, whatever their clocks say.
 #
-# A rank whose own message tells of memory failed before those that only lost their connection to it: that order is one of causes, and needs
-# no clock. Of several that ran out of memory, the first one counts where the difference is larger than what the clocks may be off; where
-# it is not, the one with least room.
+# A rank whose own message tells of memory failed before those that only lost their connection to
+# it: that order is one of causes, and needs no clock. Of several that ran out of memory, the first
+# one counts where the difference is larger than what the clocks may be off; where it is not, the
+# one with least room.
 
 # When a line was printed is known to a second.
 PRINTED_SLACK_S: Final = 1.0
@@ -187,7 +226,9 @@ _ROOM: Final = ("kv_cache_available_bytes", "device_free_bytes", "current_free_b
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The rank that failed first; ``is_order_known`` is False where several did and the clocks do not tell which."""
+    """The rank that failed first; ``is_order_known`` is False where several did and the clocks do
+    not tell which.
+    """
 
     rank: int
     is_order_known: bool
@@ -206,7 +247,10 @@ def first_cause(ends: Mapping[int, RankEnd], offsets: Mapping[int, Offset | None
     spans = {rank: _span(end, offsets.get(rank)) for rank, end in failed.items()}
     earliest_end_s = min(latest for _, latest in spans.values())
     may_be_first = [rank for rank, (earliest, _) in spans.items() if earliest <= earliest_end_s]
-    rank = min(may_be_first, key=lambda rank: (not failed[rank].patches, _room(failed[rank].incident), rank))
+    rank = min(
+        may_be_first,
+        key=lambda rank: (not failed[rank].patches, _room(failed[rank].incident), rank),
+    )
     return First(rank, len(may_be_first) == 1)
 
 
@@ -214,15 +258,22 @@ def _span(end: RankEnd, offset: Offset | None) -> tuple[float, float]:
     """Return the earliest and the latest that a rank can have failed at, on rank 0's clock."""
     if end.failed_s is None or offset is None:
         return -math.inf, math.inf
-    at_s, slack_s = end.failed_s + offset.offset_s, offset.slack_s + PRINTED_SLACK_S
+    at_s = end.failed_s + offset.offset_s
+    slack_s = offset.slack_s + PRINTED_SLACK_S
     return at_s - slack_s, at_s + slack_s
 
 
 def _room(incident: Mapping[str, Any] | None) -> float:
     """Return how much room a rank had; infinite where its failure does not tell."""
-    facts = {} if incident is None else incident.get("facts", {})
+    if incident is None:
+        facts = {}
+    else:
+        facts = incident.get("facts", {})
     numbers = (facts.get(name) for name in _ROOM)
-    return next((float(n) for n in numbers if isinstance(n, (int, float)) and not isinstance(n, bool)), math.inf)
+    return next(
+        (float(n) for n in numbers if isinstance(n, (int, float)) and not isinstance(n, bool)),
+        math.inf,
+    )
 
 
 # What only tells that another rank failed: a lost connection, an aborted collective, a timeout.
@@ -278,31 +329,46 @@ def decide(
     decision = replace(decision, patches=one_plan(first.rank, ends))
     refusing = list(_refusing(ends, decision))
     if refusing:
-        is_exhausted = bool(decision.patches) and all(refusal in OF_POLICY for _, refusal in refusing)
-        return replace(decision, why=f"rank {refusing[0][0]}: {refusing[0][1]}", is_exhausted=is_exhausted)
+        is_exhausted = bool(decision.patches) and all(
+            refusal in OF_POLICY for _, refusal in refusing
+        )
+        return replace(
+            decision, why=f"rank {refusing[0][0]}: {refusing[0][1]}", is_exhausted=is_exhausted
+        )
     if not decision.patches:
         return replace(decision, why="nothing more to change by itself")
     return replace(decision, again=True, variables=variables or {})
 
 
 def _refusing(ends: Mapping[int, RankEnd], decision: Decision) -> Iterator[tuple[int, str]]:
-    """Yield each rank that lets none start again, with why: what it permits first, then what it can."""
+    """Yield each rank that lets none start again, with why: what it permits first, then what it
+    can.
+    """
     repeated = why_not_repeated(ends)
     for reasons in (why_not_permitted(decision.patches, ends), repeated):
         yield from sorted(reasons.items())
-    yield from ((rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None)
+    yield from (
+        (rank, end.refusal) for rank, end in sorted(ends.items()) if end.refusal is not None
+    )
 
 
 def ranks_in_words(ranks: Collection[int]) -> str:
     """Return ``rank 2``, or ``ranks 0, 1 and 3``."""
     named = [str(rank) for rank in sorted(ranks)]
-    return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named[:-1])} and {named[-1]}"
+    if len(named) == 1:
+        return f"rank {named[0]}"
+    return f"ranks {', '.join(named[:-1])} and {named[-1]}"
 
 
 def absent_in_words(decision: Decision) -> str:
-    """Return which ranks were stopped, and which did not say how the attempt ended, as far as it is known why."""
+    """Return which ranks were stopped, and which did not say how the attempt ended, as far as it is
+    known why.
+    """
     quiet = set(decision.silent) - set(decision.gone)
-    killed = "is gone, its process was killed" if len(decision.gone) == 1 else "are gone, their processes were killed"
+    if len(decision.gone) == 1:
+        killed = "is gone, its process was killed"
+    else:
+        killed = "are gone, their processes were killed"
     by_signal: dict[str, list[int]] = {}
     for rank, how in decision.stopped.items():
         by_signal.setdefault(how, []).append(int(rank))
@@ -311,7 +377,9 @@ def absent_in_words(decision: Decision) -> str:
         for how, ranks in by_signal.items()
     ]
     told += [f"{ranks_in_words(decision.gone)} {killed}"] if decision.gone else []
-    told += [f"{ranks_in_words(quiet)} {'is' if len(quiet) == 1 else 'are'} silent"] if quiet else []
+    told += (
+        [f"{ranks_in_words(quiet)} {'is' if len(quiet) == 1 else 'are'} silent"] if quiet else []
+    )
     return "; ".join(told)
 
 

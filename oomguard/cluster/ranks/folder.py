@@ -1,6 +1,8 @@
-"""Where the documents lie: a folder that all ranks see, one file a rank, written whole or not at all.
+"""Where the documents lie: a folder that all ranks see, one file a rank, written whole or not at
+all.
 
-Ranks of other hosts, which do not see the folder, are brought there by a mirror (mirror.py): what it brings lies in ``there``.
+Ranks of other hosts, which do not see the folder, are brought there by a mirror (mirror.py): what
+it brings lies in ``there``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-# How the folders begin that are made here: hidden, so that none counts as a file that the command may have written.
+# How the folders begin that are made here: hidden, so that none counts as a file that the command
+# may have written.
 OWN_NAME: Final = ".oomguard-ranks-"
 _HERE: Final = "here"
 _THERE: Final = "there"
@@ -36,7 +39,9 @@ class Folder:
         self._make()
         for folder in (path.parent, path):
             status = folder.stat(follow_symlinks=False)
-            if folder.name.startswith(OWN_NAME) and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+            if folder.name.startswith(OWN_NAME) and (
+                status.st_uid != os.geteuid() or status.st_mode & 0o022
+            ):
                 raise PermissionError(errno.EPERM, "others may write it", str(folder))
 
     def _make(self) -> None:
@@ -54,7 +59,9 @@ class Folder:
         return self.path / _THERE
 
     def write(self, rank: int, text: str) -> None:
-        """Write a rank's document so that nobody reads half of it, and a host that dies leaves it whole. Raises OSError."""
+        """Write a rank's document so that nobody reads half of it, and a host that dies leaves it
+        whole. Raises OSError.
+        """
         self._make()  # the last rank of an earlier job may just have removed it
         partial = self.here / f"{rank}.{os.getpid()}"
         with partial.open("w", encoding="utf-8") as file:
@@ -67,10 +74,17 @@ class Folder:
         """Return every rank's document; a file that has not changed is not read again."""
         found: dict[int, str] = {}
         for folder in (self.there, self.here):
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a listing, so that NFS asks its server
+            with (
+                contextlib.suppress(OSError),
+                os.scandir(folder) as entries,
+            ):  # a listing, so that NFS asks its server
                 for entry in entries:
                     name, dot, end = entry.name.partition(".")
-                    if dot + end == _END and name.isdigit() and (text := self._text(Path(entry.path))) is not None:
+                    if (
+                        dot + end == _END
+                        and name.isdigit()
+                        and (text := self._text(Path(entry.path))) is not None
+                    ):
                         found[int(name)] = text
         return found
 
@@ -97,7 +111,9 @@ class Folder:
         return text
 
     def remove(self) -> None:
-        """Remove it: no rank reads it any more. The one above goes too where it was made for it and is empty."""
+        """Remove it: no rank reads it any more. The one above goes too where it was made for it and
+        is empty.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.parent.name.startswith(OWN_NAME):
             with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""Which rank of which job this process is, as its launcher tells it by variables (launchers.toml)."""
+"""Which rank of which job this process is, as its launcher tells it by variables
+(launchers.toml).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Launched:
         address: where rank 0 can be reached, None where that is not told.
         port: of the address.
         keeps_store: whether the launcher keeps torch's store at the address.
-        again: variables for a job that starts again, with ``{address}`` and ``{port}`` of rank 0 to fill in.
+        again: variables for a job that starts again, with ``{address}`` and ``{port}`` of rank 0 to
+            fill in.
     """
 
     rank: int
@@ -48,15 +51,19 @@ class Launched:
     @property
     def is_on_one_host(self) -> bool:
         """Whether all ranks are known to be on this host."""
-        return self.local_size == self.size or (self.address is not None and _is_local(self.address))
+        return self.local_size == self.size or (
+            self.address is not None and _is_local(self.address)
+        )
 
 
 def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launched | None:
-    """Return which rank of which job the environment says that this process is; None where it is none of several.
+    """Return which rank of which job the environment says that this process is; None where it is
+    none of several.
 
     Args:
         environ: the environment.
-        is_one_job: whether the user says that what a launcher started together is one job; it may be of one rank then.
+        is_one_job: whether the user says that what a launcher started together is one job; it may
+            be of one rank then.
     """
     for row in _rows():
         needed = (*row.get("needs", ()), *(() if is_one_job else row.get("one_job", ())))
@@ -65,7 +72,9 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
             continue
         if size < (1 if is_one_job else 2) or rank >= size:
             return None
-        local_rank, local_size = (_count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size"))
+        local_rank, local_size = (
+            _count(environ.get(row.get(name, ""))) for name in ("local_rank", "local_size")
+        )
         store = row.get("store", {})
         return Launched(
             rank,
@@ -83,7 +92,9 @@ def launched(environ: Mapping[str, str], *, is_one_job: bool = False) -> Launche
 
 
 def starts_once(tail: str) -> bool:
-    """Return whether an output ends with the words of a program that its launcher does not let start a second time."""
+    """Return whether an output ends with the words of a program that its launcher does not let
+    start a second time.
+    """
     end = tail[-_END_CHARS:].lower()
     return any(text in end for text in _table()["starts_once"])
 
@@ -98,7 +109,9 @@ def _table() -> Mapping[str, Any]:
 
 
 def _count(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    if text is not None and text.isascii() and text.isdigit():
+        return int(text)
+    return None
 
 
 def _is_local(address: str) -> bool:

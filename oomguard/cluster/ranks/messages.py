@@ -1,6 +1,7 @@
 """What one rank says of itself: one document that it alone writes, and all others read.
 
-Each rank's document holds all that the others need, so whoever reads late reads the same; nothing is sent twice, and no message is lost.
+Each rank's document holds all that the others need, so whoever reads late reads the same; nothing
+is sent twice, and no message is lost.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 VERSION: Final = 1
-# How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's failure; since we ended it; by a signal
-# to its oomguard, which is a stop; else.
+# How an attempt of a rank ended: well; of memory; of a message that only passes on another rank's
+# failure; since we ended it; by a signal to its oomguard, which is a stop; else.
 How = Literal["ran", "memory", "secondary", "ended", "stopped", "other"]
-# What a rank does: its command runs, it has ended, it could start again, it has nothing more to do with the job.
+# What a rank does: its command runs, it has ended, it could start again, it has nothing more to do
+# with the job.
 State = Literal["running", "ended", "ready", "left"]
 
 
@@ -29,7 +31,8 @@ class RankEnd:
         error: in words, empty where it ran.
         incident: the memory failure as ``report.json.kept_incident`` has it.
         patches: what the rank would change for it, as the contract's objects.
-        refusal: why its command cannot be run again; None: it can be, as far as ``seen`` and ``policy`` permit it.
+        refusal: why its command cannot be run again; None: it can be, as far as ``seen`` and
+            ``policy`` permit it.
         failed_s: when it failed, on its own monotonic clock; None where that is not known.
         seen: what the attempt did to the outside world (effects.py); nothing where it did nothing.
         idempotent: the user permits to repeat that.
@@ -52,7 +55,9 @@ class RankEnd:
 
     @property
     def ends_all(self) -> bool:
-        """Whether the other ranks' commands are ended for it: they would wait for this rank in a collective."""
+        """Whether the other ranks' commands are ended for it: they would wait for this rank in a
+        collective.
+        """
         return self.how == "memory"
 
     @property
@@ -67,7 +72,11 @@ class RankEnd:
 
     @property
     def _did_anything(self) -> bool:
-        did = self.seen.get("open_files") or self.seen.get("changed_files") or self.seen.get("requests", 0) != 0
+        did = (
+            self.seen.get("open_files")
+            or self.seen.get("changed_files")
+            or self.seen.get("requests", 0) != 0
+        )
         return bool(did) and not self.seen.get("is_server", False)
 
 
@@ -85,7 +94,8 @@ class Decision:
         silent: ranks that had not said how they ended in time.
         hows: how each rank ended.
         variables: what every rank's command gets in its environment.
-        is_exhausted: whether only their relaunches or their time hold the ranks back, so that a later start may make the changes.
+        is_exhausted: whether only their relaunches or their time hold the ranks back, so that a
+            later start may make the changes.
         gone: of the silent ranks those whose process was killed for certain.
         stopped: ranks that were ended by a signal, and by which.
     """
@@ -117,11 +127,13 @@ class Said:
         rank: whose it is.
         nonce: drawn for this run: a document that an earlier job left has another one.
         of_leader: the nonce that rank 0 has, as far as it was read.
-        heard: of rank 0: the nonce that each rank shows, and when rank 0 read it first, on its own clock.
+        heard: of rank 0: the nonce that each rank shows, and when rank 0 read it first, on its own
+            clock.
         met: of rank 0: the nonce of each rank that has answered to rank 0's own.
         host: whose process ids and whose clock it has, and the host's name (clock.py).
         pid: the process, with its start, by which it is known on its own host.
-        offset_s: what has to be added to the rank's monotonic clock to have rank 0's; None: not known yet.
+        offset_s: what has to be added to the rank's monotonic clock to have rank 0's; None: not
+            known yet.
         slack_s: how far off that may be.
         beat: grows while the process lives.
         number: the attempt that it makes, or is about to.
@@ -147,7 +159,10 @@ class Said:
 
     def to_text(self) -> str:
         """Return the document as one line of JSON."""
-        from oomguard.report.json import json_line, plain_value  # written first when the command has started
+        from oomguard.report.json import (
+            json_line,
+            plain_value,
+        )  # written first when the command has started
 
         return json_line(plain_value(asdict(self) | {"version": VERSION}))
 
@@ -158,15 +173,22 @@ def said(text: str) -> Said | None:
         row = json.loads(text)
         if not isinstance(row, dict) or row.pop("version", None) != VERSION:
             return None
-        end, decision = row.pop("end"), row.pop("decision")
-        row["heard"] = {rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()}
+        end = row.pop("end")
+        decision = row.pop("decision")
+        row["heard"] = {
+            rank: (str(nonce), float(at_s)) for rank, (nonce, at_s) in row["heard"].items()
+        }
         row["host"], row["pid"] = tuple(row["host"]), tuple(row["pid"])
         return Said(
             **row,
-            end=None if end is None else RankEnd(**end | {name: tuple(end[name]) for name in ("patches", "own_files")}),
+            end=None
+            if end is None
+            else RankEnd(**end | {name: tuple(end[name]) for name in ("patches", "own_files")}),
             decision=None
             if decision is None
-            else Decision(**decision | {name: tuple(decision[name]) for name in ("patches", "silent", "gone")}),
+            else Decision(
+                **decision | {name: tuple(decision[name]) for name in ("patches", "silent", "gone")}
+            ),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -1,4 +1,6 @@
-"""The helper that mirrors a host's documents: a process of a Python that has what the store takes, started beside the command."""
+"""The helper that mirrors a host's documents: a process of a Python that has what the store takes,
+started beside the command.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _ANSWER_S: Final = 1.0
 # torch's TCPStore where it cannot listen: DistNetworkError with the name or the text of the errno.
 _IN_USE: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _TAKEN: Final = (
-    "another program has the port; --rendezvous tcp://HOST:PORT with one that is free, the same for all ranks"
+    "another program has the port; --rendezvous tcp://HOST:PORT with one that is free, the same "
+    "for all ranks"
 )
 
 
@@ -53,8 +56,14 @@ class Mirror:
         self._ready = folder.there / f"ready-{rendezvous.launched.rank}"
         asked["ready"] = str(self._ready)
         self._why_ended: str | None = None
-        self._place = None if store.is_kept_by_rank_0 or store.address is None else (store.address, store.port)
-        place = "" if store.address is None else f" at {store.address}:{store.port}"
+        if store.is_kept_by_rank_0 or store.address is None:
+            self._place = None
+        else:
+            self._place = (store.address, store.port)
+        if store.address is None:
+            place = ""
+        else:
+            place = f" at {store.address}:{store.port}"
         self._named = f"the {store.kind} store{place}"
         self._process = subprocess.Popen(
             [_python(store.kind, argv), str(_CHILD)],
@@ -73,11 +82,15 @@ class Mirror:
     def problem(self) -> str | None:
         """Return why it mirrors nothing any more; None while it does."""
         if self._process.poll() is None:
-            return None if self._ready.exists() else f"{self._named} was not reached"
+            if self._ready.exists():
+                return None
+            return f"{self._named} was not reached"
         return self.why_ended()
 
     def why_apart(self) -> str | None:
-        """Return why the store brings nobody here: its mirror has ended, or nothing answers there; None while it may yet."""
+        """Return why the store brings nobody here: its mirror has ended, or nothing answers there;
+        None while it may yet.
+        """
         if (ended := self.why_ended()) is not None or self._place is None or self._ready.exists():
             return ended
         try:
@@ -91,9 +104,17 @@ class Mirror:
         if self._process.poll() is None:
             return None
         if self._why_ended is None:
-            errors = self._process.stderr.read() if self._process.stderr is not None else ""
-            last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it ended")
-            self._why_ended = f"{self._named}: {_TAKEN}" if _IN_USE.search(last) else last
+            if self._process.stderr is not None:
+                errors = self._process.stderr.read()
+            else:
+                errors = ""
+            last = next(
+                (line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it ended"
+            )
+            if _IN_USE.search(last):
+                self._why_ended = f"{self._named}: {_TAKEN}"
+            else:
+                self._why_ended = last
         return self._why_ended
 
     def close(self) -> None:
@@ -115,5 +136,8 @@ def _python(kind: str, argv: Sequence[str]) -> str:
     """Return our Python where it has the store's library, else the command's."""
     if importlib.util.find_spec(kind) is not None:
         return sys.executable
-    named = argv[0] if PurePath(argv[0]).name.startswith("python") else "python3"
+    if PurePath(argv[0]).name.startswith("python"):
+        named = argv[0]
+    else:
+        named = "python3"
     return shutil.which(named) or sys.executable

@@ -1,7 +1,9 @@
-"""Mirror the documents of one host to the others, through torch's store or Ray's; run as a program by mirror.py.
+"""Mirror the documents of one host to the others, through torch's store or Ray's; run as a program
+by mirror.py.
 
-It imports nothing of oomguard, so that any Python which has torch, or Ray, can run it. What ranks of this host write is put into the
-store, what the others have put there is written beside it. It ends with its standard input.
+It imports nothing of oomguard, so that any Python which has torch, or Ray, can run it. What ranks
+of this host write is put into the store, what the others have put there is written beside it. It
+ends with its standard input.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class TorchStore:
 
     def get(self, key: str) -> bytes | None:
         """Return its value; asked for first, since a get waits for a key that is not there."""
-        return bytes(self._store.get(key)) if self._store.check([key]) else None
+        if self._store.check([key]):
+            return bytes(self._store.get(key))
+        return None
 
 
 class RayStore:
@@ -64,7 +68,10 @@ class RayStore:
         from ray._private.services import canonicalize_bootstrap_address_or_die
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-        named = None if asked["address"] is None else f"{asked['address']}:{asked['port']}"
+        if asked["address"] is None:
+            named = None
+        else:
+            named = f"{asked['address']}:{asked['port']}"
         self._client = GcsClient(address=canonicalize_bootstrap_address_or_die(named or "auto"))
         self._prefix = asked["prefix"]
 
@@ -91,7 +98,8 @@ def main() -> None:
     threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
     os.nice(5)
     store = STORES[asked["kind"]](asked)
-    here, there = Path(asked["here"]), Path(asked["there"])
+    here = Path(asked["here"])
+    there = Path(asked["there"])
     Path(asked["ready"]).touch()
     put: dict[str, tuple[int, int]] = {}
     got: dict[str, bytes] = {}
@@ -99,8 +107,15 @@ def main() -> None:
         is_last = over.is_set()  # what was written before the end is put there too
         for path in sorted(here.glob("*.json")):
             if asked["puts"] is None or path.stem in asked["puts"]:
-                if asked["is_kept_by_rank_0"] and path.stem not in put and store.get(path.stem) is not None:
-                    sys.exit(f"another process is rank {path.stem} there already: give each job an address of its own")
+                if (
+                    asked["is_kept_by_rank_0"]
+                    and path.stem not in put
+                    and store.get(path.stem) is not None
+                ):
+                    sys.exit(
+                        f"another process is rank {path.stem} there already: give each job an "
+                        "address of its own"
+                    )
                 _put(path, store, put)
         if is_last:
             break
@@ -120,7 +135,10 @@ def main() -> None:
 def _put(path: Path, store: Store, put: dict[str, tuple[int, int]]) -> None:
     try:
         status = path.stat()
-        if put.get(path.stem) != (status.st_ino, status.st_mtime_ns) and status.st_size <= MOST_BYTES:
+        if (
+            put.get(path.stem) != (status.st_ino, status.st_mtime_ns)
+            and status.st_size <= MOST_BYTES
+        ):
             store.put(path.stem, path.read_bytes())
             put[path.stem] = status.st_ino, status.st_mtime_ns
     except FileNotFoundError:  # the last rank has removed the folder

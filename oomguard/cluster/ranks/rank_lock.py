@@ -1,8 +1,10 @@
-"""Who is which rank of a folder: a second process that comes as the same rank is of another job, and is refused.
+"""Who is which rank of a folder: a second process that comes as the same rank is of another job,
+and is refused.
 
-Two jobs that begin on one folder at once may mix: one has claimed rank 0, the other rank 1. Who is refused leaves word, and who has a
-rank goes on only where its job is known: all ranks are claimed by processes of one kind and the refused one is of another, or all had
-been there for a while. Else it ends too, since the rank that it would wait for is not there.
+Two jobs that begin on one folder at once may mix: one has claimed rank 0, the other rank 1. Who is
+refused leaves word, and who has a rank goes on only where its job is known: all ranks are claimed
+by processes of one kind and the refused one is of another, or all had been there for a while. Else
+it ends too, since the rank that it would wait for is not there.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _PAUSE_S: Final = 0.02
 _REFUSED: Final = ".refused"
 _SCHEDULED_JOB: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _FIX: Final = (
-    "give each job a place of its own, such as --rendezvous DIR/$SLURM_JOB_ID, and each of its ranks another number"
+    "give each job a place of its own, such as --rendezvous DIR/$SLURM_JOB_ID, and each of its "
+    "ranks another number"
 )
 
 
@@ -49,7 +52,10 @@ class Claim:
     """
 
     def __init__(self, folder: Path, rank: int, size: int, *, leaves_word: bool = True) -> None:
-        self._folder, self._rank, self._size, self._leaves_word = folder, rank, size, leaves_word
+        self._folder = folder
+        self._rank = rank
+        self._size = size
+        self._leaves_word = leaves_word
         self._lock: int | None = None
 
     def take(self) -> None:
@@ -59,16 +65,26 @@ class Claim:
             UsageError: another process has it.
         """
         found: list[Mapping[str, Any] | None] = []
-        thread = threading.Thread(target=lambda: found.append(self._taken()), name="oomguard-claim", daemon=True)
+        thread = threading.Thread(
+            target=lambda: found.append(self._taken()), name="oomguard-claim", daemon=True
+        )
         thread.start()
         thread.join(_ANSWER_S)
-        other = found[0] if found else None
+        if found:
+            other = found[0]
+        else:
+            other = None
         if other is not None:
             who = f"pid {other.get('pid', '?')} on {other.get('host', '?')}"
-            raise UsageError(f"another process is rank {self._rank} in {self._folder.parent} already: {who}", hint=_FIX)
+            raise UsageError(
+                f"another process is rank {self._rank} in {self._folder.parent} already: {who}",
+                hint=_FIX,
+            )
 
     def contested(self) -> str | None:
-        """Return why this rank cannot know the others: another job came together with it; None where it can. Raises OSError."""
+        """Return why this rank cannot know the others: another job came together with it; None
+        where it can. Raises OSError.
+        """
         if self._lock is None:
             return None
         refused = list(self._claims.glob(f"*{_REFUSED}"))
@@ -85,7 +101,10 @@ class Claim:
             is_another = len(kinds) == 1 and str(_told(path).get("kind")) not in kinds
             if len(holders) == self._size and (is_another or at_s > latest_s + _TOGETHER_S):
                 continue
-            return f"another job came to {self._folder.parent} at the same time, as rank {path.stem} too: {_FIX}"
+            return (
+                f"another job came to {self._folder.parent} at the same time, as rank {path.stem} "
+                f"too: {_FIX}"
+            )
         return None
 
     def release(self) -> None:
@@ -131,7 +150,9 @@ class Claim:
                     (self._claims / f"{self._rank}{_REFUSED}").unlink(missing_ok=True)
                     return None
                 os.close(lock)
-                time.sleep(_PAUSE_S)  # an earlier job's last rank looks whether it is the last, or has just removed it
+                time.sleep(
+                    _PAUSE_S
+                )  # an earlier job's last rank looks whether it is the last, or has just removed it
             if self._leaves_word:
                 (self._claims / f"{self._rank}{_REFUSED}").write_text(json.dumps(own))
             return _told(self._claims / str(self._rank))
@@ -145,7 +166,9 @@ class Claim:
 
 
 def _is_locked(file: int) -> bool:
-    """Lock a file; return False where another process has. Raises OSError where the file system has no locks."""
+    """Lock a file; return False where another process has. Raises OSError where the file system has
+    no locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -156,12 +179,16 @@ def _is_locked(file: int) -> bool:
 def _told(path: Path) -> Mapping[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         told = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        return told if isinstance(told, dict) else {}
+        if isinstance(told, dict):
+            return told
+        return {}
     return {}
 
 
 def _kind() -> str:
-    """Return what processes of one job on one host mostly share, and those of two jobs mostly do not."""
+    """Return what processes of one job on one host mostly share, and those of two jobs mostly do
+    not.
+    """
     scheduled = next((os.environ[name] for name in _SCHEDULED_JOB if name in os.environ), "")
     with contextlib.suppress(OSError):
         return json.dumps([str(Path.cwd()), os.getsid(0), scheduled])

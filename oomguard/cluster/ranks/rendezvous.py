@@ -1,6 +1,8 @@
-"""Where the ranks of a job meet: a folder that all of them see, or one a host, mirrored through a store that all hosts reach.
+"""Where the ranks of a job meet: a folder that all of them see, or one a host, mirrored through a
+store that all hosts reach.
 
-The store is what the launcher offers: torch's (TCPStore), which torchrun's agent keeps already, or Ray's key-value store.
+The store is what the launcher offers: torch's (TCPStore), which torchrun's agent keeps already, or
+Ray's key-value store.
 """
 
 from __future__ import annotations
@@ -53,8 +55,10 @@ class Rendezvous:
         folder: where the documents lie on this host.
         store: what mirrors the folder to other hosts; None: all ranks see it.
         mirrors: whether this rank mirrors for its host.
-        is_only_mirror: whether it mirrors for all ranks of its host; else each does for itself, as nothing tells who is there.
-        problem: why the ranks cannot meet, as far as that is known before; the command runs all the same.
+        is_only_mirror: whether it mirrors for all ranks of its host; else each does for itself, as
+            nothing tells who is there.
+        problem: why the ranks cannot meet, as far as that is known before; the command runs all the
+            same.
     """
 
     launched: Launched
@@ -67,10 +71,17 @@ class Rendezvous:
     @property
     def keeps_store(self) -> bool:
         """Whether this rank keeps the store from which the others read."""
-        return self.mirrors and self.store is not None and self.store.is_kept_by_rank_0 and self.launched.rank == 0
+        return (
+            self.mirrors
+            and self.store is not None
+            and self.store.is_kept_by_rank_0
+            and self.launched.rank == 0
+        )
 
     def again(self) -> Mapping[str, str]:
-        """Return the variables of a job that starts again, with an address and a free port of this rank filled in."""
+        """Return the variables of a job that starts again, with an address and a free port of this
+        rank filled in.
+        """
         own = self.launched.again
         if not own:
             return {}
@@ -107,7 +118,10 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
         why = f"{launched.launcher} does not tell where: --rendezvous names {_FORMS}"
         return Rendezvous(launched, shared, problem=why)
     beside = launched.port + (1 if launched.port < _LAST_PORT else -1)
-    port = launched.port if launched.keeps_store else beside
+    if launched.keeps_store:
+        port = launched.port
+    else:
+        port = beside
     store = Store("torch", launched.address, port, not launched.keeps_store, _key(launched))
     return _mirrored(launched, store)
 
@@ -129,12 +143,16 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
     if re.match(r"[a-z][a-z\d+.-]*://", asked) is None and asked != "ray":
         folder = Path(asked).absolute()
         around = (folder, *folder.parents)
-        there = next(path for path in around if os.path.exists(path))  # noqa: PTH110 - Path.exists raises where we may not look
+        # Path.exists raises where we may not look
+        there = next(path for path in around if os.path.exists(path))  # noqa: PTH110
         if not there.is_dir():
-            raise UsageError(f"--rendezvous {asked}: {there} is no folder", hint=f"--rendezvous names {_FORMS}")
+            raise UsageError(
+                f"--rendezvous {asked}: {there} is no folder", hint=f"--rendezvous names {_FORMS}"
+            )
         return Rendezvous(launched, folder / f"{OWN_NAME}{_key(launched)}")
     try:
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
         host = port = None
     if asked == "ray" or (parts.scheme == "ray" and host and port):
@@ -145,7 +163,9 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
 
 
 def _mirrored(launched: Launched, store: Store) -> Rendezvous:
-    """Return a folder for this host, which its first rank mirrors; each rank where nothing tells which that is."""
+    """Return a folder for this host, which its first rank mirrors; each rank where nothing tells
+    which that is.
+    """
     place = hashlib.sha256(repr((store.kind, store.address, store.port)).encode()).hexdigest()[:8]
     folder = own_folder(launched, f"-{place}")
     if launched.local_rank is not None and launched.local_size is not None:

@@ -1,6 +1,8 @@
-"""While a rank's command runs: meet the others, and end the command where another rank ran out of memory.
+"""While a rank's command runs: meet the others, and end the command where another rank ran out of
+memory.
 
-A command whose peer has died may wait for it in a collective for as long as its timeout says, minutes or for ever.
+A command whose peer has died may wait for it in a collective for as long as its timeout says,
+minutes or for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from oomguard.cluster.ranks.messages import Said
 from oomguard.cluster.ranks.rank_lock import ContestedError
 from oomguard.core.log import get_logger
 
-# How often a rank looks: soon at first, as it has to meet the others, then seldom enough that a thousand ranks are no load.
+# How often a rank looks: soon at first, as it has to meet the others, then seldom enough that a
+# thousand ranks are no load.
 _MEETING_PAUSE_S: Final = 0.1
 _PAUSE_S: Final = 0.5
 _RANKS_A_PAUSE: Final = 512
@@ -25,13 +28,15 @@ _ANSWER_S: Final = 5.0
 
 
 class Watch:
-    """Looks at the other ranks during one attempt, in a thread: a file system that does not answer holds nothing else up.
+    """Looks at the other ranks during one attempt, in a thread: a file system that does not answer
+    holds nothing else up.
 
     Args:
         meet: returns the ranks' meeting, and raises OSError where they cannot meet.
         number: the attempt.
         end: ends the command; it gets what is set when the attempt is over.
-        why_apart: returns why the ranks of other hosts cannot be met; None while they can, or may be yet.
+        why_apart: returns why the ranks of other hosts cannot be met; None while they can, or may
+            be yet.
 
     Attributes:
         meeting: the ranks, once they can meet.
@@ -45,7 +50,10 @@ class Watch:
         end: Callable[[threading.Event], None],
         why_apart: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._meet, self._number, self._end, self._why_apart = meet, number, end, why_apart
+        self._meet = meet
+        self._number = number
+        self._end = end
+        self._why_apart = why_apart
         self.meeting: Meeting | None = None
         self.problem: str | None = None
         self._over = threading.Event()
@@ -69,7 +77,8 @@ class Watch:
         except OSError as error:
             self.problem = error.strerror or str(error)
             return
-        pause_s, is_told = _MEETING_PAUSE_S, False
+        pause_s = _MEETING_PAUSE_S
+        is_told = False
         while not self._over.wait(pause_s):
             try:
                 docs = self.meeting.look()
@@ -87,8 +96,14 @@ class Watch:
                 pause_s = max(_PAUSE_S, self.meeting.size / _RANKS_A_PAUSE)
             elif not is_told and (why_apart := self._why_apart()) is not None:
                 is_told = True  # they may be on this host and only start later
-                are = "is" if len(missing) == 1 else "are"
-                what = f"{ranks_in_words(missing)} {are} not met yet, and no rank starts again without the others"
+                if len(missing) == 1:
+                    are = "is"
+                else:
+                    are = "are"
+                what = (
+                    f"{ranks_in_words(missing)} {are} not met yet, and no rank starts again "
+                    "without the others"
+                )
                 get_logger().error(what, reason=why_apart)
             why = self._why_to_end(docs, self.meeting.lost())
             if why is not None and not self._over.is_set():
@@ -100,15 +115,26 @@ class Watch:
         caller = calling(docs, self._number)
         if caller is not None:
             end = docs[caller].end
-            then = " and all ranks start again" if end is not None and end.calls_for_another else ""
+            if end is not None and end.calls_for_another:
+                then = " and all ranks start again"
+            else:
+                then = ""
             return f"ended, as {ranks_in_words([caller])} ran out of memory{then}"
         if lost:
             return f"ended, as {ranks_in_words(lost)} is gone: its process was killed"
-        never_began = {rank for rank, doc in docs.items() if doc.state == "left" and doc.number < self._number}
-        return f"ended, as {ranks_in_words(never_began)} did not start again" if never_began else None
+        never_began = {
+            rank for rank, doc in docs.items() if doc.state == "left" and doc.number < self._number
+        }
+        if never_began:
+            return f"ended, as {ranks_in_words(never_began)} did not start again"
+        return None
 
 
 def calling(docs: dict[int, Said], number: int) -> int | None:
     """Return a rank whose failure in an attempt ends that of all; None where there is none."""
-    called = (rank for rank, doc in sorted(docs.items()) if doc.end and doc.end.number == number and doc.end.ends_all)
+    called = (
+        rank
+        for rank, doc in sorted(docs.items())
+        if doc.end and doc.end.number == number and doc.end.ends_all
+    )
     return next(called, None)

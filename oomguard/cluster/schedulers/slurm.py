@@ -1,4 +1,6 @@
-"""The SLURM job that a run is: its comment, and its place in the queue, through scontrol and squeue."""
+"""The SLURM job that a run is: its comment, and its place in the queue, through scontrol and
+squeue.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from oomguard.analyst.outcome import Outcome
 
 
-# A job's changes from one start to the next: they stand in its comment, in front of what the comment says to people.
+# A job's changes from one start to the next: they stand in its comment, in front of what the
+# comment says to people.
 #
 # What the user made the comment stays, in front of all of ours.
 
@@ -42,21 +45,34 @@ def with_state(settings: Mapping[str, FactValue], text: str) -> str | None:
     """Return a comment with the changes in it; None where they are too long for one.
 
     Args:
-        settings: all that was changed. Which device had room says nothing of the next start, so it is left out.
+        settings: all that was changed. Which device had room says nothing of the next start, so it
+            is left out.
         text: for people, beginning with ``oomguard:``.
     """
     kept = {name: value for name, value in settings.items() if name != DEVICE}
-    state = json.dumps(kept) if kept else ""
+    if kept:
+        state = json.dumps(kept)
+    else:
+        state = ""
     if len(state.encode()) > _MOST_STATE_BYTES:
         return None
-    return f"{_OWN} {state}{text.removeprefix(_OWN)}" if kept else text
+    if kept:
+        return f"{_OWN} {state}{text.removeprefix(_OWN)}"
+    return text
 
 
 def behind(comment: str, text: str) -> str:
-    """Return a comment of ours behind what somebody else has made the comment; what we made it before goes."""
+    """Return a comment of ours behind what somebody else has made the comment; what we made it
+    before goes.
+    """
     ours = _OURS.search(comment)
-    others = comment if ours is None else comment[: ours.start()]
-    return f"{others}{_BETWEEN}{text}" if others else text
+    if ours is None:
+        others = comment
+    else:
+        others = comment[: ours.start()]
+    if others:
+        return f"{others}{_BETWEEN}{text}"
+    return text
 
 
 def is_ours(comment: str) -> bool:
@@ -67,7 +83,10 @@ def is_ours(comment: str) -> bool:
 def state_in(comment: str) -> dict[str, FactValue]:
     """Return the changes in a comment, empty where it has none that this version knows."""
     ours = _OURS.search(comment)
-    state = "" if ours is None else comment[ours.end() :].removeprefix(" ")
+    if ours is None:
+        state = ""
+    else:
+        state = comment[ours.end() :].removeprefix(" ")
     try:
         found, end = json.JSONDecoder().raw_decode(state)
     except (ValueError, RecursionError):
@@ -75,7 +94,9 @@ def state_in(comment: str) -> dict[str, FactValue]:
     if not isinstance(found, dict) or not state[end:].startswith(":"):
         return {}
     return {
-        name: value for name, value in found.items() if name in SETTINGS and isinstance(value, bool | int | float | str)
+        name: value
+        for name, value in found.items()
+        if name in SETTINGS and isinstance(value, bool | int | float | str)
     }
 
 
@@ -84,9 +105,11 @@ def changes_of(
 ) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
     """Return the changes to begin with, and why others are left out.
 
-    The start before made them under its policy, which knew whose each setting was. What this one's words forbid is left out.
+    The start before made them under its policy, which knew whose each setting was. What this one's
+    words forbid is left out.
     """
-    patches, refused = [], []
+    patches = []
+    refused = []
     for name, value in settings.items():
         patch = Patch(name, None, value, effect_of(name, None, value), reason)
         why = policy.blocks(patch, Incident("other", "", settings_complete=True))
@@ -111,7 +134,8 @@ class Job:
         number: what goes back to the queue: the job, of an array this task alone.
         restarts: how often it went back to the queue.
         path: where SLURM's programs are looked for.
-        component: of a heterogeneous job the first component, whose comment is ours; None: the job is none.
+        component: of a heterogeneous job the first component, whose comment is ours; None: the job
+            is none.
     """
 
     number: str
@@ -120,36 +144,60 @@ class Job:
     component: str | None = None
 
     def comment(self, *, tells: bool = True) -> str | None:
-        """Return the job's comment, empty without one; None where SLURM does not tell it, with a line that says so if it ``tells``."""
+        """Return the job's comment, empty without one; None where SLURM does not tell it, with a
+        line that says so if it ``tells``.
+        """
         words = ("squeue", "--noheader", "--jobs", self.number, "--format", "%i %k")
         said = self._said(words, "the job's comment is not read, and stays as it is", tells=tells)
         if said is None:
             return None
         lines = [line.partition(" ") for line in said.splitlines()] or [("", "", "")]
         told = {name: text.strip() for name, _, text in lines}
-        comment = told.get(self.component or self.number) if len(told) > 1 else lines[0][2].strip()
-        return "" if comment == _NO_COMMENT else comment
+        if len(told) > 1:
+            comment = told.get(self.component or self.number)
+        else:
+            comment = lines[0][2].strip()
+        if comment == _NO_COMMENT:
+            return ""
+        return comment
 
     def set_comment(self, text: str, *, is_over: bool = False) -> bool:
-        """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show; return whether it is.
+        """Make a line the job's comment, which ``squeue -o %k`` and ``sacct -o comment`` show;
+        return whether it is.
 
-        ``is_over``: the job may have ended, as after ``scancel``. SLURM takes no comment then, and no word is made of that.
+        ``is_over``: the job may have ended, as after ``scancel``. SLURM takes no comment then, and
+        no word is made of that.
         """
-        words = ("scontrol", "update", f"JobId={self.component or self.number}", f"Comment={' '.join(text.split())}")
+        words = (
+            "scontrol",
+            "update",
+            f"JobId={self.component or self.number}",
+            f"Comment={' '.join(text.split())}",
+        )
         return self._said(words, "the job's comment is not set", tells=not is_over) is not None
 
     def requeue(self) -> bool:
-        """Put the job back into its queue; return whether it is there. SLURM then ends what runs in it."""
-        return self._said(("scontrol", "requeue", self.number), "the job is not requeued") is not None
+        """Put the job back into its queue; return whether it is there. SLURM then ends what runs in
+        it.
+        """
+        return (
+            self._said(("scontrol", "requeue", self.number), "the job is not requeued") is not None
+        )
 
     def _said(self, words: Sequence[str], failure: str, *, tells: bool = True) -> str | None:
-        name, not_done = words[0], partial(_not_done, tells=tells)
+        name = words[0]
+        not_done = partial(_not_done, tells=tells)
         program = shutil.which(name, path=self.path)
         if program is None:
             return not_done(failure, f"no {name} on PATH")
         try:
             ran = subprocess.run(
-                [program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
+                [program, *words[1:]],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIMIT_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return not_done(failure, f"{name} did not end within {_LIMIT_S:.0f} s")
@@ -174,12 +222,19 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
         _not_done(failure, "SLURM_JOB_ID is not set")
         return None
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    times = int(restarts) if restarts.isdigit() else 0
-    # SLURM takes the number of an array's last task for all tasks, as it is the array's too, and that of a heterogeneous job's first
-    # component for the comments of all, which goes back only as a whole. A job that a task of an array submits has its variables.
+    if restarts.isdigit():
+        times = int(restarts)
+    else:
+        times = 0
+    # SLURM takes the number of an array's last task for all tasks, as it is the array's too, and
+    # that of a heterogeneous job's first component for the comments of all, which goes back only as
+    # a whole. A job that a task of an array submits has its variables.
     if environ.get("SLURM_ARRAY_JOB_ID") == number and "SLURM_ARRAY_TASK_ID" in environ:
         number = f"{number}_{environ['SLURM_ARRAY_TASK_ID']}"
-    component = f"{number}+0" if environ.get("SLURM_JOB_ID_HET_GROUP_0") == number else None
+    if environ.get("SLURM_JOB_ID_HET_GROUP_0") == number:
+        component = f"{number}+0"
+    else:
+        component = None
     return Job(number, times, environ.get("PATH"), component)
 
 
@@ -189,9 +244,11 @@ def _not_done(failure: str, reason: str, *, tells: bool = True) -> str | None:
     return None
 
 
-# A run in a SLURM job: a line for those who watch the queue, and a job that goes back to it with its changes.
+# A run in a SLURM job: a line for those who watch the queue, and a job that goes back to it with
+# its changes.
 
-# A command that ends at once, as those of an array do by the thousand, is no load for SLURM while it runs.
+# A command that ends at once, as those of an array do by the thousand, is no load for SLURM while
+# it runs.
 _FIRST_SAID_AFTER_S: Final = 3.0
 
 
@@ -201,34 +258,48 @@ class RunInJob:
     Args:
         job: the job.
         most: how often it may go back to the queue; 0: never.
-        tells_all: whether the comment tells every attempt and end; else only those that a next start of the job needs to know of.
+        tells_all: whether the comment tells every attempt and end; else only those that a next
+            start of the job needs to know of.
     """
 
     def __init__(self, job: Job, most: int, *, tells_all: bool = False) -> None:
-        self._job, self._most, self._tells_all = job, most, tells_all
+        self._job = job
+        self._most = most
+        self._tells_all = tells_all
         self._is_over = threading.Event()
         self._settings: dict[str, FactValue] = {}
         self._setting = threading.Lock()
         self._latest = ""
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that the job's last start left for this one, and say which; none of a job that starts first."""
+        """Return the changes that the job's last start left for this one, and say which; none of a
+        job that starts first.
+        """
         if not self._job.restarts or not self._most:
             return ()
         settings = state_in(self._job.comment() or "")
         if not settings:
             return ()
-        log, reason = get_logger(), f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
+        log = get_logger()
+        reason = f"SLURM job {self._job.number}, requeued {self._job.restarts} times"
         patches, refused = changes_of(settings, policy, reason)
         if refused:
-            log.warning("left out of what the job's last start had changed", settings=", ".join(refused))
+            log.warning(
+                "left out of what the job's last start had changed", settings=", ".join(refused)
+            )
         if patches:
             told = {patch.setting: arrow(patch) for patch in patches}
-            log.info("the job goes on with what its last start changed", **told, restart=self._job.restarts)
+            log.info(
+                "the job goes on with what its last start changed",
+                **told,
+                restart=self._job.restarts,
+            )
         return patches
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Make an attempt the job's comment; a first one without changes once it has run for a while."""
+        """Make an attempt the job's comment; a first one without changes once it has run for a
+        while.
+        """
         self._settings |= {patch.setting: patch.new for patch in patches if patch.new is not None}
         is_plain = number == 1 and not patches
         self._say(f"oomguard: attempt {number} runs", _FIRST_SAID_AFTER_S if is_plain else 0.0)
@@ -240,8 +311,12 @@ class RunInJob:
         """Nothing: the next attempt or the end of the run says it."""
 
     def end(self, outcome: Outcome, text: str) -> None:
-        """Make how the run ended the comment, with the changes that the job's next start begins with."""
-        self._settings |= {patch.setting: patch.new for patch in outcome.left if patch.new is not None}
+        """Make how the run ended the comment, with the changes that the job's next start begins
+        with.
+        """
+        self._settings |= {
+            patch.setting: patch.new for patch in outcome.left if patch.new is not None
+        }
         self._end(text, is_over=outcome.is_stopped)
 
     def say_error(self, text: str) -> None:
@@ -255,7 +330,8 @@ class RunInJob:
         self._is_over.set()
 
     def requeue(self, outcome: Outcome) -> None:
-        """Put the job back into the queue where its next start may fit: with changes left to make, or on a device that others leave.
+        """Put the job back into the queue where its next start may fit: with changes left to make,
+        or on a device that others leave.
 
         SLURM ends what runs in the job then, this process too: all else is done before.
         """
@@ -266,14 +342,25 @@ class RunInJob:
             return
         log = get_logger()
         if self._job.restarts >= self._most:
-            log.warning("the job is not requeued: its restarts are used up", restarts=self._job.restarts, of=self._most)
+            log.warning(
+                "the job is not requeued: its restarts are used up",
+                restarts=self._job.restarts,
+                of=self._most,
+            )
             return
         changes = {patch.setting: arrow(patch) for patch in outcome.left}
         if self._job.requeue():  # else it has said why
-            log.info("the job goes back to its queue", job=self._job.number, restart=self._job.restarts + 1, **changes)
+            log.info(
+                "the job goes back to its queue",
+                job=self._job.number,
+                restart=self._job.restarts + 1,
+                **changes,
+            )
 
     def _say(self, text: str, after_s: float) -> None:
-        """Set the comment beside the command, whose start does not wait for SLURM; of several the latest stands."""
+        """Set the comment beside the command, whose start does not wait for SLURM; of several the
+        latest stands.
+        """
         if not self._tells_all and not self._settings:
             return
         self._latest = text
@@ -287,13 +374,20 @@ class RunInJob:
         threading.Thread(target=say, name="oomguard-slurm", daemon=True).start()
 
     def _set(self, text: str, *, is_over: bool = False) -> None:
-        """Set the comment behind what others have made it by now; where that is not known it stays as it is."""
+        """Set the comment behind what others have made it by now; where that is not known it stays
+        as it is.
+        """
         if not self._tells_all and not self._settings and not self._job.restarts:
             return
         before = self._job.comment(tells=not is_over)
         if before is None or not (self._tells_all or self._settings or is_ours(before)):
             return
-        comment = with_state(self._settings, text) if self._most else text
+        if self._most:
+            comment = with_state(self._settings, text)
+        else:
+            comment = text
         if comment is None:
-            get_logger().warning("the changes are too long for the job's comment: its next start begins without them")
+            get_logger().warning(
+                "the changes are too long for the job's comment: its next start begins without them"
+            )
         self._job.set_comment(behind(before, text if comment is None else comment), is_over=is_over)

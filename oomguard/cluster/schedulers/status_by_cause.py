@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 
 def by_cause(outcome: Outcome) -> Outcome:
-    """Return how a run ended, with the status of its cause where that is memory or a hang; any other status is the command's own.
+    """Return how a run ended, with the status of its cause where that is memory or a hang; any
+    other status is the command's own.
 
-    So it is where memory failed and a permitted change is left: another start, with that change or more relaunches, may end well.
+    So it is where memory failed and a permitted change is left: another start, with that change or
+    more relaunches, may end well.
     """
     incident = outcome.attempts[-1].incident
     if incident is not None and incident.is_oom:
-        name = "device_held" if is_held(incident) else "out_of_memory"
+        if is_held(incident):
+            name = "device_held"
+        else:
+            name = "out_of_memory"
         if name == "out_of_memory" and outcome.is_change_left:
             return outcome
     elif outcome.is_ended_by_us:
@@ -32,7 +37,9 @@ def by_cause(outcome: Outcome) -> Outcome:
 
 
 def is_held(incident: Incident) -> bool:
-    """Return whether memory failed for what others hold, so that a later start, or one elsewhere, may fit."""
+    """Return whether memory failed for what others hold, so that a later start, or one elsewhere,
+    may fit.
+    """
     return incident.causes[0].id in _table()["causes"]["device_held"]
 
 

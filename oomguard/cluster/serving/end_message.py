@@ -1,4 +1,6 @@
-"""How a run ended, in a few lines, for who reads no log: Kubernetes' termination message, and SLURM's comment of a job."""
+"""How a run ended, in a few lines, for who reads no log: Kubernetes' termination message, and
+SLURM's comment of a job.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +25,42 @@ MOST_COMMENT_BYTES: Final = 250
 
 
 def message_of(outcome: Outcome) -> str:
-    """Return how the run ended: what, why with numbers, what was tried, what to change; at most ``MOST_BYTES``."""
+    """Return how the run ended: what, why with numbers, what was tried, what to change; at most
+    ``MOST_BYTES``.
+    """
     from oomguard.report.note import note, tried
     from oomguard.report.presentable import drawn
 
     last = outcome.attempts[-1]
     diagnosis = outcome.diagnosis
-    incident = diagnosis.first_cause if diagnosis is not None else None
+    if diagnosis is not None:
+        incident = diagnosis.first_cause
+    else:
+        incident = None
     if last.incident is not None and incident is not None:
         lines = [note(incident, outcome.attempts, of_command=True)]
     else:
         lines = [drawn(f"oomguard: {last.error or 'ended'}"), *tried(outcome.attempts)]
     notes = [
-        f"  note: {drawn(text)}" for text in (diagnosis.notes if diagnosis is not None else ()) if text != last.error
+        f"  note: {drawn(text)}"
+        for text in (diagnosis.notes if diagnosis is not None else ())
+        if text != last.error
     ]
     return cut("\n".join([*lines, *notes, f"  {_end(outcome)}"]), MOST_BYTES)
 
 
 def comment_of(outcome: Outcome) -> str:
-    """Return how the run ended in one line of at most ``MOST_COMMENT_BYTES`` bytes: what first, and the status in any case."""
+    """Return how the run ended in one line of at most ``MOST_COMMENT_BYTES`` bytes: what first, and
+    the status in any case.
+    """
     from oomguard.report.presentable import drawn
 
-    last, end = outcome.attempts[-1], _end(outcome)
-    why = last.incident.headline if last.incident is not None else last.error
+    last = outcome.attempts[-1]
+    end = _end(outcome)
+    if last.incident is not None:
+        why = last.incident.headline
+    else:
+        why = last.error
     if not why or end.startswith(why):
         return f"oomguard: {end}"
     left = MOST_COMMENT_BYTES - len(f"oomguard: ; {end}".encode())
@@ -75,11 +90,17 @@ def cut(text: str, most_bytes: int) -> str:
 
 
 def message_place(asked: str | None, environ: Mapping[str, str]) -> Path | None:
-    """Return where the termination message goes: where it was asked for, else in a pod where Kubernetes reads it."""
+    """Return where the termination message goes: where it was asked for, else in a pod where
+    Kubernetes reads it.
+    """
     if asked is not None:
         return Path(asked)
-    in_a_pod = _IN_A_POD in environ and DEFAULT_MESSAGE.is_file() and os.access(DEFAULT_MESSAGE, os.W_OK)
-    return DEFAULT_MESSAGE if in_a_pod else None
+    in_a_pod = (
+        _IN_A_POD in environ and DEFAULT_MESSAGE.is_file() and os.access(DEFAULT_MESSAGE, os.W_OK)
+    )
+    if in_a_pod:
+        return DEFAULT_MESSAGE
+    return None
 
 
 def leave_message(place: Path, text: str) -> None:
@@ -88,4 +109,6 @@ def leave_message(place: Path, text: str) -> None:
         place.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
-        get_logger().warning("the termination message could not be written", path=str(place), reason=reason)
+        get_logger().warning(
+            "the termination message could not be written", path=str(place), reason=reason
+        )

@@ -1,4 +1,6 @@
-"""The processes of an engine below its server, by the titles that they give themselves: their states, and the CPU time they took."""
+"""The processes of an engine below its server, by the titles that they give themselves: their
+states, and the CPU time they took.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class EngineProcesses:
 
 
 def engine_processes(root: int, titles: dict[str, Any]) -> EngineProcesses:
-    """Return the engine's processes below ``root``; none where they have no titles, or /proc says nothing."""
+    """Return the engine's processes below ``root``; none where they have no titles, or /proc says
+    nothing.
+    """
     cores: list[int] = []
     cpu_s = 0.0
     for pid in tree.descendants(root):
@@ -59,6 +63,11 @@ def _is(title: str, endings: Sequence[str]) -> bool:
 def _title(pid: int) -> str:
     """Return the first word of a process's command line: a title takes its place."""
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0", 1)[0].decode("utf-8", "replace")
+        return (
+            (_PROC / str(pid) / "cmdline")
+            .read_bytes()
+            .split(b"\0", 1)[0]
+            .decode("utf-8", "replace")
+        )
     except OSError:
         return ""

@@ -1,4 +1,6 @@
-"""Health that sees a hang: looks at a server while it runs, says what is wrong, and ends it where that is asked for."""
+"""Health that sees a hang: looks at a server while it runs, says what is wrong, and ends it where
+that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,15 @@ from oomguard.engines.command import Launch
 from oomguard.engines.server import Address, ServingNames, address_of, serving_names
 from oomguard.supervisor import tree
 
-# One question to a server on this machine, over TCP, TLS or a Unix socket, answered in time or not at all.
+# One question to a server on this machine, over TCP, TLS or a Unix socket, answered in time or not
+# at all.
 
 OK: Final = 200
 NOBODY: Final = "nobody listens"
 ANSWER_S: Final = 10.0  # what a healthy front answers within
 _MOST_BYTES: Final = 16 << 20
-_ANY: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it listens, and where it is asked
+# where it listens, and where it is asked
+_ANY: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +57,24 @@ class _OverUnix(http.client.HTTPConnection):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is asked, and with what key; over TLS no certificate is checked, as the server is our own command."""
+    """Where a server is asked, and with what key; over TLS no certificate is checked, as the server
+    is our own command.
+    """
 
     address: Address
     tls: bool = False
     key: str | None = None
 
-    def ask(self, path: str, *, limit_s: float, body: Mapping[str, Any] | None = None) -> Answer | str:
+    def ask(
+        self, path: str, *, limit_s: float, body: Mapping[str, Any] | None = None
+    ) -> Answer | str:
         """Return the answer, or in a word why none came within ``limit_s``."""
         until_s = time.monotonic() + limit_s
         connection = self._connection(limit_s)
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        if self.key:
+            headers = {"Authorization": f"Bearer {self.key}"}
+        else:
+            headers = {}
         try:
             if body is None:
                 connection.request("GET", path, headers=headers)
@@ -86,56 +97,78 @@ class Server:
     def _connection(self, limit_s: float) -> http.client.HTTPConnection:
         if self.address.path is not None:
             return _OverUnix(self.address.path, limit_s)
-        host, port = _ANY.get(self.address.host, self.address.host), self.address.port
+        host = _ANY.get(self.address.host, self.address.host)
+        port = self.address.port
         if not self.tls:
             return http.client.HTTPConnection(host, port, timeout=limit_s)
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
         return http.client.HTTPSConnection(host, port, timeout=limit_s, context=context)
 
 
-# Requests that wait for an answer, as the kernel tells of the connections to a server: nothing is sent to the server, nothing is read.
+# Requests that wait for an answer, as the kernel tells of the connections to a server: nothing is
+# sent to the server, nothing is read.
 #
-# A server that counts nothing, or got stuck before it counted a request, still has the connection that the request came through. The kernel
-# knows for each when it last carried bytes in either direction (struct tcp_info of include/uapi/linux/tcp.h, asked for through
-# sock_diag(7)): bytes that came after the last ones that went out are a request without an answer, or the first part of one.
+# A server that counts nothing, or got stuck before it counted a request, still has the connection
+# that the request came through. The kernel knows for each when it last carried bytes in either
+# direction (struct tcp_info of include/uapi/linux/tcp.h, asked for through sock_diag(7)): bytes
+# that came after the last ones that went out are a request without an answer, or the first part of
+# one.
 
 _SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
 _DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
-_ERROR, _DONE = 2, 3
+_ERROR = 2
+_DONE = 3
 _ESTABLISHED: Final = 1 << 1
 _INFO: Final = 2  # INET_DIAG_INFO
 _HEAD: Final = struct.Struct("=IHHII")  # struct nlmsghdr
 _MESSAGE_BYTES: Final = 72  # struct inet_diag_msg, attributes follow
-# Offsets in struct tcp_info: milliseconds since bytes were sent and received, how many were sent and confirmed, and how many came in all.
-_SENT, _RECEIVED, _WENT, _CAME = 44, 52, 120, 128
+# Offsets in struct tcp_info: milliseconds since bytes were sent and received, how many were sent
+# and confirmed, and how many came in all.
+_SENT = 44
+_RECEIVED = 52
+_WENT = 120
+_CAME = 128
 _LIMIT_S: Final = 2.0
 
 
 def unanswered_s(port: int) -> tuple[float, ...] | None:
-    """Return for how many seconds each request at a local port waits; None where the kernel does not tell."""
+    """Return for how many seconds each request at a local port waits; None where the kernel does
+    not tell.
+    """
     waits: list[float] = []
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.settimeout(_LIMIT_S)
             for family in (socket.AF_INET, socket.AF_INET6):
                 kernel.send(_request(family, port))
-                waits += [wait for message in _answers(kernel) if (wait := _wait_s(message, port)) is not None]
+                waits += [
+                    wait
+                    for message in _answers(kernel)
+                    if (wait := _wait_s(message, port)) is not None
+                ]
     except (OSError, AttributeError, struct.error):  # no such socket here, or another kernel
         return None
     return tuple(waits)
 
 
 def _request(family: int, port: int) -> bytes:
-    identity = struct.pack(">HH", port, 0) + bytes(32) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-    body = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED) + identity
+    identity = (
+        struct.pack(">HH", port, 0) + bytes(32) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+    )
+    body = (
+        struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
+        + identity
+    )
     return _HEAD.pack(_HEAD.size + len(body), _BY_FAMILY, _DUMP, 1, 0) + body
 
 
 def _answers(kernel: socket.socket) -> Iterator[bytes]:
     while True:
-        data, at = kernel.recv(1 << 16), 0
+        data = kernel.recv(1 << 16)
+        at = 0
         while at < len(data):
             length, kind, *_ = _HEAD.unpack_from(data, at)
             if kind == _DONE:
@@ -155,18 +188,27 @@ def _wait_s(message: bytes, port: int) -> float | None:
         length, kind = struct.unpack_from("=HH", message, at)
         if kind == _INFO and length - 4 >= _CAME + 8:
             info = message[at + 4 : at + length]
-            (sent,), (received,) = struct.unpack_from("=I", info, _SENT), struct.unpack_from("=I", info, _RECEIVED)
+            (sent,), (received,) = (
+                struct.unpack_from("=I", info, _SENT),
+                struct.unpack_from("=I", info, _RECEIVED),
+            )
             went, came = struct.unpack_from("=QQ", info, _WENT)
-            # The kernel's clock ticks every few milliseconds: where both fell into one tick, a first request has had no byte back.
-            return received / 1000 if came and (received < sent or not went) else None
+            # The kernel's clock ticks every few milliseconds: where both fell into one tick, a
+            # first request has had no byte back.
+            if came and (received < sent or not went):
+                return float(received) / 1000
+            return None
         at += max(4, (length + 3) & ~3)
     return None
 
 
-# What a server's /metrics says of its engines: requests in a step, and what changes when the scheduler takes one.
+# What a server's /metrics says of its engines: requests in a step, and what changes when the
+# scheduler takes one.
 
 # A row of the Prometheus text format 0.0.4: name, labels, value; a time may follow.
-_ROW: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*$", re.MULTILINE)
+_ROW: Final = re.compile(
+    r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*$", re.MULTILINE
+)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -186,9 +228,12 @@ class Counters:
 
 
 def read_counters(text: str, names: Mapping[str, Any]) -> dict[str, Counters]:
-    """Return the counters of each engine by its label, "" where it has none; empty where the text is another server's."""
+    """Return the counters of each engine by its label, "" where it has none; empty where the text
+    is another server's.
+    """
     found: dict[str, Counters] = {}
-    progress, awake = frozenset(names["progress"]), names["awake"]
+    progress = frozenset(names["progress"])
+    awake = names["awake"]
     for name, labels, value in _ROW.findall(text):
         is_awake = name == awake["name"]
         if name not in progress and not is_awake and name != names["running"]:
@@ -208,16 +253,19 @@ def read_counters(text: str, names: Mapping[str, Any]) -> dict[str, Counters]:
     return found
 
 
-# Whether a server's engine goes on, judged from looks at it: pure, so that every case can be tried without a server.
+# Whether a server's engine goes on, judged from looks at it: pure, so that every case can be tried
+# without a server.
 #
-# A server that answers ``/health`` may be stuck: the front answers, the scheduler behind it takes no step. What tells the two apart is
-# whether anything that a step changes has changed while a request waited. A long prompt is no hang: each of its chunks changes the share
-# of the KV cache in use, though no token is counted before the last. A single step that takes longer than the limit cannot be told from a
-# hang by anything outside, and the limit is generous for that reason.
+# A server that answers ``/health`` may be stuck: the front answers, the scheduler behind it takes
+# no step. What tells the two apart is whether anything that a step changes has changed while a
+# request waited. A long prompt is no hang: each of its chunks changes the share of the KV cache in
+# use, though no token is counted before the last. A single step that takes longer than the limit
+# cannot be told from a hang by anything outside, and the limit is generous for that reason.
 
 # A server ends by itself within seconds of its engine's death; what lives on after this does not.
 CORE_GONE_S: Final = 30.0
-# Looks that lie so much further apart than planned: we stood still ourselves, and nothing was seen meanwhile.
+# Looks that lie so much further apart than planned: we stood still ourselves, and nothing was seen
+# meanwhile.
 _GAP_RATIO: Final = 4
 # An engine that takes less CPU than this share of the time does nothing.
 _IDLE_RATIO: Final = 0.02
@@ -230,8 +278,10 @@ class Look:
     Attributes:
         began_s: when it began, on the monotonic clock: the server may take its time to answer.
         at_s: when it ended.
-        engines: the counters of each engine by its label; empty where nothing counts, None where the server did not answer.
-        waits_s: for how long each request at the port waits for its answer; None where the kernel does not tell.
+        engines: the counters of each engine by its label; empty where nothing counts, None where
+            the server did not answer.
+        waits_s: for how long each request at the port waits for its answer; None where the kernel
+            does not tell.
         processes: the engine's processes.
         is_paused: whether the server itself is stopped by a signal, so by somebody.
     """
@@ -250,7 +300,8 @@ class Finding:
 
     Attributes:
         what: in words, with its numbers.
-        is_sure: whether nothing else explains it; else a request that goes through the engine decides.
+        is_sure: whether nothing else explains it; else a request that goes through the engine
+            decides.
         is_dead: the engine's process is gone, and its server lives on.
         is_counted: the engine's own counters say it.
         has_counters: whether the engine counts at all.
@@ -275,7 +326,8 @@ class Progress:
     """
 
     def __init__(self, limit_s: float, every_s: float, *, had_cores: bool = False) -> None:
-        self._limit_s, self._every_s = limit_s, every_s
+        self._limit_s = limit_s
+        self._every_s = every_s
         self._last: Look | None = None
         self._quiet_s: dict[str, float] = {}  # since when nothing moves in an engine that has work
         self._moved_s = self._silent_s = self._idle_s = 0.0
@@ -286,25 +338,41 @@ class Progress:
 
     def forget(self, at_s: float) -> None:
         """Begin anew: the engine has answered, or nothing was seen for a while."""
-        self._last, self._quiet_s, self._stopped_s, self._gone_s = None, {}, {}, None
+        self._last = None
+        self._quiet_s = {}
+        self._stopped_s = {}
+        self._gone_s = None
         self._moved_s = self._silent_s = self._idle_s = at_s
 
     def see(self, look: Look) -> Finding | None:
         """Take a look; return what is wrong, None where nothing is or the limit is not reached."""
         last = self._last
-        if last is None or look.is_paused or look.began_s - last.at_s > _GAP_RATIO * self._every_s + 1.0:
+        if (
+            last is None
+            or look.is_paused
+            or look.began_s - last.at_s > _GAP_RATIO * self._every_s + 1.0
+        ):
             self.forget(look.at_s)
             self._idle_cpu_s = look.processes.cpu_s
         self._note_counters(look, last)
         self._note_processes(look)
         self._last = look
-        return self._gone(look) or self._stopped(look) or self._quiet(look) or self._silent(look) or self._waiting(look)
+        return (
+            self._gone(look)
+            or self._stopped(look)
+            or self._quiet(look)
+            or self._silent(look)
+            or self._waiting(look)
+        )
 
     def _note_counters(self, look: Look, last: Look | None) -> None:
         if look.engines is not None:
             self._silent_s = look.at_s
         for label, engine in (look.engines or {}).items():
-            before = last.engines.get(label) if last is not None and last.engines else None
+            if last is not None and last.engines:
+                before = last.engines.get(label)
+            else:
+                before = None
             moved = before is None or before.progress != engine.progress
             if moved or engine.sleeps:
                 self._moved_s = look.at_s
@@ -313,24 +381,34 @@ class Progress:
 
     def _note_processes(self, look: Look) -> None:
         now = look.processes
-        if now.cpu_s - self._idle_cpu_s > _IDLE_RATIO * max(self._every_s, look.at_s - self._idle_s):
-            self._idle_s, self._idle_cpu_s = look.at_s, now.cpu_s
+        if now.cpu_s - self._idle_cpu_s > _IDLE_RATIO * max(
+            self._every_s, look.at_s - self._idle_s
+        ):
+            self._idle_s = look.at_s
+            self._idle_cpu_s = now.cpu_s
         self._stopped_s = {pid: self._stopped_s.get(pid, look.at_s) for pid in now.stopped}
         self._had_cores = self._had_cores or bool(now.cores)
         is_gone = self._had_cores and not now.cores
-        self._gone_s = (look.at_s if self._gone_s is None else self._gone_s) if is_gone else None
+        if is_gone:
+            self._gone_s = look.at_s if self._gone_s is None else self._gone_s
+        else:
+            self._gone_s = None
 
     def _gone(self, look: Look) -> Finding | None:
         if self._gone_s is None or look.at_s - self._gone_s < min(CORE_GONE_S, self._limit_s):
             return None
-        what = f"its engine core has been gone for {look.at_s - self._gone_s:.0f} s and the server lives on"
+        what = (
+            f"its engine core has been gone for {look.at_s - self._gone_s:.0f} s and the server "
+            "lives on"
+        )
         return Finding(what, is_sure=True, is_dead=True)
 
     def _stopped(self, look: Look) -> Finding | None:
         for pid, since_s in self._stopped_s.items():
             if look.at_s - since_s >= self._limit_s:
                 what = (
-                    f"a signal stopped its engine core {pid} {look.at_s - since_s:.0f} s ago, and nothing continued it"
+                    f"a signal stopped its engine core {pid} {look.at_s - since_s:.0f} s ago, and "
+                    "nothing continued it"
                 )
                 return Finding(what, is_sure=True)
         return None
@@ -340,20 +418,31 @@ class Progress:
             engine = (look.engines or {}).get(label)
             if engine is None or look.at_s - since_s < self._limit_s:
                 continue
-            whose = f" of engine {label}" if len(self._quiet_s) > 1 else ""
-            what = f"{engine.running:g} requests{whose} in a step, and no counter moved for {look.at_s - since_s:.0f} s"
-            return Finding(f"{what}{self._cpu(look)}", is_counted=True, may_be_asked=len(self._quiet_s) == 1)
+            if len(self._quiet_s) > 1:
+                whose = f" of engine {label}"
+            else:
+                whose = ""
+            what = (
+                f"{engine.running:g} requests{whose} in a step, and no counter moved for "
+                f"{look.at_s - since_s:.0f} s"
+            )
+            return Finding(
+                f"{what}{self._cpu(look)}", is_counted=True, may_be_asked=len(self._quiet_s) == 1
+            )
         return None
 
     def _silent(self, look: Look) -> Finding | None:
         if look.engines is not None or look.at_s - self._silent_s < self._limit_s:
             return None
-        return Finding(f"the server has answered nothing for {look.at_s - self._silent_s:.0f} s", is_sure=True)
+        return Finding(
+            f"the server has answered nothing for {look.at_s - self._silent_s:.0f} s", is_sure=True
+        )
 
     def _waiting(self, look: Look) -> Finding | None:
         """Judge by the connections: stuck before it counted the request, or it counts nothing.
 
-        Without counters the CPU time of the engine's processes has to stand in: one that computes may be at work.
+        Without counters the CPU time of the engine's processes has to stand in: one that computes
+        may be at work.
         """
         longest_s = max(look.waits_s or (0.0,))
         if longest_s < self._limit_s or look.engines is None:
@@ -361,21 +450,32 @@ class Progress:
         still_s = look.at_s - (self._moved_s if look.engines else self._idle_s)
         if still_s < self._limit_s or not (look.engines or look.processes.cores):
             return None
-        what = "no counter moved" if look.engines else "nothing is counted"
+        if look.engines:
+            what = "no counter moved"
+        else:
+            what = "nothing is counted"
         waited = f"a request has waited for {longest_s:.0f} s"
-        told = f"{waited} and {what} for {still_s:.0f} s" if look.engines else f"{waited} and {what}"
+        if look.engines:
+            told = f"{waited} and {what} for {still_s:.0f} s"
+        else:
+            told = f"{waited} and {what}"
         return Finding(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
 
     def _cpu(self, look: Look) -> str:
-        """Return what is known of its processes' CPU time, to be put behind a finding; empty where that is nothing."""
+        """Return what is known of its processes' CPU time, to be put behind a finding; empty where
+        that is nothing.
+        """
         if not look.processes.cores:
             return ""
         idle_s = look.at_s - self._idle_s
         is_idle = idle_s >= self._limit_s / 2
-        return f"; its processes are idle for {idle_s:.0f} s" if is_idle else "; its processes take CPU time"
+        if is_idle:
+            return f"; its processes are idle for {idle_s:.0f} s"
+        return "; its processes take CPU time"
 
 
-# Looking at a server that answers: its counters, its connections, its processes, and a request of one token where these leave it open.
+# Looking at a server that answers: its counters, its connections, its processes, and a request of
+# one token where these leave it open.
 
 _SERVER_ERROR: Final = 500
 
@@ -386,7 +486,9 @@ def looks_every_s(limit_s: float) -> float:
 
 
 def answer_limit_s(limit_s: float) -> float:
-    """Return how long a request of one token may take that decides over a hang: a quarter of the limit, between 2 and 30 s."""
+    """Return how long a request of one token may take that decides over a hang: a quarter of the
+    limit, between 2 and 30 s.
+    """
     return min(30.0, max(2.0, limit_s / 4))
 
 
@@ -424,37 +526,53 @@ class LookedAt:
 
     def _look(self) -> Look:
         began_s = time.monotonic()
-        answer = self.server.ask(self.names.metrics["path"], limit_s=min(ANSWER_S, self.health.limit_s))
+        answer = self.server.ask(
+            self.names.metrics["path"], limit_s=min(ANSWER_S, self.health.limit_s)
+        )
         engines: dict[str, Counters] | None = None
         if isinstance(answer, Answer):
-            engines = read_counters(answer.text, self.names.metrics) if answer.status == OK else {}
+            if answer.status == OK:
+                engines = read_counters(answer.text, self.names.metrics)
+            else:
+                engines = {}
             if not engines:
                 self._tell_uncounted(answer)
-        waits_s = unanswered_s(self.server.address.port) if self.server.address.path is None else None
+        if self.server.address.path is None:
+            waits_s = unanswered_s(self.server.address.port)
+        else:
+            waits_s = None
         processes = engine_processes(self.pid, dict(self.names.processes))
-        return Look(began_s, time.monotonic(), engines, waits_s, processes, tree.is_stopped(self.pid))
+        return Look(
+            began_s, time.monotonic(), engines, waits_s, processes, tree.is_stopped(self.pid)
+        )
 
     def _tell_uncounted(self, answer: Answer) -> None:
         path = self.names.metrics["path"]
         if self.counts_nothing:
-            why = f"{self.names.metrics['off_flags'][0]} leaves {path} without the engine's counters"
+            why = (
+                f"{self.names.metrics['off_flags'][0]} leaves {path} without the engine's counters"
+            )
         elif answer.status == OK:
             why = f"{path} has no counters of this engine"
         else:
             why = f"{path} answers {answer.status}"
-        left = (
-            "the time that requests wait, and the CPU time of its processes"
-            if self.server.address.path is None
-            else "nothing"
-        )
+        if self.server.address.path is None:
+            left = "the time that requests wait, and the CPU time of its processes"
+        else:
+            left = "nothing"
         self.health.cannot_see(why, left=left)
 
     def _holds(self, finding: Finding, progress: Progress) -> bool:
-        """Return whether the finding stands: nothing else explains it, or a request through the engine gets no answer."""
+        """Return whether the finding stands: nothing else explains it, or a request through the
+        engine gets no answer.
+        """
         if finding.is_sure or self.health.wrong is not None or not finding.may_be_asked:
             return True
         answers: list[Answer | Elsewhere | str] = []
-        limit_s = answer_limit_s(self.health.limit_s) if finding.has_counters else self.health.limit_s
+        if finding.has_counters:
+            limit_s = answer_limit_s(self.health.limit_s)
+        else:
+            limit_s = self.health.limit_s
         asking = threading.Thread(
             target=lambda: answers.append(self._asked(limit_s)), name="oomguard-asks", daemon=True
         )
@@ -464,7 +582,10 @@ class LookedAt:
             if self.over.wait(looks_every_s(limit_s)):
                 return False
             moved = progress.see(self._look()) is None
-        answer = answers[0] if answers else "no answer"
+        if answers:
+            answer = answers[0]
+        else:
+            answer = "no answer"
         if moved or (isinstance(answer, Answer) and answer.status == OK):
             get_logger().debug("the engine goes on", though=finding.what)
             progress.forget(time.monotonic())
@@ -478,10 +599,13 @@ class LookedAt:
         return True
 
     def _asked(self, limit_s: float) -> Answer | Elsewhere | str:
-        """Ask for one token; whatever a server answers, and whatever goes wrong with that, is an answer."""
+        """Ask for one token; whatever a server answers, and whatever goes wrong with that, is an
+        answer.
+        """
         try:
             return self._ask(limit_s)
-        except Exception as error:  # noqa: BLE001 - a thread of our own: what it raises would stand on the command's standard error
+        except Exception as error:  # noqa: BLE001
+            # a thread of our own: what it raises would stand on the command's standard error
             return Elsewhere(f"{type(error).__name__}: {error}")
 
     def _ask(self, limit_s: float) -> Answer | Elsewhere | str:
@@ -493,9 +617,14 @@ class LookedAt:
             self._model = _first_model(told.text)
             if self._model is None:
                 return Elsewhere(f"{path} names no model")
-        path, body = self.names.http["ask"], {"model": self._model, **self.names.http["body"]}
+        path = self.names.http["ask"]
+        body = {"model": self._model, **self.names.http["body"]}
         answer = self.server.ask(path, limit_s=limit_s, body=body)
-        if isinstance(answer, Answer) and answer.status == OK and not isinstance(_parsed(answer.text), dict):
+        if (
+            isinstance(answer, Answer)
+            and answer.status == OK
+            and not isinstance(_parsed(answer.text), dict)
+        ):
             return Elsewhere(f"{path} answers something else than an engine does")
         return answer
 
@@ -528,13 +657,15 @@ class Health:
         engine: the engine's name.
         limit_s: a request that waits for so long while nothing moves is a hang.
         end: ends the command's processes; called from a thread.
-        acts: end a server that hangs; else say it and go on. One whose engine is gone is ended in any case.
+        acts: end a server that hangs; else say it and go on. One whose engine is gone is ended in
+            any case.
         asked_for: whether the user asked to watch, so that it is told where that cannot be done.
         environ: variables of the command.
         is_stopped: whether the user asked to stop: then its end is none of ours.
         is_ready: whether the server has answered in the attempt under way.
         wrong: what is wrong with it now; None: nothing that is known.
-        had_cores: whether the engine's core was there when the server answered: it may die before the first look.
+        had_cores: whether the engine's core was there when the server answered: it may die before
+            the first look.
     """
 
     engine: str
@@ -553,18 +684,25 @@ class Health:
 
     def began(self, _number: int, launch: Launch, pid: int | None) -> None:
         """Begin to look at the server of an attempt."""
-        self.is_ready, self.wrong, self._ended = False, None, None
+        self.is_ready = False
+        self.wrong = None
+        self._ended = None
         argv = innermost(launch.argv)
-        names, address = serving_names(self.engine), address_of(argv, self.engine)
+        names = serving_names(self.engine)
+        address = address_of(argv, self.engine)
         if names is None or pid is None:
             return
         if address is None:
-            self.cannot_see("its address is not known from its command", hint="give --host and --port")
+            self.cannot_see(
+                "its address is not known from its command", hint="give --host and --port"
+            )
             self.is_ready = True  # nobody can tell; who waits for it would wait for ever
             return
         self._over = threading.Event()
         given = (argv, pid, address, names, self._over)
-        threading.Thread(target=self._watch, args=given, name="oomguard-health", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=given, name="oomguard-health", daemon=True
+        ).start()
 
     def ended(self, _attempt: Attempt) -> None:
         """Stop looking: the attempt has ended."""
@@ -576,7 +714,12 @@ class Health:
         return self._ended
 
     def _watch(
-        self, argv: tuple[str, ...], pid: int, address: Address, names: ServingNames, over: threading.Event
+        self,
+        argv: tuple[str, ...],
+        pid: int,
+        address: Address,
+        names: ServingNames,
+        over: threading.Event,
     ) -> None:
         if over.wait(_FIRST_LOOK_S):
             return
@@ -588,13 +731,19 @@ class Health:
         except Exception as error:  # noqa: BLE001 - the run goes on, whatever a server answers
             self.cannot_see(f"{type(error).__name__}: {error}")
 
-    def _answers(self, server: Server, names: ServingNames, pid: int, over: threading.Event) -> bool:
-        """Wait until the server answers; return False where the attempt ended before, or another server answers."""
+    def _answers(
+        self, server: Server, names: ServingNames, pid: int, over: threading.Event
+    ) -> bool:
+        """Wait until the server answers; return False where the attempt ended before, or another
+        server answers.
+        """
 
         is_ours = False
         while True:
             answer = server.ask(names.http["health"], limit_s=ANSWER_S)
-            if answer != NOBODY and not is_ours:  # whatever it says: another server need not know the question
+            if (
+                answer != NOBODY and not is_ours
+            ):  # whatever it says: another server need not know the question
                 listening = self._listening(server.address, pid)
                 if listening is False:
                     return False
@@ -613,13 +762,17 @@ class Health:
         return True
 
     def _listening(self, address: Address, pid: int) -> bool | None:
-        """Return whether the command listens at its address; False where another does instead, which is told; None: not known."""
+        """Return whether the command listens at its address; False where another does instead,
+        which is told; None: not known.
+        """
         from oomguard.analyst.listeners import listening_at
 
         found = {bound: pids for bound, pids in listening_at(address).items() if pids}
         pids = {one for each in found.values() for one in each}
         if not pids or pids & {pid, *tree.descendants(pid)}:
-            return True if pids else None
+            if pids:
+                return True
+            return None
         told = ", ".join(sorted(map(str, found)))
         self.cannot_see("another server answers at its address", address=told, pids=sorted(pids))
         return False
@@ -629,7 +782,10 @@ class Health:
         if why not in self._told:
             self._told.add(why)
             log = get_logger()
-            tell = log.warning if self.asked_for or "pids" in told else log.debug
+            if self.asked_for or "pids" in told:
+                tell = log.warning
+            else:
+                tell = log.debug
             tell(f"a hang of the server may not be seen: {why}", **told)
 
     def found(self, finding: Finding, over: threading.Event) -> bool:
@@ -648,7 +804,9 @@ class Health:
         return acts
 
     def goes_on(self) -> None:
-        """Note that the server works, and say so where it was told otherwise; one that is being stopped moves for that."""
+        """Note that the server works, and say so where it was told otherwise; one that is being
+        stopped moves for that.
+        """
         if self.wrong is not None and not self.is_stopped():
             get_logger().info("the server goes on", after=self.wrong)
             self.wrong = None

@@ -1,4 +1,6 @@
-"""Probes over HTTP that see a hang: answered by the run, for a server whose own ``/health`` answers 200 on a stuck scheduler."""
+"""Probes over HTTP that see a hang: answered by the run, for a server whose own ``/health`` answers
+200 on a stuck scheduler.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 ALIVE: Final = "/livez"
 READY: Final = "/readyz"
-_OK, _UNAVAILABLE, _NOT_FOUND = 200, 503, 404
+_OK = 200
+_UNAVAILABLE = 503
+_NOT_FOUND = 404
 
 
 class Probes:
@@ -35,10 +39,13 @@ class Probes:
     """
 
     def __init__(self, address: Address, health: Health | None) -> None:
-        self._health, self._is_running = health, False
+        self._health = health
+        self._is_running = False
         listening = listening_at(address)
         self.address = Address(address.host, listening.getsockname()[1])
-        threading.Thread(target=self._serve, args=(listening,), name="oomguard-probes", daemon=True).start()
+        threading.Thread(
+            target=self._serve, args=(listening,), name="oomguard-probes", daemon=True
+        ).start()
 
     def began(self, _number: int, _launch: object, _pid: int | None) -> None:
         """Note that the command runs."""
@@ -50,9 +57,14 @@ class Probes:
 
     def answer(self, path: str) -> tuple[int, str]:
         """Return status and text for a path."""
-        wrong = self._health.wrong if self._health is not None else None
+        if self._health is not None:
+            wrong = self._health.wrong
+        else:
+            wrong = None
         if path == ALIVE:
-            return (_OK, "ok") if wrong is None else (_UNAVAILABLE, wrong)
+            if wrong is None:
+                return (_OK, "ok")
+            return (_UNAVAILABLE, wrong)
         if path != READY:
             return _NOT_FOUND, f"{ALIVE} or {READY}"
         if wrong is not None:

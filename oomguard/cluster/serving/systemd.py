@@ -1,7 +1,9 @@
-"""systemd hears when the server is ready, that it goes on, and what it does: the protocol of sd_notify(3), a datagram a message.
+"""systemd hears when the server is ready, that it goes on, and what it does: the protocol of
+sd_notify(3), a datagram a message.
 
-The server knows nothing of it: oomguard stays the unit's main process, and takes the variables that name systemd's socket out of the
-environment, so that nothing below answers in its place. Without a socket nobody is told.
+The server knows nothing of it: oomguard stays the unit's main process, and takes the variables that
+name systemd's socket out of the environment, so that nothing below answers in its place. Without a
+socket nobody is told.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Systemd:
 
     def tell(self, **what: object) -> None:
         """Send one message; nobody may be there any more."""
-        text = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in what.items())
+        text = "\n".join(
+            f"{name}={str(value).replace(chr(10), ' ')}" for name, value in what.items()
+        )
         link = current_link()
         if link is not None:  # systemd hears nobody but its service's main process
             link.say("notify", address=self.address, text=text)
@@ -58,11 +62,15 @@ class Systemd:
 def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
     """Return the socket that the variables name, and take them out; None where they name none."""
     address = environ.pop("NOTIFY_SOCKET", "")
-    usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
+    usec = environ.pop("WATCHDOG_USEC", "")
+    pid = environ.pop("WATCHDOG_PID", "")
     if not address.startswith(("/", "@")):
         return None
     is_ours = usec.isdecimal() and int(usec) > 0 and pid in {"", str(pid_of_run())}
-    path = f"\0{address[1:]}" if address.startswith("@") else address
+    if address.startswith("@"):
+        path = f"\0{address[1:]}"
+    else:
+        path = address
     return Systemd(path, int(usec) / _USEC if is_ours else None)
 
 
@@ -76,11 +84,14 @@ class Told:
     """
 
     def __init__(self, systemd: Systemd, health: Health, stopped: Callable[[], bool]) -> None:
-        self._systemd, self._health, self._stopped = systemd, health, stopped
+        self._systemd = systemd
+        self._health = health
+        self._stopped = stopped
         self._every_s = min(_EVERY_S, (systemd.watchdog_s or 2 * _EVERY_S) / 2)
         self._over = threading.Event()
         self._pid: int | None = None
-        self._did, self._did_s = (0.0, 0), 0.0
+        self._did = (0.0, 0)
+        self._did_s = 0.0
         self._was_ready = self._was_stopped = self._has_failed = False
         self._lock = threading.Lock()
         self._status = ""
@@ -88,7 +99,9 @@ class Told:
 
     def began(self, number: int, _launch: Launch, pid: int | None) -> None:
         """Tell that an attempt has begun."""
-        self._pid, self._did, self._did_s = pid, (0.0, 0), time.monotonic()
+        self._pid = pid
+        self._did = (0.0, 0)
+        self._did_s = time.monotonic()
         self._say("starting" if number == 1 else f"starting again, attempt {number}")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="oomguard-systemd", daemon=True)
@@ -101,9 +114,12 @@ class Told:
             self._say(f"attempt {attempt.number} failed: {attempt.error or 'out of memory'}")
 
     def stopping(self) -> None:
-        """Tell, once and at once, that the user asked to stop: the server may take its time. Called from any thread."""
+        """Tell, once and at once, that the user asked to stop: the server may take its time. Called
+        from any thread.
+        """
         with self._lock:
-            is_first, self._was_stopped = not self._was_stopped, True
+            is_first = not self._was_stopped
+            self._was_stopped = True
             if is_first:
                 self._systemd.tell(STOPPING=1, STATUS="stopping")
 
@@ -116,9 +132,12 @@ class Told:
         while not self._over.wait(self._every_s if self._was_ready else min(1.0, self._every_s)):
             try:
                 self._tick()
-            except Exception as error:  # noqa: BLE001 - nothing is known to be wrong with the server, and silence would end it
+            except Exception as error:  # noqa: BLE001
+                # nothing is known to be wrong with the server, and silence would end it
                 if not self._has_failed:
-                    get_logger().warning("systemd is told less", reason=f"{type(error).__name__}: {error}")
+                    get_logger().warning(
+                        "systemd is told less", reason=f"{type(error).__name__}: {error}"
+                    )
                 self._has_failed = True
                 self._pulse()
 
@@ -153,12 +172,15 @@ class Told:
                 self._systemd.tell(STATUS=status)
 
     def _goes_on(self) -> bool:
-        """Return whether a start does anything: its processes take CPU time or read, or there is none yet to do so."""
+        """Return whether a start does anything: its processes take CPU time or read, or there is
+        none yet to do so.
+        """
         now_s = time.monotonic()
         if self._pid is None:
             return True
         pids = [self._pid, *tree.descendants(self._pid)]
         did = sum(map(cpu_of, pids)), sum(map(tree.read_bytes, pids))
         if did[0] - self._did[0] >= 0.02 * self._every_s or did[1] != self._did[1]:
-            self._did, self._did_s = did, now_s
+            self._did = did
+            self._did_s = now_s
         return now_s - self._did_s < _STILL_S

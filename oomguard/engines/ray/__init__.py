@@ -1,1 +1,3 @@
-"""Ray: its cluster as a place to work, its tasks and actors under the guard, its errors unwrapped."""
+"""Ray: its cluster as a place to work, its tasks and actors under the guard, its errors
+unwrapped.
+"""

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 from oomguard.core.errors import UsageError
 from oomguard.core.installation import install_hint
 
-# Batches over a cluster: results in the order of the batches, a few ahead of the one that is waited for, no batch lost with its worker.
+# Batches over a cluster: results in the order of the batches, a few ahead of the one that is waited
+# for, no batch lost with its worker.
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,12 +27,18 @@ _KEPT: Final = 6
 
 
 def in_order(
-    ray: Any, function: Callable[..., list[R]], common: object, batches: Sequence[Sequence[T]], at_once: int
+    ray: Any,
+    function: Callable[..., list[R]],
+    common: object,
+    batches: Sequence[Sequence[T]],
+    at_once: int,
 ) -> Generator[list[R | str]]:
-    """Yield what ``function(common, batch)`` returns for each batch, in their order: a result for each entry of a batch.
+    """Yield what ``function(common, batch)`` returns for each batch, in their order: a result for
+    each entry of a batch.
 
-    A batch whose worker dies is worked on again entry by entry, so that one entry costs no other; of an entry that ends its worker by
-    itself the result is the reason, as text. What the function raises is raised.
+    A batch whose worker dies is worked on again entry by entry, so that one entry costs no other;
+    of an entry that ends its worker by itself the result is the reason, as text. What the function
+    raises is raised.
 
     Args:
         ray: the connected ``ray`` module.
@@ -48,7 +55,9 @@ def in_order(
     turn = 0
     try:
         while turn < len(batches):
-            while waiting and len(running) < _AHEAD * at_once and waiting[0] < turn + _KEPT * at_once:
+            while (
+                waiting and len(running) < _AHEAD * at_once and waiting[0] < turn + _KEPT * at_once
+            ):
                 index = waiting.popleft()
                 running[task.remote(shared, batches[index])] = index
             if turn in done:
@@ -79,11 +88,15 @@ def _result(ray: Any, task: Any, shared: Any, batch: Sequence[Any], reference: A
 
 
 def _how(error: BaseException) -> str:
-    kinds = {"OutOfMemoryError": "was killed by Ray's memory monitor", "NodeDiedError": "was lost with its node"}
+    kinds = {
+        "OutOfMemoryError": "was killed by Ray's memory monitor",
+        "NodeDiedError": "was lost with its node",
+    }
     return f"the Ray worker that read it {kinds.get(type(error).__name__, 'died')}"
 
 
-# The folder that this package lies in: workers on this machine, and on those that share it, load the very same files.
+# The folder that this package lies in: workers on this machine, and on those that share it, load
+# the very same files.
 _OWN_FOLDER: Final = Path(__file__).absolute().parents[3]
 _ADDRESS: Final = re.compile(r"(?:ray://)?(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d{1,5})/?")
 _ANSWER_S: Final = 10.0
@@ -93,19 +106,23 @@ _VERSIONS: Final = re.compile(f"{_SIDE.format('theirs')}.*?{_SIDE.format('ours')
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
-    """Yield the ``ray`` module, connected: to the cluster that ``RAY_ADDRESS`` names or that runs here, else to one of its own.
+    """Yield the ``ray`` module, connected: to the cluster that ``RAY_ADDRESS`` names or that runs
+    here, else to one of its own.
 
-    A cluster that is of this process already stays connected; any other is left, and one of its own ended. Set no credentials and no
-    code of the working directory on its workers: they get this package's folder in its place.
+    A cluster that is of this process already stays connected; any other is left, and one of its own
+    ended. Set no credentials and no code of the working directory on its workers: they get this
+    package's folder in its place.
 
     Raises:
-        UsageError: Ray is not installed, the cluster is of another version, or does not answer; the message has both versions.
+        UsageError: Ray is not installed, the cluster is of another version, or does not answer; the
+            message has both versions.
     """
     try:
         import ray
     except ImportError:
         raise UsageError(
-            "--engine ray takes Ray, which is not installed", hint=f"{install_hint('ray')}, or leave --engine out"
+            "--engine ray takes Ray, which is not installed",
+            hint=f"{install_hint('ray')}, or leave --engine out",
         ) from None
     if ray.is_initialized():
         yield ray
@@ -123,12 +140,16 @@ def cluster() -> Iterator[Any]:
 
 
 def _require_answer(address: str) -> None:
-    """Raise UsageError where nothing listens at an address: Ray itself waits for a minute there, and then ends the process."""
+    """Raise UsageError where nothing listens at an address: Ray itself waits for a minute there,
+    and then ends the process.
+    """
     found = _ADDRESS.fullmatch(address)
     if found is None:
         return
     try:
-        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=_ANSWER_S).close()
+        socket.create_connection(
+            (found["host"].strip("[]"), int(found["port"])), timeout=_ANSWER_S
+        ).close()
     except OSError as error:
         raise _not_joined(OSError(f"{address}: {error.strerror or error}")) from None
 
@@ -144,9 +165,13 @@ def _not_joined(error: BaseException) -> UsageError:
         return UsageError(
             f"the Ray cluster runs Ray {told['theirs']} on Python {told['theirs_python']}, "
             f"this process has Ray {told['ours']} on Python {told['ours_python']}",
-            hint=f"pip install 'ray=={told['theirs']}' under Python {told['theirs_python']}, or leave --engine out",
+            hint=(
+                f"pip install 'ray=={told['theirs']}' under Python {told['theirs_python']}, or "
+                "leave --engine out"
+            ),
         )
     first = " ".join(text.split())[:300] or type(error).__name__
     return UsageError(
-        f"the Ray cluster cannot be joined: {first}", hint="ray status shows it; RAY_ADDRESS names another one"
+        f"the Ray cluster cannot be joined: {first}",
+        hint="ray status shows it; RAY_ADDRESS names another one",
     )

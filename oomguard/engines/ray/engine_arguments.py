@@ -1,4 +1,6 @@
-"""Patches in what starts vLLM on Ray: the ``engine_kwargs`` of Ray Data's processors and of Ray Serve's LLM deployments."""
+"""Patches in what starts vLLM on Ray: the ``engine_kwargs`` of Ray Data's processors and of Ray
+Serve's LLM deployments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from oomguard.core.setting_spellings import surface
 from oomguard.core.settings import setting
 from oomguard.remedy.planner import next_patches
 
-# The one engine of a Ray Serve configuration file: an entry of ``llm_configs`` in the ``args`` of an application.
+# The one engine of a Ray Serve configuration file: an entry of ``llm_configs`` in the ``args`` of
+# an application.
 
 # ray.serve.llm's builders: build_openai_app takes a list, build_llm_deployment one.
 _MANY: Final = "llm_configs"
@@ -31,20 +34,26 @@ def one_engine(file: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return what holds the configuration of the file's engine, and its key or index there.
 
     Raises:
-        SettingError: the file has none that stands in it, or several: which one failed is not known.
+        SettingError: the file has none that stands in it, or several: which one failed is not
+            known.
     """
     found = list(_engines(file))
     if not found:
         raise SettingError("the Serve file has no llm_configs with an engine in it", hint=_HINT)
     if len(found) > 1:
         named = ", ".join(_name(holder[key]) for holder, key in found)
-        raise SettingError(f"the Serve file has {len(found)} engines: {named}; a patch is of one", hint=_HINT)
+        raise SettingError(
+            f"the Serve file has {len(found)} engines: {named}; a patch is of one", hint=_HINT
+        )
     return found[0]
 
 
 def _engines(file: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     applications = file.get(_APPLICATIONS)
-    of_each = applications if isinstance(applications, list) else []
+    if isinstance(applications, list):
+        of_each = applications
+    else:
+        of_each = []
     for args in (file, *(app.get("args") for app in of_each if isinstance(app, Mapping))):
         if not isinstance(args, Mapping):
             continue
@@ -55,8 +64,14 @@ def _engines(file: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _name(config: Any) -> str:
-    loads = config.get("model_loading_config") if isinstance(config, Mapping) else None
-    named = loads.get("model_id") if isinstance(loads, Mapping) else None
+    if isinstance(config, Mapping):
+        loads = config.get("model_loading_config")
+    else:
+        loads = None
+    if isinstance(loads, Mapping):
+        named = loads.get("model_id")
+    else:
+        named = None
     return str(named or "one without a model_id")
 
 
@@ -64,24 +79,32 @@ C = TypeVar("C")
 _ENGINE: Final = "vllm"
 _FIELD: Final = "engine_kwargs"
 _NONE: Final = object()
-# What a vLLMEngineProcessorConfig and an LLMConfig have to have: a mapping with one of these is no engine's arguments.
+# What a vLLMEngineProcessorConfig and an LLMConfig have to have: a mapping with one of these is no
+# engine's arguments.
 _BESIDE: Final = ("model_source", "model_loading_config")
 
 
 def ray_patched(
-    config: C, patches: Diagnosis | Incident | Mapping[str, FactValue], *, engine_version: str | None = None
+    config: C,
+    patches: Diagnosis | Incident | Mapping[str, FactValue],
+    *,
+    engine_version: str | None = None,
 ) -> C:
-    """Return a copy of what starts vLLM on Ray, with the patches in its engine arguments; what was given stays as it was.
+    """Return a copy of what starts vLLM on Ray, with the patches in its engine arguments; what was
+    given stays as it was.
 
     Args:
-        config: Ray Data's ``vLLMEngineProcessorConfig``, Ray Serve's ``LLMConfig``, a mapping of either (a Serve configuration
-            file's), a whole Serve file with one engine, or the engine arguments themselves.
-        patches: a diagnosis or an incident, whose plan's first permitted patches are taken, or settings and values by name.
-        engine_version: vLLM's version on the workers, which spells its arguments; None: the newest known.
+        config: Ray Data's ``vLLMEngineProcessorConfig``, Ray Serve's ``LLMConfig``, a mapping of
+            either (a Serve configuration file's), a whole Serve file with one engine, or the engine
+            arguments themselves.
+        patches: a diagnosis or an incident, whose plan's first permitted patches are taken, or
+            settings and values by name.
+        engine_version: vLLM's version on the workers, which spells its arguments; None: the newest
+            known.
 
     Raises:
-        SettingError: a setting that is unknown, or that vLLM has no argument for; a configuration or patches that are none of these;
-            a Serve file with several engines.
+        SettingError: a setting that is unknown, or that vLLM has no argument for; a configuration
+            or patches that are none of these; a Serve file with several engines.
     """
     return _patched(config, arguments_of(patches, engine_version))
 
@@ -91,7 +114,10 @@ def _patched(config: C, changed: Mapping[str, FactValue]) -> C:
         if is_serve_file(config):
             return _file_patched(config, changed)
         holds = _FIELD in config or any(name in config for name in _BESIDE)
-        values = {**config, _FIELD: _joined(config, config.get(_FIELD), changed)} if holds else {**config, **changed}
+        if holds:
+            values = {**config, _FIELD: _joined(config, config.get(_FIELD), changed)}
+        else:
+            values = {**config, **changed}
         return cast("C", values if type(config) is dict else type(config)(values))  # type: ignore[call-arg]
     arguments = _joined(config, getattr(config, _FIELD, _NONE), changed)
     if hasattr(config, "model_copy"):  # pydantic's, which both are
@@ -114,37 +140,54 @@ def _joined(config: object, arguments: object, changed: Mapping[str, FactValue])
     if arguments is None or isinstance(arguments, Mapping):
         return {**(arguments or {}), **changed}
     what = type(config).__name__
-    why = f"{what} has no {_FIELD}" if arguments is _NONE else f"{_FIELD} is no mapping: {type(arguments).__name__}"
+    if arguments is _NONE:
+        why = f"{what} has no {_FIELD}"
+    else:
+        why = f"{_FIELD} is no mapping: {type(arguments).__name__}"
     raise SettingError(
         f"ray_patched cannot patch this: {why}",
-        hint="give a vLLMEngineProcessorConfig, an LLMConfig, a mapping of either, or the engine_kwargs",
+        hint=(
+            "give a vLLMEngineProcessorConfig, an LLMConfig, a mapping of either, or the "
+            "engine_kwargs"
+        ),
     )
 
 
 def arguments_of(
     patches: Diagnosis | Incident | Mapping[str, FactValue], engine_version: str | None = None
 ) -> dict[str, FactValue]:
-    """Return patches as arguments of vLLM, in its units; none where nothing can be done. The arguments are those of ``ray_patched``."""
+    """Return patches as arguments of vLLM, in its units; none where nothing can be done. The
+    arguments are those of ``ray_patched``.
+    """
     found: dict[str, FactValue] = {}
     for name, value in _settings(patches, engine_version).items():
         own = surface(name, _ENGINE, engine_version)
         if own.kwarg is None:
             raise SettingError(
-                f"vLLM has no argument for {name}", hint="oomguard diagnose names the surface that it has"
+                f"vLLM has no argument for {name}",
+                hint="oomguard diagnose names the surface that it has",
             )
         found[own.kwarg] = own.own(value)
     return found
 
 
-def _settings(patches: Diagnosis | Incident | Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
+def _settings(
+    patches: Diagnosis | Incident | Mapping[str, FactValue], version: str | None
+) -> dict[str, FactValue]:
     if not isinstance(patches, (Mapping, Diagnosis, Incident)):
         raise SettingError(
-            f"patches are a diagnosis, an incident, or values by setting, not {type(patches).__name__}",
-            hint='oomguard.ray_patched(config, oomguard.diagnose(error)), or {"max_model_len": 4096}',
+            "patches are a diagnosis, an incident, or values by setting, not "
+            f"{type(patches).__name__}",
+            hint=(
+                'oomguard.ray_patched(config, oomguard.diagnose(error)), or {"max_model_len": 4096}'
+            ),
         )
     if isinstance(patches, Mapping):
         return {setting(name).name: value for name, value in patches.items()}
-    incident = patches.first_cause if isinstance(patches, Diagnosis) else patches
+    if isinstance(patches, Diagnosis):
+        incident = patches.first_cause
+    else:
+        incident = patches
     if incident is None:
         return {}
     chosen = next_patches(incident, lambda name: surface(name, _ENGINE, version).kwarg is not None)

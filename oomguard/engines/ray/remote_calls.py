@@ -1,4 +1,6 @@
-"""Remote functions and classes of actors that are guarded after Ray made them: the code within is guarded, and Ray makes them anew."""
+"""Remote functions and classes of actors that are guarded after Ray made them: the code within is
+guarded, and Ray makes them anew.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,13 @@ from typing import Any
 
 
 def guarded(function: object, decorate: Callable[..., Any]) -> Any | None:
-    """Return a remote function or a class of actors with its code under ``decorate``; None for anything else.
+    """Return a remote function or a class of actors with its code under ``decorate``; None for
+    anything else.
 
     Args:
         function: what is to be guarded.
-        decorate: guards one function; ``is_method`` says that it is one of several, of which not all need to be split.
+        decorate: guards one function; ``is_method`` says that it is one of several, of which not
+            all need to be split.
     """
     ray = sys.modules.get("ray")
     if ray is None:
@@ -27,18 +31,29 @@ def guarded(function: object, decorate: Callable[..., Any]) -> Any | None:
 
 
 def _again(ray: Any, code: Any, options: dict[str, Any]) -> Any:
-    """Return the code as Ray's, with the options that it had; those that Ray set by itself it sets again."""
+    """Return the code as Ray's, with the options that it had; those that Ray set by itself it sets
+    again.
+    """
     chosen = {name: value for name, value in options.items() if not name.startswith("_")}
-    return ray.remote(**chosen)(code) if chosen else ray.remote(code)
+    if chosen:
+        return ray.remote(**chosen)(code)
+    return ray.remote(code)
 
 
 def _guarded_class(plain: type, decorate: Callable[..., Any]) -> type:
-    """Return a class in the place of ``plain`` whose own methods are guarded, ``__init__`` too: there engines are started."""
+    """Return a class in the place of ``plain`` whose own methods are guarded, ``__init__`` too:
+    there engines are started.
+    """
     methods = {
         name: decorate(value, is_method=True)
         for owner in reversed(plain.__mro__[:-1])
         for name, value in vars(owner).items()
-        if inspect.isfunction(value) and (not name.startswith("_") or name in ("__init__", "__call__"))
+        if inspect.isfunction(value)
+        and (not name.startswith("_") or name in ("__init__", "__call__"))
     }
-    about = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+    about = {
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+    }
     return type(plain.__name__, (plain,), {**methods, **about})

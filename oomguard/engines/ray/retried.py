@@ -1,4 +1,6 @@
-"""A task that Ray runs again after its memory monitor has killed the worker that ran it: Ray tells it nothing of that, the cluster does."""
+"""A task that Ray runs again after its memory monitor has killed the worker that ran it: Ray tells
+it nothing of that, the cluster does.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from typing import Any, Final
 from oomguard.engines.protocol import KilledBefore
 
 _BY: Final = "Ray's memory monitor"
-# A kill comes before the task's next attempt by as long as Ray waits, and looks for a place: others may have ended an attempt since.
+# A kill comes before the task's next attempt by as long as Ray waits, and looks for a place: others
+# may have ended an attempt since.
 _RECENT_S: Final = 600.0
 
 
 def killed_before() -> KilledBefore | None:
-    """Return how often what runs in this process now was killed for memory before, as far as the cluster tells; None: never.
+    """Return how often what runs in this process now was killed for memory before, as far as the
+    cluster tells; None: never.
 
     A first attempt asks nobody, and a later one once.
     """
@@ -23,8 +27,13 @@ def killed_before() -> KilledBefore | None:
     try:
         worker = ray._private.worker.global_worker  # type: ignore[union-attr]
         attempt = worker.core_worker.get_current_task_attempt_number()
-        return _killed(ray, worker.current_task_id.hex(), attempt, worker.current_job_id.binary()) if attempt else None
-    except Exception:  # noqa: BLE001 - without Ray, in another version of it, or of a cluster that does not answer: as it was
+        if attempt:
+            return _killed(
+                ray, worker.current_task_id.hex(), attempt, worker.current_job_id.binary()
+            )
+        return None
+    except Exception:  # noqa: BLE001
+        # without Ray, in another version of it, or of a cluster that does not answer: as it was
         return None
 
 
@@ -38,4 +47,6 @@ def _killed(ray: Any, task: str, attempt: int, job: bytes) -> KilledBefore | Non
     for entry in ray._private.state.state._connect_and_get_accessor().get_worker_table():
         row = gcs_pb2.WorkerTableData.FromString(entry)  # type: ignore[attr-defined]
         kills += row.exit_type == of_memory and row.job_id == job and row.end_time_ms >= since_ms
-    return KilledBefore(f"{task}/{attempt}", min(attempt, kills), _BY) if kills else None
+    if kills:
+        return KilledBefore(f"{task}/{attempt}", min(attempt, kills), _BY)
+    return None

@@ -1,4 +1,6 @@
-"""A Ray ``runtime_env`` that brings oomguard to the workers: the package with its entry point for vLLM, and our variables."""
+"""A Ray ``runtime_env`` that brings oomguard to the workers: the package with its entry point for
+vLLM, and our variables.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,17 @@ def ray_runtime_env(
     ship: bool = True,
     engine_version: str | None = None,
 ) -> dict[str, Any]:
-    """Return a ``runtime_env`` for ``ray.init``, a task or an actor, whose workers have oomguard's plugin inside vLLM.
+    """Return a ``runtime_env`` for ``ray.init``, a task or an actor, whose workers have oomguard's
+    plugin inside vLLM.
 
     Args:
-        patches: what vLLM's engines on the workers get, as in ``ray_patched``; None: nothing is changed.
+        patches: what vLLM's engines on the workers get, as in ``ray_patched``; None: nothing is
+            changed.
         base: a ``runtime_env`` of yours, which is kept; its variables come before ours.
-        ship: whether the package is sent along, as ``py_modules``, which Ray takes in ``ray.init`` only: enough for the plugin. The
-            guard's own dependencies come with oomguard installed on the nodes (its wheel file), or with ``base={"pip": [WHEEL]}``. False:
-            variables only, as a task's or an actor's ``runtime_env`` has to be.
+        ship: whether the package is sent along, as ``py_modules``, which Ray takes in ``ray.init``
+            only: enough for the plugin. The guard's own dependencies come with oomguard installed
+            on the nodes (its wheel file), or with ``base={"pip": [WHEEL]}``. False: variables only,
+            as a task's or an actor's ``runtime_env`` has to be.
         engine_version: vLLM's version on the workers; None: the newest known.
 
     Raises:
@@ -60,7 +65,9 @@ def ray_runtime_env(
 
 
 def _shipped() -> list[str]:
-    """Return the folders that Ray packs: the package, and the metadata in which vLLM finds its entry point."""
+    """Return the folders that Ray packs: the package, and the metadata in which vLLM finds its
+    entry point.
+    """
     folder = Path(tempfile.mkdtemp(prefix="oomguard-ray-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(_PACKAGE, folder / _PLUGIN, ignore=_IGNORED)

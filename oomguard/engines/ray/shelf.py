@@ -1,4 +1,6 @@
-"""The key-value store of a Ray cluster, for short texts that its workers leave for each other; it lasts as long as the cluster."""
+"""The key-value store of a Ray cluster, for short texts that its workers leave for each other; it
+lasts as long as the cluster.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,30 @@ class ClusterShelf:
     """Texts of one job: another job on the same cluster has others."""
 
     def __init__(self, kv: Any, job: str) -> None:
-        self._kv, self._job = kv, job
+        self._kv = kv
+        self._job = job
 
     def read(self, name: str) -> str | None:
         """Return the text of this name, None where there is none."""
         found = self._kv._internal_kv_get(self._key(name), namespace=_NAMESPACE)
-        return None if found is None else bytes(found).decode("utf-8", "replace")
+        if found is None:
+            return None
+        return bytes(found).decode("utf-8", "replace")
 
     def write(self, name: str, text: str) -> None:
         """Leave a text under this name, in the place of an earlier one."""
-        self._kv._internal_kv_put(self._key(name), text.encode(), overwrite=True, namespace=_NAMESPACE)
+        self._kv._internal_kv_put(
+            self._key(name), text.encode(), overwrite=True, namespace=_NAMESPACE
+        )
 
     def _key(self, name: str) -> bytes:
         return f"sizes:{self._job}:{name}".encode()
 
 
 def shelf() -> ClusterShelf | None:
-    """Return the cluster's shelf for this process's job; None in a process that is not connected to one."""
+    """Return the cluster's shelf for this process's job; None in a process that is not connected to
+    one.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

@@ -1,4 +1,6 @@
-"""A model with another implementation of attention for a while: torch's own in place of one that keeps a matrix of scores."""
+"""A model with another implementation of attention for a while: torch's own in place of one that
+keeps a matrix of scores.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,16 @@ _MASK_AXES: Final = 2
 
 
 def why_not_attending(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Return why a call of a model cannot run with attention that keeps no scores; None where it can."""
+    """Return why a call of a model cannot run with attention that keeps no scores; None where it
+    can.
+    """
     config: Any = getattr(model, "config", None)
-    now, family = getattr(config, "_attn_implementation", None), str(getattr(config, "model_type", ""))
+    now = getattr(config, "_attn_implementation", None)
+    family = str(getattr(config, "model_type", ""))
     if now != _WITH_SCORES:
-        return "its attention keeps no scores already" if now else "its attention is not known"
+        if now:
+            return "its attention keeps no scores already"
+        return "its attention is not known"
     if not hasattr(model, "set_attn_implementation"):
         return "this transformers changes no model's attention"
     if family not in _families():
@@ -35,7 +42,11 @@ def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | No
         return f"{STATE} asks for the scores"
     if getattr(arguments.get("attention_mask"), "ndim", _MASK_AXES) != _MASK_AXES:
         return "its attention_mask is made for eager attention"
-    if any(module._forward_hooks for module in model.modules() if "attention" in type(module).__name__.lower()):
+    if any(
+        module._forward_hooks
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower()
+    ):
         return "a hook of yours on its attention may look at the scores"
     return None
 
@@ -45,7 +56,11 @@ def attending(model: Any, implementation: str) -> Iterator[None]:
     """Have a model attend by this implementation."""
     with ONE_CALL:  # a model's configuration is changed while it runs so
         configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-        before = {id(c): (c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")}
+        before = {
+            id(c): (c, c._attn_implementation)
+            for c in configs
+            if hasattr(c, "_attn_implementation")
+        }
         try:
             model.set_attn_implementation(implementation)
             yield

@@ -1,4 +1,6 @@
-"""What a call of ``generate`` changes beside its result, as it was before: generators, the user's own cache, the layers of a draft."""
+"""What a call of ``generate`` changes beside its result, as it was before: generators, the user's
+own cache, the layers of a draft.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.random_draws import States
 
 
-# What a call leaves on its model for the next one, a value for each row (Qwen-VL's ``rope_deltas``): put together after the last part.
+# What a call leaves on its model for the next one, a value for each row (Qwen-VL's
+# ``rope_deltas``): put together after the last part.
 
 _NAMES: Final = ("rope_deltas",)
 
@@ -25,7 +28,8 @@ def put_together(
     start: int,
     rows_left: int,
 ) -> Iterator[None]:
-    """Keep what a part that begins at row ``start`` leaves; with no rows left, leave what all parts have.
+    """Keep what a part that begins at row ``start`` leaves; with no rows left, leave what all parts
+    have.
 
     Args:
         model: the model.
@@ -48,7 +52,8 @@ def put_together(
             setattr(module, name, torch.cat([value for _, _, value in found]))
 
 
-# With it the model itself guesses tokens: its configuration says fewer layers meanwhile, and still does after a failure there.
+# With it the model itself guesses tokens: its configuration says fewer layers meanwhile, and still
+# does after a failure there.
 EARLY_EXIT: Final = "assistant_early_exit"
 _LAYERS: Final = "num_hidden_layers"
 
@@ -59,7 +64,8 @@ class Began:
 
     Attributes:
         states: where the generators stood.
-        cache_tokens: the tokens that each layer of a given cache had; None: no cache is given, or not such a one.
+        cache_tokens: the tokens that each layer of a given cache had; None: no cache is given, or
+            not such a one.
         layers: how many layers the model's configuration says; None where it does not.
     """
 
@@ -73,7 +79,10 @@ class Began:
         from oomguard.engines.transformers.random_draws import states_now
 
         layers = _plain_layers(cache)
-        tokens = None if layers is None else tuple(int(layer.get_seq_length()) for layer in layers)
+        if layers is None:
+            tokens = None
+        else:
+            tokens = tuple(int(layer.get_seq_length()) for layer in layers)
         layers = getattr(_config(model), _LAYERS, None)
         return cls(states_now(getattr(main, "device", None)), tokens, layers)
 
@@ -84,12 +93,18 @@ class Began:
             setattr(config, _LAYERS, self.layers)
 
     def restore(self, arguments: Mapping[str, Any]) -> None:
-        """Take from the cache what a call that failed has added: some of its layers may have more tokens than others."""
+        """Take from the cache what a call that failed has added: some of its layers may have more
+        tokens than others.
+        """
         layers = _plain_layers(given_cache(arguments))
         for number, layer in enumerate(layers or () if self.cache_tokens is not None else ()):
             tokens = self.cache_tokens[number] if number < len(self.cache_tokens or ()) else 0  # type: ignore[index]
             for name in ("keys", "values"):
-                if (held := getattr(layer, name, None)) is not None and held.dim() > 1 and held.shape[-2] > tokens:
+                if (
+                    (held := getattr(layer, name, None)) is not None
+                    and held.dim() > 1
+                    and held.shape[-2] > tokens
+                ):
                     setattr(layer, name, held[..., :tokens, :])
 
 
@@ -100,6 +115,8 @@ def _config(model: Any) -> Any:
 def _plain_layers(cache: Any) -> list[Any] | None:
     """Return the layers of a cache that grows with every token and keeps all; None of any other."""
     layers = getattr(cache, "layers", None)
-    if not isinstance(layers, list) or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
+    if not isinstance(layers, list) or any(
+        type(layer).__name__ != "DynamicLayer" for layer in layers
+    ):
         return None
     return layers

@@ -1,7 +1,8 @@
-"""Which calls of transformers are watched: a row for each method, with the class that reads a call of it.
+"""Which calls of transformers are watched: a row for each method, with the class that reads a call
+of it.
 
-A class that overrides a watched method (Whisper's ``generate``) is watched there too: what it makes of its arguments before
-it calls the method above cannot be split any more.
+A class that overrides a watched method (Whisper's ``generate``) is watched there too: what it makes
+of its arguments before it calls the method above cannot be split any more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from oomguard.engines.transformers.inputs import is_tensor, size_of_generate
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.probe import torch_memory
 
-# A module of sentence-transformers that runs a model on a dict of features, and gives the dict back with what it found.
+# A module of sentence-transformers that runs a model on a dict of features, and gives the dict back
+# with what it found.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,17 @@ class FeaturesCall:
     def of(cls, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeaturesCall:
         """Read a call."""
         model = getattr(module, "auto_model", None) or module.model
-        given = args[0] if args else kwargs.get("features")
+        if args:
+            given = args[0]
+        else:
+            given = kwargs.get("features")
         tensors = {name: value for name, value in dict(given or {}).items() if is_tensor(value)}
         features = ForwardCall.of(model, (), tensors)
-        known = len(args) == 1 and isinstance(given, Mapping) and not any(map(is_tensor, kwargs.values()))
+        known = (
+            len(args) == 1
+            and isinstance(given, Mapping)
+            and not any(map(is_tensor, kwargs.values()))
+        )
         return cls(args, kwargs, features, None if known else "its arguments are not known")
 
     @property
@@ -93,7 +102,9 @@ class FeaturesCall:
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
-        """What a mean over rows weighs: the result is a record of fields, none of which is known to be one."""
+        """What a mean over rows weighs: the result is a record of fields, none of which is known to
+        be one.
+        """
         return no_weight
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -126,7 +137,8 @@ class FeaturesCall:
         return result
 
 
-# Methods of other libraries around ``generate`` that hand it more than rows: read as the call of it that they amount to.
+# Methods of other libraries around ``generate`` that hand it more than rows: read as the call of it
+# that they amount to.
 
 # What PEFT hangs on each of its layers for the time of a call, in tuners/lora/model.py.
 _HOOKS: Final = frozenset({"_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"})
@@ -134,18 +146,24 @@ _HOOKS: Final = frozenset({"_adapter_names_pre_forward_hook", "_alora_offsets_pr
 
 @dataclass(frozen=True, slots=True)
 class AdaptersCall(GenerateCall):
-    """``generate`` of a PEFT model; only with an adapter for each row is it more than the call that it makes."""
+    """``generate`` of a PEFT model; only with an adapter for each row is it more than the call that
+    it makes.
+    """
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart; the call that it makes is looked at where it names no adapters."""
+        """Why its rows cannot be run apart; the call that it makes is looked at where it names no
+        adapters.
+        """
         if self.kwargs.get("adapter_names") is None:
             return "it names no adapters for its rows"
         return GenerateCall.not_splittable.fget(self)  # type: ignore[attr-defined,no-any-return]
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Run a part without the hooks of a call that failed, which PEFT leaves on the model with the adapters of its rows."""
+        """Run a part without the hooks of a call that failed, which PEFT leaves on the model with
+        the adapters of its rows.
+        """
         _remove_hooks(self.model)
         try:
             with GenerateCall.around(self, start, stop):
@@ -158,19 +176,24 @@ class AdaptersCall(GenerateCall):
 class HarnessCall(GenerateCall):
     """``_model_generate`` of lm-evaluation-harness.
 
-    It makes criteria for as many rows as it gets, that end all of them once each has said a stop word. Rows of a part may end
-    earlier than in the whole batch: what comes after a stop word is cut off by the harness.
+    It makes criteria for as many rows as it gets, that end all of them once each has said a stop
+    word. Rows of a part may end earlier than in the whole batch: what comes after a stop word is
+    cut off by the harness.
     """
 
     pad: int = 0
 
     @classmethod
-    def of(cls, lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None) -> HarnessCall:
+    def of(
+        cls, lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
+    ) -> HarnessCall:
         """Read a call; its arguments get the names that ``generate`` has for them."""
         named = _named(lm, args, kwargs)
         call = GenerateCall.of(lm.model, (), {"input_ids": named["context"]}, began)
         pad = getattr(lm.tokenizer, "pad_token_id", None)
-        return cls(lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, pad=pad or 0)
+        return cls(
+            lm.model, (), named, call.rows, call.prompt_tokens, call.draws, call.began, pad=pad or 0
+        )
 
     @property
     def pad_value(self) -> int | None:
@@ -182,7 +205,9 @@ def _remove_hooks(model: Any) -> None:
     for module in model.modules():
         hooks = module._forward_pre_hooks
         for number in [
-            n for n, hook in hooks.items() if getattr(getattr(hook, "func", hook), "__name__", "") in _HOOKS
+            n
+            for n, hook in hooks.items()
+            if getattr(getattr(hook, "func", hook), "__name__", "") in _HOOKS
         ]:
             del hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
@@ -201,7 +226,8 @@ def _named(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
     return named
 
 
-# What Trainer keeps of the batches that it has evaluated: on the device until the last one, unless ``eval_accumulation_steps`` is set.
+# What Trainer keeps of the batches that it has evaluated: on the device until the last one, unless
+# ``eval_accumulation_steps`` is set.
 #
 # It hands them out as arrays on the host, so that they may wait there.
 
@@ -222,7 +248,9 @@ class AddedResults:
     rows: int = 1
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
-    not_splittable: str = "the results of all batches are kept together: set eval_accumulation_steps"
+    not_splittable: str = (
+        "the results of all batches are kept together: set eval_accumulation_steps"
+    )
     estimated_row_bytes: int | None = None
     waits_on_host: bool = False
     may_train: bool = False
@@ -270,7 +298,11 @@ class AddedResults:
 
 
 def added(
-    often: Handler, wrapped: Callable[..., Any], container: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    often: Handler,
+    wrapped: Callable[..., Any],
+    container: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Have results added, and note what holds them."""
     _kept[container] = threading.get_ident()
@@ -282,12 +314,19 @@ def held_bytes() -> int:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    kept = (leaf for container in _own() for leaf in tree_leaves(container.tensors) if isinstance(leaf, torch.Tensor))
+    kept = (
+        leaf
+        for container in _own()
+        for leaf in tree_leaves(container.tensors)
+        if isinstance(leaf, torch.Tensor)
+    )
     return sum(tensor.nbytes for tensor in kept if torch_memory.counts(tensor))
 
 
 def move_to_host() -> None:
-    """Move these results to the host, as ``eval_accumulation_steps`` does; raise MemoryError where that has no room."""
+    """Move these results to the host, as ``eval_accumulation_steps`` does; raise MemoryError where
+    that has no room.
+    """
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -301,7 +340,11 @@ def move_to_host() -> None:
 
 def _own() -> list[Any]:
     thread = threading.get_ident()
-    return [container for container, of in list(_kept.items()) if of == thread and hasattr(container, _MOVES)]
+    return [
+        container
+        for container, of in list(_kept.items())
+        if of == thread and hasattr(container, _MOVES)
+    ]
 
 
 # Module, method in it, and how a call of it is read.
@@ -322,7 +365,8 @@ WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
         ReadBegun(HarnessCall.of, GenerateCall.begin, size_of_harness_call),
     ),
 )
-# The same for what is called often, through ``often``: a module of sentence-transformers calls a model's ``forward`` by its name.
+# The same for what is called often, through ``often``: a module of sentence-transformers calls a
+# model's ``forward`` by its name.
 OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (
     ("sentence_transformers.base.modules.transformer", "Transformer.forward", FeaturesCall.of),
 )
@@ -330,9 +374,11 @@ _handlers: list[Handler] = []
 
 
 def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
-    """Have every watched call go through ``handler``, now or once its module is imported; once per process.
+    """Have every watched call go through ``handler``, now or once its module is imported; once per
+    process.
 
-    The call of a model itself goes through ``often``, the outermost one: ``is_inside`` tells of those below.
+    The call of a model itself goes through ``often``, the outermost one: ``is_inside`` tells of
+    those below.
     """
     if _handlers:
         return
@@ -344,17 +390,25 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
         (module, functools.partial(_put_around, functools.partial(often, read), method))
         for module, method, read in OFTEN
     ]
-    wraps.append(("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside)))
-    wraps.append((KEEPS[0], functools.partial(_put_around, functools.partial(added, often), KEEPS[1])))
+    wraps.append(
+        ("transformers.modeling_utils", functools.partial(_watch_forward, often, is_inside))
+    )
+    wraps.append(
+        (KEEPS[0], functools.partial(_put_around, functools.partial(added, often), KEEPS[1]))
+    )
     for module, wrap in wraps:
         if module in sys.modules:
-            wrap(importlib.import_module(module))  # waits where another thread is still importing it
+            wrap(
+                importlib.import_module(module)
+            )  # waits where another thread is still importing it
         else:
             wrapt.register_post_import_hook(wrap, module)
 
 
 def _put_around(handler: Callable[..., Any], method: str, module: Any) -> None:
-    """Have calls of a method go through ``handler``; a version that has no such method stays as it is."""
+    """Have calls of a method go through ``handler``; a version that has no such method stays as it
+    is.
+    """
     owner, _, name = method.partition(".")
     cls = getattr(module, owner, None)
     function = getattr(cls, name, None)
@@ -362,8 +416,12 @@ def _put_around(handler: Callable[..., Any], method: str, module: Any) -> None:
         setattr(cls, name, _watched_method(function, handler))
 
 
-def _watched_method(function: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function in the place of a method, so that objects and bound methods can be pickled and copied."""
+def _watched_method(
+    function: Callable[..., Any], handler: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a plain function in the place of a method, so that objects and bound methods can be
+    pickled and copied.
+    """
 
     @functools.wraps(function)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -371,29 +429,36 @@ def _watched_method(function: Callable[..., Any], handler: Callable[..., Any]) -
             return handler(types.MethodType(function, self), self, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again as it is
             # One frame of ours is enough above the engine's.
-            raise error.with_traceback(_without_own_frames(error.__traceback__))  # noqa: B904 - the same one
+            # the same one
+            raise error.with_traceback(_without_own_frames(error.__traceback__))  # noqa: B904
 
     return watched
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    while trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("oomguard."):
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(
+        "oomguard."
+    ):
         trace = trace.tb_next
     return trace
 
 
 def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:
-    """Give models a ``__call__`` of their own: a plain function, which torch.compile reads through where it compiles."""
+    """Give models a ``__call__`` of their own: a plain function, which torch.compile reads through
+    where it compiles.
+    """
     import torch
 
-    base, is_compiling = torch.nn.Module, torch.compiler.is_compiling
+    base = torch.nn.Module
+    is_compiling = torch.compiler.is_compiling
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or is_inside():
             return base.__call__(self, *args, **kwargs)
         return often(ForwardCall.of, functools.partial(base.__call__, self), self, args, kwargs)
 
-    call.__name__, call.__qualname__ = "__call__", "PreTrainedModel.__call__"
+    call.__name__ = "__call__"
+    call.__qualname__ = "PreTrainedModel.__call__"
     module.PreTrainedModel.__call__ = call
 
 
@@ -406,7 +471,9 @@ def _wrap(method: str, read: ReadCall, module: Any) -> None:
 
 
 def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
-    """Watch the method ``name`` of every class below ``base`` that overrides it, of those to come as well."""
+    """Watch the method ``name`` of every class below ``base`` that overrides it, of those to come
+    as well.
+    """
 
     def wrap(cls: Any) -> None:
         own = cls.__dict__.get(name)
@@ -417,7 +484,8 @@ def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         wrap(cls)
 
-    below, seen = list(base.__subclasses__()), set()
+    below = list(base.__subclasses__())
+    seen = set()
     while below:
         cls = below.pop()
         if cls not in seen:

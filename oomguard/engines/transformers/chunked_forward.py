@@ -1,4 +1,6 @@
-"""A causal model's forward over some tokens at a time: its cache carries what came before, and logits are put side by side."""
+"""A causal model's forward over some tokens at a time: its cache carries what came before, and
+logits are put side by side.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,17 @@ from typing import Any, Final
 
 from oomguard.core.files import read_tables
 from oomguard.engines.transformers.independence import own_code, rope_by_length, why_state_of
-from oomguard.engines.transformers.inputs import NAMES, given_cache, name_in, of_host, why_packed, with_cache
+from oomguard.engines.transformers.inputs import (
+    NAMES,
+    given_cache,
+    name_in,
+    of_host,
+    why_packed,
+    with_cache,
+)
 
-# Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a call runs as it is.
+# Arguments that are cut along the tokens, or mean the same for each chunk; with any other tensor a
+# call runs as it is.
 _ALONG_TOKENS: Final = frozenset({"input_ids", "inputs_embeds", "position_ids", "token_type_ids"})
 _MASK: Final = "attention_mask"
 _ALIKE: Final = frozenset({"cache_position", *NAMES, "use_cache", "labels"})
@@ -22,7 +32,8 @@ _ALIKE: Final = frozenset({"cache_position", *NAMES, "use_cache", "labels"})
 _STATES: Final = ("output_hidden_states", "output_attentions", "output_router_logits")
 _MASK_AXES: Final = 2
 _FILE: Final = Path(__file__).with_name("chunked_models.toml")
-# A model is changed while it runs another way, in chunks or with other attention: one call at a time.
+# A model is changed while it runs another way, in chunks or with other attention: one call at a
+# time.
 ONE_CALL: Final = threading.RLock()
 # How transformers names what reads on from its own tokens.
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
@@ -35,10 +46,22 @@ def why_not_in_chunks(model: Any, arguments: Mapping[str, Any]) -> str | None:
 
 def _why_not_model(model: Any) -> str | None:
     config: Any = getattr(model, "config", None)
-    name, family = type(model).__name__, str(getattr(config, "model_type", ""))
-    if not name.endswith(_CAUSAL) or getattr(config, "is_encoder_decoder", True) or name_in(model) is None:
-        return f"{name} is not known to read its tokens one after the other, with a cache of those before"
-    looks = [causal for module in model.modules() if isinstance(causal := getattr(module, "is_causal", None), bool)]
+    name = type(model).__name__
+    family = str(getattr(config, "model_type", ""))
+    if (
+        not name.endswith(_CAUSAL)
+        or getattr(config, "is_encoder_decoder", True)
+        or name_in(model) is None
+    ):
+        return (
+            f"{name} is not known to read its tokens one after the other, with a cache of those "
+            "before"
+        )
+    looks = [
+        causal
+        for module in model.modules()
+        if isinstance(causal := getattr(module, "is_causal", None), bool)
+    ]
     if not looks or not all(looks):
         return f"{name} may look at tokens to come"
     if family not in compared_families():
@@ -60,13 +83,19 @@ def _why_not_arguments(model: Any, arguments: Mapping[str, Any]) -> str | None:
         loss := next((n for n in arguments if n not in named and n not in NAMES), None)
     ):
         return f"the argument {loss} belongs to the loss of the whole call"
-    strange = next((name for name, value in arguments.items() if not _is_of_tokens(name, value)), None)
-    return why_packed(arguments) if strange is None else f"the argument {strange} is not of tokens"
+    strange = next(
+        (name for name, value in arguments.items() if not _is_of_tokens(name, value)), None
+    )
+    if strange is None:
+        return why_packed(arguments)
+    return f"the argument {strange} is not of tokens"
 
 
 @functools.cache
 def compared_families() -> frozenset[str]:
-    """Return the types of models that were compared with their cache read over some tokens at a time."""
+    """Return the types of models that were compared with their cache read over some tokens at a
+    time.
+    """
     return frozenset(next(iter(read_tables("chunked", [_FILE]).values()))["model_types"])
 
 
@@ -77,11 +106,18 @@ def _is_of_tokens(name: str, value: Any) -> bool:
         return value is not False  # a tuple is not put together along its tokens
     if name == "logits_to_keep":
         return value is None or isinstance(value, int)
-    return name in _ALONG_TOKENS or name in _ALIKE or value is None or isinstance(value, (bool, int, float, str))
+    return (
+        name in _ALONG_TOKENS
+        or name in _ALIKE
+        or value is None
+        or isinstance(value, (bool, int, float, str))
+    )
 
 
 def begins_padded(mask: Any) -> bool:
-    """Return whether a row begins with hidden tokens: they look at all others alike, so what they say changes with the chunk."""
+    """Return whether a row begins with hidden tokens: they look at all others alike, so what they
+    say changes with the chunk.
+    """
     if mask is None or getattr(mask, "ndim", 0) != _MASK_AXES:
         return False
     return of_host(lambda shown: bool((shown[:, 0] == 0).any()), mask)
@@ -89,20 +125,33 @@ def begins_padded(mask: Any) -> bool:
 
 @contextlib.contextmanager
 def chunking(model: Any, tokens: int) -> Iterator[None]:
-    """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where that can be done."""
+    """Have every call of a model over more than ``tokens`` tokens run in chunks of as many, where
+    that can be done.
+    """
     with ONE_CALL:
         yield from _replaced(model, tokens)
 
 
 def _replaced(model: Any, tokens: int) -> Iterator[None]:
-    own, forward = vars(model).get("forward"), model.forward
+    own = vars(model).get("forward")
+    forward = model.forward
     names = tuple(inspect.signature(type(model).forward).parameters)[1:]
 
-    @functools.wraps(forward)  # generate looks at its signature, and asks for few logits where it takes logits_to_keep
+    @functools.wraps(
+        forward
+    )  # generate looks at its signature, and asks for few logits where it takes logits_to_keep
     def chunked(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        main = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
-        if main is None or main.ndim < 2 or main.shape[1] <= tokens or why_not_in_chunks(model, given) is not None:
+        if given.get("input_ids") is not None:
+            main = given.get("input_ids")
+        else:
+            main = given.get("inputs_embeds")
+        if (
+            main is None
+            or main.ndim < 2
+            or main.shape[1] <= tokens
+            or why_not_in_chunks(model, given) is not None
+        ):
             return forward(*args, **kwargs)
         return _in_chunks(model, forward, given, tokens)
 
@@ -120,26 +169,46 @@ def _in_chunks(model: Any, forward: Any, given: dict[str, Any], tokens: int) -> 
     import torch
     from transformers import DynamicCache
 
-    main = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
-    total, labels, keeps_cache = main.shape[1], given.pop("labels", None), given.get("use_cache")
-    cache, name = given_cache(given), name_in(model) or NAMES[0]
-    cache = DynamicCache(config=model.config) if cache is None else cache
-    before, kept, logits = cache.get_seq_length(), int(given.get("logits_to_keep") or 0) or total, list[Any]()
+    if given.get("input_ids") is not None:
+        main = given["input_ids"]
+    else:
+        main = given["inputs_embeds"]
+    total = main.shape[1]
+    labels = given.pop("labels", None)
+    keeps_cache = given.get("use_cache")
+    cache = given_cache(given)
+    name = name_in(model) or NAMES[0]
+    if cache is None:
+        cache = DynamicCache(config=model.config)
+    before = cache.get_seq_length()
+    kept = int(given.get("logits_to_keep") or 0) or total
+    logits = list[Any]()
     for start in range(0, total, tokens):
         stop = min(total, start + tokens)
         wanted = kept - (total - stop)
         part = _part(given, start, stop, before)
         if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
             part["logits_to_keep"] = min(max(1, wanted), stop - start)
-        result = forward(**{**with_cache(part, name, cache), "use_cache": True, "return_dict": True})
+        result = forward(
+            **{**with_cache(part, name, cache), "use_cache": True, "return_dict": True}
+        )
         if wanted > 0:
             logits.append(result.logits[:, -wanted:])
-    result.logits = logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+    if len(logits) == 1:
+        result.logits = logits[0]
+    else:
+        result.logits = torch.cat(logits, dim=1)
     if not (model.config.use_cache if keeps_cache is None else keeps_cache):
         setattr(result, name, None)
     if labels is not None:
-        result.loss = model.loss_function(logits=result.logits, labels=labels, vocab_size=model.config.vocab_size)
-    fields = {name: getattr(result, name) for name in ("loss", *result.keys()) if getattr(result, name) is not None}
+        result.loss = model.loss_function(
+            logits=result.logits, labels=labels, vocab_size=model.config.vocab_size
+        )
+    fields = {
+        name: getattr(result, name)
+        for name in ("loss", *result.keys())
+        if getattr(result, name) is not None
+    }
     return type(result)(**fields)
 
 

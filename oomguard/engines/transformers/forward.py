@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.random_draws import Draws
 
 
-# What a model gives of the images of all rows, one after the other: that of the parts is put side by side, as their images were cut.
+# What a model gives of the images of all rows, one after the other: that of the parts is put side
+# by side, as their images were cut.
 
 # Of each part, by its first row: the fields of its result that belong to no row, on the host.
 Stored = dict[int, Mapping[str, Any]]
@@ -45,32 +46,43 @@ _OTHERWISE: Final = "what parts give of their images differs in more than the im
 
 def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
     """Return a part's result without these fields, which are stored."""
-    own = {name: result[name] for name in names if isinstance(result, Mapping) and result.get(name) is not None}
+    own = {
+        name: result[name]
+        for name in names
+        if isinstance(result, Mapping) and result.get(name) is not None
+    }
     if start == 0:
         stored.clear()
     stored[start] = {name: _changed(value, _OnHost) for name, value in own.items()}
-    return type(result)(**{name: value for name, value in result.items() if name not in own}) if own else result
+    if own:
+        return type(result)(**{name: value for name, value in result.items() if name not in own})
+    return result
 
 
 def put_back(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> Any:
-    """Return the result of all rows with the stored fields of its parts in it, each tensor where ``place`` puts it.
+    """Return the result of all rows with the stored fields of its parts in it, each tensor where
+    ``place`` puts it.
 
     Raises:
         ValueError: parts differ in more than their images.
     """
     parts = [stored[start] for start in sorted(stored)]
     fields = {
-        name: [part[name] for part in parts if name in part] for name in dict.fromkeys(n for p in parts for n in p)
+        name: [part[name] for part in parts if name in part]
+        for name in dict.fromkeys(n for p in parts for n in p)
     }
     joined = {name: _joined(values, place, depth=None) for name, values in fields.items()}
-    return type(result)(**{**result, **joined}) if joined else result
+    if joined:
+        return type(result)(**{**result, **joined})
+    return result
 
 
 class _OnHost:
     """A tensor that waits on the host, and the device that it came from."""
 
     def __init__(self, tensor: Any) -> None:
-        self.device, self.tensor = tensor.device, torch_memory.to_host(tensor)
+        self.device = tensor.device
+        self.tensor = torch_memory.to_host(tensor)
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -79,13 +91,16 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return type(value)(**{name: _changed(entry, change) for name, entry in value.items()})
-    return type(value)(_changed(entry, change) for entry in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_changed(entry, change) for entry in value)
+    return value
 
 
 def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int | None) -> Any:
     """Return several parts' records as one, each tensor along its first axis.
 
-    ``depth`` is how many lists are around the one that has an entry for each image; None: there is none.
+    ``depth`` is how many lists are around the one that has an entry for each image; None: there is
+    none.
     """
     first = values[0]
     if isinstance(first, _OnHost):
@@ -97,15 +112,22 @@ def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int |
     if isinstance(first, Mapping):
         depths = data()["outputs"]["listed"]
         named = {name: [value[name] for value in values] for name in first}
-        return type(first)(**{name: _joined(each, place, depth=depths.get(name)) for name, each in named.items()})
+        return type(first)(
+            **{name: _joined(each, place, depth=depths.get(name)) for name, each in named.items()}
+        )
     if type(first) in (list, tuple):
         entries = [entry for value in values for entry in value]
         if depth == 0 and all(isinstance(entry, _OnHost) for entry in entries):
             return type(first)(_joined([entry], place, depth=None) for entry in entries)
         if any(len(value) != len(first) for value in values):
             raise ValueError(_OTHERWISE)
-        inner = None if depth is None else max(0, depth - 1)
-        return type(first)(_joined(list(layer), place, depth=inner) for layer in zip(*values, strict=True))
+        if depth is None:
+            inner = None
+        else:
+            inner = max(0, depth - 1)
+        return type(first)(
+            _joined(list(layer), place, depth=inner) for layer in zip(*values, strict=True)
+        )
     if any(value != first for value in values):
         raise ValueError(_OTHERWISE)
     return first
@@ -114,22 +136,30 @@ def _joined(values: list[Any], place: Callable[[Any, Any], Any], *, depth: int |
 def _cat(tensors: list[Any]) -> Any:
     import torch
 
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    if len(tensors) > 1:
+        return torch.cat(tensors)
+    return tensors[0]
 
 
-# Calls with several texts for each image, which are the rows: detection of what texts name, as OWL-ViT reads it.
+# Calls with several texts for each image, which are the rows: detection of what texts name, as
+# OWL-ViT reads it.
 
 
 def texts_of_images(model: Any, arguments: Mapping[str, Any]) -> tuple[Media, int, int] | None:
-    """Return whose each text and image is, the images, and the texts of each; None of another model or call."""
+    """Return whose each text and image is, the images, and the texts of each; None of another model
+    or call.
+    """
     names = {base.__name__ for base in type(model).__mro__}
     found = next((kind for kind in data()["texts_of_images"] if names & set(kind["classes"])), None)
     images: Any = None if found is None else arguments.get(found["images"])
     if found is None or not is_tensor(images) or not images.ndim:
         return None
     texts = {name: arguments[name] for name in found["texts"] if arguments.get(name) is not None}
-    sizes = {text.shape[0] if is_tensor(text) and text.ndim > 1 else None for text in texts.values()}
-    rows, size = images.shape[0], next(iter(sizes), None)
+    sizes = {
+        text.shape[0] if is_tensor(text) and text.ndim > 1 else None for text in texts.values()
+    }
+    rows = images.shape[0]
+    size = next(iter(sizes), None)
     if len(sizes) != 1 or size is None or not rows or size % rows:
         return None
     starts = dict.fromkeys(texts, tuple(range(0, size + 1, size // rows)))
@@ -144,8 +174,8 @@ WHY_NOT_TRAINED: Final = "gradients are recorded, or the model is in training mo
 class ForwardCall:
     """One call of a model: its rows, and how to make a part of it.
 
-    ``positional`` are the names of its positional arguments, by the model's own signature; ``taken`` are arguments that nobody has
-    listed, and are cut.
+    ``positional`` are the names of its positional arguments, by the model's own signature;
+    ``taken`` are arguments that nobody has listed, and are cut.
     """
 
     model: Any
@@ -174,29 +204,53 @@ class ForwardCall:
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardCall:
-        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they can."""
+        """Read a call; ``not_splittable`` says why its rows cannot be run apart, None where they
+        can.
+        """
         parameters = tuple(inspect.signature(type(model).forward).parameters)[1:]
         positional = parameters[: len(args)]
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
-        found = next((name for name in (*names("text"), *names("others")) if is_input(name, arguments.get(name))), None)
+        found = next(
+            (
+                name
+                for name in (*names("text"), *names("others"))
+                if is_input(name, arguments.get(name))
+            ),
+            None,
+        )
         trains = records_gradients(model, arguments.values())
         of_images = texts_of_images(model, arguments)
-        rows, texts = common_rows(arguments) if found is None else int(arguments[found].shape[0]), 1
+        rows = common_rows(arguments) if found is None else int(arguments[found].shape[0])
+        texts = 1
         if rows is None:
             given = (
-                ", ".join(name for name, value in arguments.items() if any(True for _ in tensors(value))) or "no tensor"
+                ", ".join(
+                    name for name, value in arguments.items() if any(True for _ in tensors(value))
+                )
+                or "no tensor"
             )
             why = f"none of its arguments is known to hold one row per input: {given}"
-            return cls(model, args, kwargs, positional, 1, None, f"{why}. {line_to_write({}, 0)}", trains)
-        reason = None if len(positional) == len(args) else "its positional arguments have no names"
+            return cls(
+                model, args, kwargs, positional, 1, None, f"{why}. {line_to_write({}, 0)}", trains
+            )
+        if len(positional) == len(args):
+            reason = None
+        else:
+            reason = "its positional arguments have no names"
         media: Media | str = Media({})
         if of_images is not None:
             media, rows, texts = of_images
         elif found == "input_ids":
             media = media_of(model, arguments, arguments[found])
-        of_rows = Media({}) if isinstance(media, str) else media
+        if isinstance(media, str):
+            of_rows = Media({})
+        else:
+            of_rows = media
         taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
-        tokens = int(arguments[found].shape[1]) if found in names("text") else None
+        if found in names("text"):
+            tokens = int(arguments[found].shape[1])
+        else:
+            tokens = None
         reason = reason or why_rows_depend(model, "forward", arguments, rows, tokens)
         reason = reason or why_over_batch(model, arguments)
         if reason is None and isinstance(media, str):
@@ -224,8 +278,12 @@ class ForwardCall:
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field beside one: its texts where it has several, else no other number."""
-        return () if self.texts == 1 else (self.texts,)
+        """How many entries a row may have in a field beside one: its texts where it has several,
+        else no other number.
+        """
+        if self.texts == 1:
+            return ()
+        return (self.texts,)
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
@@ -235,13 +293,20 @@ class ForwardCall:
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with rows ``start`` to ``stop``, padding columns included."""
         given = {**dict(self._positional()), **self.kwargs}
-        cut = {name: self._changed(name, value, lambda t: t[start:stop]) for name, value in given.items()}
+        cut = {
+            name: self._changed(name, value, lambda t: t[start:stop])
+            for name, value in given.items()
+        }
         cut.update(self.media.part(given, start, stop))
-        return tuple(cut[name] for name in self.positional), {name: cut[name] for name in self.kwargs}
+        return tuple(cut[name] for name in self.positional), {
+            name: cut[name] for name in self.kwargs
+        }
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Run a part the other way that is asked for, draw what the whole call draws, and leave what the whole call leaves."""
+        """Run a part the other way that is asked for, draw what the whole call draws, and leave
+        what the whole call leaves.
+        """
         together = put_together(self.model, self.left, start, self.rows - stop)
         if self.attention is not None or self.chunk_tokens is not None:
             together = self._another_way(self.model, together)
@@ -257,7 +322,9 @@ class ForwardCall:
         from oomguard.engines.transformers.random_draws import Draws, states_now
 
         if not self.draws:
-            self.draws.append(Draws(states_now(getattr(self.model, "device", None)), self.rows, may_draw=True))
+            self.draws.append(
+                Draws(states_now(getattr(self.model, "device", None)), self.rows, may_draw=True)
+            )
         return self.draws[0]
 
     @contextlib.contextmanager
@@ -271,17 +338,25 @@ class ForwardCall:
                 stack.enter_context(around)
             yield
 
-    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> ForwardCall | str:
-        """Return the call over some tokens at a time, or with other attention; or why it gives another result so."""
+    def varied(
+        self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
+    ) -> ForwardCall | str:
+        """Return the call over some tokens at a time, or with other attention; or why it gives
+        another result so.
+        """
         del failed_in
         given = {**dict(self._positional()), **self.kwargs}
-        why_not = WHY_NOT_TRAINED if self.may_train or self.model.training else why_drawn(self.model)
+        why_not = (
+            WHY_NOT_TRAINED if self.may_train or self.model.training else why_drawn(self.model)
+        )
         if why_not is None and given_cache(given) is not None:
             why_not = "what the failed call left in the cache it was given cannot be taken back"
         changed = self
         for name, value in changes.items():
             way = _WAYS.get(name)
-            found = why_not or (f"a plain call has no {name}" if way is None else way(changed, given, value))
+            found = why_not or (
+                f"a plain call has no {name}" if way is None else way(changed, given, value)
+            )
             if isinstance(found, str):
                 return found
             changed = found
@@ -296,7 +371,9 @@ class ForwardCall:
             why_not = "its tokens are no more than a chunk"
         return why_not or replace(self, chunk_tokens=int(tokens))
 
-    def _with_attention(self, given: Mapping[str, Any], implementation: FactValue) -> ForwardCall | str:
+    def _with_attention(
+        self, given: Mapping[str, Any], implementation: FactValue
+    ) -> ForwardCall | str:
         """Return the call with attention by another implementation, or why it cannot be made so."""
         why_not = why_not_attending(self.model, given)
         if why_not is None and begins_padded(given.get("attention_mask")):
@@ -304,18 +381,28 @@ class ForwardCall:
         return why_not or replace(self, attention=str(implementation))
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return why a part drew other numbers than the whole call; every field of its result is looked at where it is put."""
+        """Return why a part drew other numbers than the whole call; every field of its result is
+        looked at where it is put.
+        """
         del part, rows
-        return self.draws[0].problem if self.draws else None
+        if self.draws:
+            return self.draws[0].problem
+        return None
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a part's result without what belongs to images and to no row, which is put in again in the end."""
+        """Return a part's result without what belongs to images and to no row, which is put in
+        again in the end.
+        """
         is_whole = not self.media.outputs or stop - start == self.rows
-        return result if is_whole else taken_off(result, self.media.outputs, self.stored, start)
+        if is_whole:
+            return result
+        return taken_off(result, self.media.outputs, self.stored, start)
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the result with what was made of the images of all rows in it."""
-        return put_back(result, self.stored, place) if self.stored else result
+        if self.stored:
+            return put_back(result, self.stored, place)
+        return result
 
     def _positional(self) -> Iterator[tuple[str, Any]]:
         return zip(self.positional, self.args, strict=True)
@@ -323,9 +410,13 @@ class ForwardCall:
     def _changed(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
         """Return an argument with what ``change`` makes of each tensor in it that holds rows."""
         if is_tensor(value):
-            return change(value) if name in self.taken or is_cut(name, value, self.rows) else value
+            if name in self.taken or is_cut(name, value, self.rows):
+                return change(value)
+            return value
         if isinstance(value, Mapping) and any(True for _ in tensors(value)):
-            return type(value)(**{key: self._changed(name, entry, change) for key, entry in value.items()})
+            return type(value)(
+                **{key: self._changed(name, entry, change) for key, entry in value.items()}
+            )
         if type(value) in (list, tuple) and any(True for _ in tensors(value)):
             return type(value)(self._changed(name, entry, change) for entry in value)
         return value
@@ -334,10 +425,14 @@ class ForwardCall:
         given = {**dict(self._positional()), **self.kwargs}
         labels = {name: given[name][start:stop] for name in LABELS if given.get(name) is not None}
         over = given.get(_ITEMS)
-        return loss_weight(part, labels, None if over is None else float(over)) if labels else None
+        if labels:
+            return loss_weight(part, labels, None if over is None else float(over))
+        return None
 
 
-_WAYS: Final[Mapping[str, Callable[[ForwardCall, Mapping[str, Any], FactValue], ForwardCall | str]]] = {
+_WAYS: Final[
+    Mapping[str, Callable[[ForwardCall, Mapping[str, Any], FactValue], ForwardCall | str]]
+] = {
     "attn_implementation": ForwardCall._with_attention,
     "prefill_chunk_size": ForwardCall._in_chunks,
 }

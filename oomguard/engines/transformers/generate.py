@@ -1,4 +1,6 @@
-"""``generate`` of Hugging Face transformers: watching it, and running it in parts that give the same rows in order."""
+"""``generate`` of Hugging Face transformers: watching it, and running it in parts that give the
+same rows in order.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,16 @@ from oomguard.core.errors import OomguardError
 from oomguard.core.facts import FactValue
 from oomguard.engines.transformers.call_state import Began, put_together
 from oomguard.engines.transformers.chunked_forward import chunking
-from oomguard.engines.transformers.generate_variants import as_changed, generate_another_way, with_left_out
-from oomguard.engines.transformers.independence import line_to_write, taken_for_rows, why_rows_depend
+from oomguard.engines.transformers.generate_variants import (
+    as_changed,
+    generate_another_way,
+    with_left_out,
+)
+from oomguard.engines.transformers.independence import (
+    line_to_write,
+    taken_for_rows,
+    why_rows_depend,
+)
 from oomguard.engines.transformers.inputs import NAMES as CACHES
 from oomguard.engines.transformers.inputs import (
     by_name,
@@ -40,29 +50,39 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.random_draws import Draws
 
 
-# Whose beam each token of a sequence came from, in the record of a search that ran in parts: beams are numbered over the whole batch.
+# Whose beam each token of a sequence came from, in the record of a search that ran in parts: beams
+# are numbered over the whole batch.
 
 _FIELD = "beam_indices"
 
 
 def number_beams(record: Any, rows: int, beams: int) -> Any:
-    """Return a record whose beams are numbered as in one call of ``rows`` rows: the parts began each with 0.
+    """Return a record whose beams are numbered as in one call of ``rows`` rows: the parts began
+    each with 0.
 
-    Beam ``b`` of row ``r`` has the number ``r * beams + b``; what stands behind the end of a sequence is negative.
+    Beam ``b`` of row ``r`` has the number ``r * beams + b``; what stands behind the end of a
+    sequence is negative.
     """
     import torch
 
-    indices = record.get(_FIELD) if hasattr(record, "get") else None
+    if hasattr(record, "get"):
+        indices = record.get(_FIELD)
+    else:
+        indices = None
     if indices is not None:
         sequences = indices.shape[0] // rows
         first = (
-            torch.arange(rows, dtype=indices.dtype, device=indices.device).repeat_interleave(sequences)[:, None] * beams
+            torch.arange(rows, dtype=indices.dtype, device=indices.device).repeat_interleave(
+                sequences
+            )[:, None]
+            * beams
         )
         record[_FIELD] = torch.where(indices < 0, indices, first + indices % beams)
     return record
 
 
-# Whether what ``generate`` gives of a model has one row per input, as the model itself tells before anything runs.
+# Whether what ``generate`` gives of a model has one row per input, as the model itself tells before
+# anything runs.
 
 # Arguments that hold one text per row where they are a list of as many.
 ROW_LISTS: Final = frozenset({"adapter_names", "language"})
@@ -96,20 +116,27 @@ def is_overridden(model: Any) -> bool:
 
 
 def why_not_rows(model: Any) -> str | None:
-    """Return why what a model generates is not one row of tokens per input, or not the same in parts; None where nothing tells."""
+    """Return why what a model generates is not one row of tokens per input, or not the same in
+    parts; None where nothing tells.
+    """
     gives = getattr(model, "output_modalities", None) or (_TEXT,)
     if is_overridden(model) and _TEXT not in gives:
         return (
-            f"generate of {type(model).__name__} gives {' and '.join(map(str, gives))}, not one row of tokens per input"
+            f"generate of {type(model).__name__} gives {' and '.join(map(str, gives))}, not one "
+            "row of tokens per input"
         )
     return None
 
 
 def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bool:
-    """Return whether a list may be handed to a part: it is one text a row and cut, an option of generation, or no list of rows."""
+    """Return whether a list may be handed to a part: it is one text a row and cut, an option of
+    generation, or no list of rows.
+    """
     if name in ROW_LISTS:
         return len(value) == rows
-    return rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
+    return (
+        rows == 1 or len(value) != rows or hasattr(getattr(model, "generation_config", None), name)
+    )
 
 
 # What one row of a call needs in closed form, from the model's configuration alone.
@@ -118,7 +145,8 @@ def is_of_all_rows(model: Any, name: str, value: Sequence[Any], rows: int) -> bo
 def estimate_row_bytes(
     model: Any, prompt_tokens: int | None, max_new_tokens: int | None, *, sequences: int = 1
 ) -> int | None:
-    """Return the bytes that one row of ``generate`` needs beyond the weights; None if no closed form holds.
+    """Return the bytes that one row of ``generate`` needs beyond the weights; None if no closed
+    form holds.
 
     Args:
         model: the model; its configuration is read, and nothing else.
@@ -134,7 +162,9 @@ def estimate_row_bytes(
     eager = getattr(config, "_attn_implementation", None) == "eager"
     try:
         shape = read_shape(config.to_dict())
-        return sequences * generate_row_bytes(shape, prompt_tokens, max_new_tokens, padded=True, eager=eager)
+        return sequences * generate_row_bytes(
+            shape, prompt_tokens, max_new_tokens, padded=True, eager=eager
+        )
     except (OomguardError, TypeError, ValueError):
         return None
 
@@ -145,7 +175,9 @@ _RECORDS: Final = ("return_dict_in_generate", "return_token_timestamps")
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One call of ``generate``: its rows and lengths, and how to make a part of it and put parts together again."""
+    """One call of ``generate``: its rows and lengths, and how to make a part of it and put parts
+    together again.
+    """
 
     model: Any
     args: tuple[Any, ...]
@@ -156,22 +188,37 @@ class GenerateCall:
     began: Began
     may_train: bool = False
     phase: str | None = "generate"
-    chunk_tokens: int | None = None  # of every call of its model, where generate itself knows no chunks
-    attention: str | None = None  # the implementation by which its model attends while it runs; None: its own
-    cache_on_host: bool = False  # whether the layers of its cache are on the host until they are needed
+    chunk_tokens: int | None = (
+        None  # of every call of its model, where generate itself knows no chunks
+    )
+    attention: str | None = (
+        None  # the implementation by which its model attends while it runs; None: its own
+    )
+    cache_on_host: bool = (
+        False  # whether the layers of its cache are on the host until they are needed
+    )
     left_out: Any = None  # tokens of the prompts that it does not read; None: it reads all
-    left: dict[int, list[tuple[Any, str, Any]]] = field(default_factory=dict)  # on its model, by each part that ran
+    left: dict[int, list[tuple[Any, str, Any]]] = field(
+        default_factory=dict
+    )  # on its model, by each part that ran
 
     @classmethod
     def of(
-        cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
+        cls,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        began: Began | None = None,
     ) -> GenerateCall:
-        """Read a call, no more of it than a call that succeeds has use for; ``began`` is what ``begin`` found before it was made."""
+        """Read a call, no more of it than a call that succeeds has use for; ``began`` is what
+        ``begin`` found before it was made.
+        """
         from oomguard.engines.transformers.random_draws import Draws
 
         rows, prompt_tokens = rows_and_tokens(model, args, kwargs)
         # A method of its own around generation (Whisper's) draws again for some of the rows.
-        began = cls.begin(model, args, kwargs) if began is None else began
+        if began is None:
+            began = cls.begin(model, args, kwargs)
         began.restore_layers(model)
         draws = Draws(began.states, rows, may_draw=not is_overridden(model))
         return cls(model, args, kwargs, rows, prompt_tokens, draws, began)
@@ -183,7 +230,9 @@ class GenerateCall:
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with what it would have found."""
+        """Have rows ``start`` to ``stop`` draw what the whole call would have drawn for them, with
+        what it would have found.
+        """
         self.began.restore(self.kwargs)
         self.began.restore_layers(self.model)
         with self.draws.of_rows(start, stop), contextlib.ExitStack() as stack:
@@ -199,24 +248,33 @@ class GenerateCall:
         """Return what has a model's calls run the way that this one runs."""
         return as_changed(model, self.attention, cache_is_on_host=self.cache_on_host)
 
-    def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> GenerateCall | str:
+    def varied(
+        self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None
+    ) -> GenerateCall | str:
         """Return the call with these settings changed, or why it cannot be made so."""
         return generate_another_way(self, changes, failed_in)
 
     @property
-    def not_splittable(self) -> str | None:  # noqa: PLR0911, PLR0912 - one reason a line
+    def not_splittable(self) -> str | None:
         """Why its rows cannot be run apart, None where they can."""
         import torch
 
-        args, kwargs, rows = self.args, self.kwargs, self.rows
+        args = self.args
+        kwargs = self.kwargs
+        rows = self.rows
         main = inputs_of(self.model, args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "no rows to split: the call has no tensor of inputs"
         if (why := why_not_rows(self.model)) is not None:
             return why
         if self.gives_record and self.several and is_overridden(self.model):
-            return "return_dict_in_generate with several rows for each input: whose they are is not known"
-        if any(argument is not None for argument in args[2:]) or (len(args) > 1 and holds_tensors(args[1])):
+            return (
+                "return_dict_in_generate with several rows for each input: whose they are is not "
+                "known"
+            )
+        if any(argument is not None for argument in args[2:]) or (
+            len(args) > 1 and holds_tensors(args[1])
+        ):
             return "positional arguments after the configuration belong to the whole batch"
         for name in UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
@@ -229,16 +287,23 @@ class GenerateCall:
         for name, value in kwargs.items():
             if name in media.starts or name in NAMES or name in self.taken:
                 continue
-            known = self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+            known = (
+                self.is_cut(name) and isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
+            )
             if name == "position_ids" and known and value.dim() > 2:
                 known = False  # some models put an axis of three before the rows
             if not known and holds_tensors(value):
                 why = f"the argument {name} is not known to hold one row per input"
                 return f"{why}. {line_to_write(kwargs, rows)}"
-            if isinstance(value, (list, tuple)) and not is_of_all_rows(self.model, name, value, rows):
+            if isinstance(value, (list, tuple)) and not is_of_all_rows(
+                self.model, name, value, rows
+            ):
                 return f"the argument {name} has {len(value)} entries for {rows} rows"
         new = self.max_new_tokens
-        tokens = None if self.prompt_tokens is None or new is None else self.prompt_tokens + new
+        if self.prompt_tokens is None or new is None:
+            tokens = None
+        else:
+            tokens = self.prompt_tokens + new
         return why_rows_depend(self.model, "generate", self.given(), rows, tokens)
 
     @property
@@ -247,15 +312,21 @@ class GenerateCall:
         return new_tokens(self.model, self.args, self.kwargs, self.prompt_tokens)
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that tokens stay the same."""
+        """Return the arguments with rows ``start`` to ``stop``, padding columns included, so that
+        tokens stay the same.
+        """
         import torch
 
         media = self.media()
         assert isinstance(media, Media)  # noqa: S101 - a call that is split has media of known rows
-        args = tuple(a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a for i, a in enumerate(self.args))
+        args = tuple(
+            a[start:stop] if i == 0 and isinstance(a, torch.Tensor) else a
+            for i, a in enumerate(self.args)
+        )
         kwargs = {
             n: v[start:stop]
-            if (isinstance(v, torch.Tensor) and self.is_cut(n)) or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
+            if (isinstance(v, torch.Tensor) and self.is_cut(n))
+            or (isinstance(v, (list, tuple)) and n in ROW_LISTS)
             else v
             for n, v in self.kwargs.items()
             if n not in media.starts
@@ -270,7 +341,9 @@ class GenerateCall:
     @property
     def puts_back(self) -> Collection[str]:
         """The cache that the user gave, where what a call adds to it is known."""
-        return CACHES if self.began.cache_tokens is not None else ()
+        if self.began.cache_tokens is not None:
+            return CACHES
+        return ()
 
     @property
     def taken(self) -> frozenset[str]:
@@ -279,8 +352,12 @@ class GenerateCall:
         if isinstance(media, str) or media.starts or is_overridden(self.model):
             return frozenset()
         unknown = {name: value for name, value in self.kwargs.items() if is_tensor(value)}
-        options = getattr(self.model, "generation_config", None)  # tokens that end rows may be as many as they
-        unknown = {n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)}
+        options = getattr(
+            self.model, "generation_config", None
+        )  # tokens that end rows may be as many as they
+        unknown = {
+            n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)
+        }
         return taken_for_rows(unknown, self.rows, media.untold)
 
     def is_cut(self, name: str) -> bool:
@@ -304,7 +381,9 @@ class GenerateCall:
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
         """Return the tokens of some rows, behind what their prompts had beside what was read."""
-        return result if self.left_out is None else with_left_out(self.left_out, result, start, stop)
+        if self.left_out is None:
+            return result
+        return with_left_out(self.left_out, result, start, stop)
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the tokens of all rows as the whole call would have ended them."""
@@ -315,12 +394,18 @@ class GenerateCall:
 
     @property
     def weigh(self) -> Callable[[Any, int, int], None] | None:
-        """What makes the result a record of fields: with ``return_dict_in_generate`` each has one entry a row, step by step."""
-        return no_weight if self.gives_record else None
+        """What makes the result a record of fields: with ``return_dict_in_generate`` each has one
+        entry a row, step by step.
+        """
+        if self.gives_record:
+            return no_weight
+        return None
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field of the record: its beams, or the sequences returned for it."""
+        """How many entries a row may have in a field of the record: its beams, or the sequences
+        returned for it.
+        """
         numbers = {int(self.option(name) or 1) for name in ("num_beams", "num_return_sequences")}
         return numbers - {1}
 
@@ -340,11 +425,21 @@ class GenerateCall:
 
     @property
     def pad_value(self) -> int | None:
-        """The token after a row that ended earlier than others, as in one batch; None: rows go on until the last one ends."""
+        """The token after a row that ended earlier than others, as in one batch; None: rows go on
+        until the last one ends.
+        """
         criteria = self.kwargs.get(CRITERIA)
-        if criteria and self.option("eos_token_id") is None and not any(hasattr(c, "eos_token_id") for c in criteria):
+        if (
+            criteria
+            and self.option("eos_token_id") is None
+            and not any(hasattr(c, "eos_token_id") for c in criteria)
+        ):
             return None
-        return (*tokens_in(self.option("pad_token_id")), *tokens_in(self.option("eos_token_id")), 0)[0]
+        return (
+            *tokens_in(self.option("pad_token_id")),
+            *tokens_in(self.option("eos_token_id")),
+            0,
+        )[0]
 
     @property
     def waits_on_host(self) -> bool:
@@ -356,8 +451,12 @@ class GenerateCall:
         """Bytes that one row needs in closed form; None if no closed form holds."""
         if self.attention is not None or self.cache_on_host or self.chunk_tokens is not None:
             return None
-        sequences = max(int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams"))
-        return estimate_row_bytes(self.model, self.prompt_tokens, self.max_new_tokens, sequences=sequences)
+        sequences = max(
+            int(self.option(name) or 1) for name in ("num_return_sequences", "num_beams")
+        )
+        return estimate_row_bytes(
+            self.model, self.prompt_tokens, self.max_new_tokens, sequences=sequences
+        )
 
     def given(self) -> dict[str, Any]:
         """Return its arguments by name."""

@@ -1,4 +1,6 @@
-"""``generate`` with one thing of it done another way: its prompt in chunks, attention without scores, its cache elsewhere, fewer tokens."""
+"""``generate`` with one thing of it done another way: its prompt in chunks, attention without
+scores, its cache elsewhere, fewer tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from oomguard.engines.transformers.attention import STATE as _SCORES
 from oomguard.engines.transformers.attention import attending, why_not_attending
 from oomguard.engines.transformers.call_state import EARLY_EXIT
 from oomguard.engines.transformers.chunked_forward import begins_padded
-from oomguard.engines.transformers.chunked_forward import why_not_in_chunks as why_no_forward_in_chunks
+from oomguard.engines.transformers.chunked_forward import (
+    why_not_in_chunks as why_no_forward_in_chunks,
+)
 from oomguard.engines.transformers.inputs import given_cache, inputs_of, why_packed
 from oomguard.engines.transformers.kv_cache_offload import cache_on_host, keeping_cache
 from oomguard.engines.transformers.media import Media
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
     from oomguard.engines.transformers.generate import GenerateCall
 
 
-# ``generate`` with less of its prompt: what each row reads of it, and the whole prompt before the new tokens again.
+# ``generate`` with less of its prompt: what each row reads of it, and the whole prompt before the
+# new tokens again.
 
 # Arguments with one entry a token of the prompt, cut as it is.
 _ALONG_PROMPT: Final = ("attention_mask", "token_type_ids")
@@ -45,26 +50,40 @@ _OF_WHOLE_PROMPT: Final = (
 def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
     """Return a call whose rows read ``tokens`` tokens of their prompt, or why it cannot be made so.
 
-    A decoder keeps the last ones, as vLLM's ``truncate_prompt_tokens`` does; an encoder the first, as a tokenizer's
-    ``truncation=True`` does.
+    A decoder keeps the last ones, as vLLM's ``truncate_prompt_tokens`` does; an encoder the first,
+    as a tokenizer's ``truncation=True`` does.
     """
-    kept, whole = int(tokens), call.prompt_tokens
+    kept = int(tokens)
+    whole = call.prompt_tokens
     if (why_not := _shorter_prompt_why_not(call)) is not None:
         return why_not
     if whole is None or whole <= kept:
         return f"the prompt has no more than {kept} tokens"
     encodes = _encodes(call)
-    part = slice(0, kept) if encodes else slice(whole - kept, whole)
+    if encodes:
+        part = slice(0, kept)
+    else:
+        part = slice(whole - kept, whole)
 
     def cut(value: Any) -> Any:
-        return value[:, part] if getattr(value, "shape", ())[1:2] == (whole,) else value
+        if getattr(value, "shape", ())[1:2] == (whole,):
+            return value[:, part]
+        return value
 
     named = ("inputs", "input_ids", *_ALONG_PROMPT)
     with torch_memory.on_host():  # views take nothing, also of a simulated device that is full
-        args = (cut(call.args[0]), *call.args[1:]) if call.args else ()
-        kwargs = {name: cut(value) if name in named else value for name, value in call.kwargs.items()}
+        if call.args:
+            args = (cut(call.args[0]), *call.args[1:])
+        else:
+            args = ()
+        kwargs = {
+            name: cut(value) if name in named else value for name, value in call.kwargs.items()
+        }
         whole_prompt = inputs_of(call.model, call.args, call.kwargs)
-        prompt = None if encodes else whole_prompt[:, : whole - kept]
+        if encodes:
+            prompt = None
+        else:
+            prompt = whole_prompt[:, : whole - kept]
     if not encodes:  # a length in all counts the prompt
         kwargs.pop("max_length", None)
         kwargs["max_new_tokens"] = call.max_new_tokens
@@ -72,7 +91,9 @@ def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall |
 
 
 def with_left_out(left_out: Any, tokens: Any, start: int, stop: int) -> Any:
-    """Return the tokens of rows ``start`` to ``stop`` behind what was left out of their prompts; each may have several."""
+    """Return the tokens of rows ``start`` to ``stop`` behind what was left out of their prompts;
+    each may have several.
+    """
     import torch
 
     before = left_out[start:stop].to(tokens.device)
@@ -83,7 +104,10 @@ def _shorter_prompt_why_not(call: GenerateCall) -> str | None:
     """Return why the prompt stays as it is, None where it may be cut."""
     import torch
 
-    if not isinstance(inputs_of(call.model, call.args, call.kwargs), torch.Tensor) or call.max_new_tokens is None:
+    if (
+        not isinstance(inputs_of(call.model, call.args, call.kwargs), torch.Tensor)
+        or call.max_new_tokens is None
+    ):
         return "the tokens of the prompt are not known"
     given: Mapping[str, Any] = call.kwargs
     for name in _OF_WHOLE_PROMPT:
@@ -102,12 +126,15 @@ def _encodes(call: GenerateCall) -> bool:
     return bool(getattr(getattr(call.model, "config", None), "is_encoder_decoder", False))
 
 
-# What has to be off, by the option's name: another way of the same, or states of the prompt that are wanted whole.
+# What has to be off, by the option's name: another way of the same, or states of the prompt that
+# are wanted whole.
 _NOT_WITH: Final = ("prefill_chunk_size", "output_hidden_states", "output_attentions")
-# With these transformers processes the prompt in a way of its own, so every call of the model is run in chunks.
+# With these transformers processes the prompt in a way of its own, so every call of the model is
+# run in chunks.
 _SPECULATIVE: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
 _NO_PROMPT: Final = ("inputs_embeds", "encoder_outputs", "custom_generate")
-# The function of transformers that processes a prompt: of a call that fails there no token has come out.
+# The function of transformers that processes a prompt: of a call that fails there no token has come
+# out.
 _PREFILL: Final = "_prefill"
 
 
@@ -126,13 +153,17 @@ def generate_another_way(
             return found
         changed = found
     if failed_in is not None and changed.kwargs.get("streamer") is not None:
-        changed = replace(changed, kwargs={**changed.kwargs, "streamer": AfterPrompt(changed.kwargs["streamer"])})
+        changed = replace(
+            changed, kwargs={**changed.kwargs, "streamer": AfterPrompt(changed.kwargs["streamer"])}
+        )
     return changed
 
 
 @contextlib.contextmanager
 def as_changed(model: Any, attention: str | None, *, cache_is_on_host: bool) -> Iterator[None]:
-    """Have a model's calls run with this implementation of attention, None for its own, and its cache where it is to be."""
+    """Have a model's calls run with this implementation of attention, None for its own, and its
+    cache where it is to be.
+    """
     with contextlib.ExitStack() as stack:
         if attention is not None:
             stack.enter_context(attending(model, attention))
@@ -142,8 +173,11 @@ def as_changed(model: Any, attention: str | None, *, cache_is_on_host: bool) -> 
 
 
 def _in_chunks(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
-    """Return a call with its prompt processed ``tokens`` tokens at a time: the same tokens, and activations of one chunk."""
-    why_not, tokens = _why_not(call), int(tokens)
+    """Return a call with its prompt processed ``tokens`` tokens at a time: the same tokens, and
+    activations of one chunk.
+    """
+    why_not = _why_not(call)
+    tokens = int(tokens)
     if why_not is None and (call.prompt_tokens is None or call.prompt_tokens <= tokens):
         why_not = "the prompt is no longer than a chunk"
     if why_not is not None:
@@ -158,7 +192,9 @@ def _attending(call: GenerateCall, implementation: FactValue) -> GenerateCall | 
     mask = call.kwargs.get("attention_mask")
     why_not = why_not_attending(call.model, {_SCORES: call.option(_SCORES), "attention_mask": mask})
     if why_not is None and call.weigh is not None and begins_padded(mask):
-        why_not = "the cache in the result holds what the padding before a row says, which would change"
+        why_not = (
+            "the cache in the result holds what the padding before a row says, which would change"
+        )
     return why_not or replace(call, attention=str(implementation))
 
 
@@ -187,7 +223,8 @@ _WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str
 
 def _why_not(call: GenerateCall) -> str | None:
     """Return why a prompt in chunks would give another result, or none."""
-    config, own = getattr(call.model, "config", None), getattr(call.model, "generation_config", None)
+    config = getattr(call.model, "config", None)
+    own = getattr(call.model, "generation_config", None)
     if getattr(config, "is_encoder_decoder", True) or not hasattr(own, "prefill_chunk_size"):
         return "the model processes no prompt in chunks"
     if call.option("use_cache") is False:
@@ -196,7 +233,9 @@ def _why_not(call: GenerateCall) -> str | None:
         if call.kwargs.get(name) is not None or (name in _NOT_WITH and call.option(name)):
             return f"a prompt in chunks does not go with {name}"
     if call.weigh is not None and begins_padded(call.kwargs.get("attention_mask")):
-        return "the cache in the result holds what the padding before a row says, which would change"
+        return (
+            "the cache in the result holds what the padding before a row says, which would change"
+        )
     if call.media() != Media({}):
         return "what stands beside the text is not processed in chunks"
     return why_packed(call.kwargs) or why_no_forward_in_chunks(call.model, {})
@@ -206,7 +245,11 @@ def _why_not_again(call: GenerateCall, failed_in: Collection[str] | None) -> str
     """Return why a call that has failed cannot be made once more."""
     if given_cache(call.kwargs) is not None and call.began.cache_tokens is None:
         return "what the failed call left in the cache it was given cannot be taken back"
-    if call.kwargs.get("streamer") is not None and failed_in is not None and _PREFILL not in failed_in:
+    if (
+        call.kwargs.get("streamer") is not None
+        and failed_in is not None
+        and _PREFILL not in failed_in
+    ):
         return "the streamer has had tokens already"
     return None
 
@@ -220,7 +263,8 @@ class AfterPrompt:
     """A streamer that has had the prompt: it is not given again."""
 
     def __init__(self, streamer: Any) -> None:
-        self._streamer, self._had_prompt = streamer, True
+        self._streamer = streamer
+        self._had_prompt = True
 
     def put(self, value: Any) -> None:
         """Pass tokens on, but not the first ones."""

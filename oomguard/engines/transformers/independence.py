@@ -43,13 +43,17 @@ _ATTENTION: Final = "transformers.modeling_utils"
 
 
 def records_gradients(model: Any, arguments: Iterable[Any]) -> bool:
-    """Return whether a call records gradients: its parts would each need theirs until all are done."""
+    """Return whether a call records gradients: its parts would each need theirs until
+    all are done.
+    """
     import torch
 
     if not torch.is_grad_enabled():
         return False
     given = (value for value in arguments if isinstance(value, torch.Tensor))
-    return any(tensor.requires_grad for tensor in given) or any(p.requires_grad for p in model.parameters())
+    return any(tensor.requires_grad for tensor in given) or any(
+        p.requires_grad for p in model.parameters()
+    )
 
 
 def why_rows_depend(
@@ -74,16 +78,23 @@ def why_rows_depend(
 
 
 def why_state_of(model: Any) -> str | None:
-    """Return what the model is in that makes rows depend on the batch, or on hooks; None if nothing is."""
+    """Return what the model is in that makes rows depend on the batch, or on hooks; None if nothing
+    is.
+    """
     if getattr(model, "training", False):
-        return "the model is in training mode, where rows depend on the batch: call model.eval() first"
+        return (
+            "the model is in training mode, where rows depend on the batch: call model.eval() first"
+        )
     if (why := why_drawn(model)) is not None:
         return why
     if getattr(getattr(model, "config", None), "expert_capacity", None) is not None:
         return "its experts take a number of tokens of the whole batch"
     for name, module in _modules(model):
         if module.training and hasattr(module, "running_mean"):
-            return f"{name} is in training mode, where it looks at the whole batch: call {name}.eval() first"
+            return (
+                f"{name} is in training mode, where it looks at the whole batch: call "
+                f"{name}.eval() first"
+            )
     return why_hooked(model)
 
 
@@ -106,18 +117,28 @@ def why_rope(model: Any, tokens: int | None) -> str | None:
 
 
 def rope_by_length(config: Any) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the kind of rotary positions whose angles follow from the length of a batch, and its parameters."""
+    """Return the kind of rotary positions whose angles follow from the length of a batch, and its
+    parameters.
+    """
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    each = (found, *found.values()) if isinstance(found, Mapping) else ()
+    if isinstance(found, Mapping):
+        each = (found, *found.values())
+    else:
+        each = ()
     for rope in each:
-        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
+        if isinstance(rope, Mapping):
+            kind = rope.get("rope_type", rope.get("type"))
+        else:
+            kind = None
         if kind in _ROPE_BY_LENGTH:
             return kind, rope
     return None, {}
 
 
 def why_hooked(model: Any) -> str | None:
-    """Return which function of the user's own a model calls with the rows that run; None if it calls none."""
+    """Return which function of the user's own a model calls with the rows that run; None if it
+    calls none.
+    """
     import torch
 
     everywhere = torch.nn.modules.module
@@ -136,7 +157,10 @@ def why_drawn(model: Any) -> str | None:
     for name, module in _modules(model):
         if module.training and _drops(module):
             where = name or "the model"
-            return f"{where} drops at random (it is in training mode): parts would draw other numbers than the call"
+            return (
+                f"{where} drops at random (it is in training mode): parts would draw other numbers "
+                "than the call"
+            )
     return None
 
 
@@ -149,7 +173,9 @@ def own_code(model: Any) -> str | None:
             return kind.__name__
         for attribute, value in vars(module).items():
             if callable(value) and hasattr(value, "__code__") and not _is_of_library(value):
-                return f"{name}.{attribute}" if name else attribute
+                if name:
+                    return f"{name}.{attribute}"
+                return str(attribute)
         if kind not in seen:
             seen.add(kind)
             forward = getattr(kind, "forward", None)
@@ -159,12 +185,15 @@ def own_code(model: Any) -> str | None:
 
 
 def is_library(module_name: Any) -> bool:
-    """Return whether a Python module of this name is of a library whose layers look at no other row."""
+    """Return whether a Python module of this name is of a library whose layers look at no other
+    row.
+    """
     return str(module_name).partition(".")[0] in _LIBRARIES
 
 
 def layout_of(model: Any) -> Mapping[str, tuple[int, int]]:
-    """Return the fields of a forward's result whose rows are not one entry each along the first axis.
+    """Return the fields of a forward's result whose rows are not one entry each along the first
+    axis.
 
     For each field the axis, and the entries a row: 0 if that differs from call to call, -1 if no
     axis holds the rows in order, so that parts cannot be put together.
@@ -180,19 +209,23 @@ def _place_of(field: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def line_to_write(arguments: Mapping[str, Any], rows: int) -> str:
-    """Return what to write so that a call runs in parts, for somebody who knows that no row depends on another."""
+    """Return what to write so that a call runs in parts, for somebody who knows that no row depends
+    on another.
+    """
     names = [name for name, value in arguments.items() if rows > 1 and _entries(value) == rows]
     batch = ", ".join(f'"{name}"' for name in names) or "..."
     if len(names) > 1:
         batch = f"({batch})"
     return (
-        "If no row depends on the others, make the call in a function that takes what has one entry a row, "
+        "If no row depends on the others, make the call in a function that takes what has one "
+        "entry a row, "
         f"under @oomguard.guard(batch={batch})"
     )
 
 
 def _by_table(model: Any, call: str, arguments: Mapping[str, Any], rows: int) -> str | None:
-    table, name = _table()[call], _class_of(model)
+    table = _table()[call]
+    name = _class_of(model)
     if name in table["independent"]:
         return None
     if name in table["dependent"]:
@@ -200,7 +233,10 @@ def _by_table(model: Any, call: str, arguments: Mapping[str, Any], rows: int) ->
     why = _of_version(table["by_version"].get(name, {}))
     if why is not None:
         return why or None
-    return f"whether the rows of {name} depend on each other is not known. {line_to_write(arguments, rows)}"
+    return (
+        f"whether the rows of {name} depend on each other is not known. "
+        f"{line_to_write(arguments, rows)}"
+    )
 
 
 def _of_version(by_version: Mapping[str, str]) -> str | None:
@@ -210,7 +246,9 @@ def _of_version(by_version: Mapping[str, str]) -> str | None:
 
     here = Version(transformers.__version__)
     older = [version for version in by_version if Version(version) <= here]
-    return by_version[max(older, key=Version)] if older else None
+    if older:
+        return by_version[max(older, key=Version)]
+    return None
 
 
 @functools.cache
@@ -222,7 +260,9 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def _class_of(model: Any) -> str:
-    """Return the name of a model's class, of the model inside where PEFT or torch.compile is around it."""
+    """Return the name of a model's class, of the model inside where PEFT or torch.compile is around
+    it.
+    """
     inner = getattr(model, "_orig_mod", model)
     base = getattr(inner, "get_base_model", None)
     if callable(base):
@@ -237,32 +277,45 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
 def _drops(module: Any) -> bool:
     """Return whether a module in training mode drops: it is for that, or has a rate for it."""
     own = vars(module)
-    rates = [own.get("p"), own.get("drop_prob")] if "drop" in type(module).__name__.lower() else []
+    if "drop" in type(module).__name__.lower():
+        rates = [own.get("p"), own.get("drop_prob")]
+    else:
+        rates = []
     rates += [value for name, value in own.items() if "drop" in name.lower()]
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
 def _own_attention(model: Any) -> str | None:
-    """Return the user's own function that is registered as a model's attention; None if it is a library's."""
+    """Return the user's own function that is registered as a model's attention; None if it is a
+    library's.
+    """
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     known = getattr(sys.modules.get(_ATTENTION), "ALL_ATTENTION_FUNCTIONS", {})
     if not isinstance(name, str) or name not in known:
         return None
-    return None if _is_of_library(known[name]) else f"the attention {name}"
+    if _is_of_library(known[name]):
+        return None
+    return f"the attention {name}"
 
 
 def _is_of_library(function: Any) -> bool:
     while hasattr(function, "func"):
         function = function.func
-    namespace = getattr(function, "__globals__", {})  # a decorator of the user's own copies the name of the module
+    namespace = getattr(
+        function, "__globals__", {}
+    )  # a decorator of the user's own copies the name of the module
     return is_library(namespace.get("__name__", getattr(function, "__module__", "")))
 
 
 def _entries(value: Any) -> int | None:
     """Return how many entries a tensor or a list has; None for anything else."""
     if hasattr(value, "untyped_storage"):
-        return int(value.shape[0]) if value.dim() else None
-    return len(value) if isinstance(value, (list, tuple)) else None
+        if value.dim():
+            return int(value.shape[0])
+        return None
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    return None
 
 
 # Which arguments of a model's forward hold rows, and which forbid that they are run apart.
@@ -279,26 +332,42 @@ def names(group: str) -> tuple[str, ...]:
 
 def is_known(name: str) -> bool:
     """Return whether it is known what an argument of this name holds."""
-    return any(name in names(group) for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch"))
+    return any(
+        name in names(group)
+        for group in ("text", "others", "rows", "layers", "shared", "whole", "over_batch")
+    )
 
 
 def is_input(name: str, value: Any) -> bool:
-    """Return whether an argument is an input of rows; flat patches of images of any size are not."""
-    axes = getattr(value, "ndim", 0) if is_tensor(value) else 0
+    """Return whether an argument is an input of rows; flat patches of images of any
+    size are not.
+    """
+    if is_tensor(value):
+        axes = getattr(value, "ndim", 0)
+    else:
+        axes = 0
     return axes >= (_PIXEL_AXES if name == "pixel_values" else 2)
 
 
 def why_over_batch(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Return the option that adds to the result what belongs to all rows together; None where none is on."""
+    """Return the option that adds to the result what belongs to all rows together; None where none
+    is on.
+    """
     for name in names("over_batch"):
         given = arguments.get(name)
         if getattr(model.config, name, False) if given is None else given:
-            return f"{name} adds results of the tokens of all rows together, and a number over all rows (aux_loss)"
+            return (
+                f"{name} adds results of the tokens of all rows together, and a number over all "
+                "rows (aux_loss)"
+            )
     return None
 
 
-def why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()) -> str | None:
-    """Return the argument that forbids a split, and why; None where each one is cut, or is for all rows together.
+def why_not_rows(
+    arguments: Mapping[str, Any], rows: int, media: Media, taken: Collection[str] = ()
+) -> str | None:
+    """Return the argument that forbids a split, and why; None where each one is cut, or is for all
+    rows together.
 
     ``taken`` are those that are cut though nobody has listed them.
     """
@@ -316,7 +385,11 @@ def why_not_rows(arguments: Mapping[str, Any], rows: int, media: Media, taken: C
             if not is_cut(name, tensor, rows) and not _is_whole(name, tensor):
                 why = f"the argument {name} is not known to hold one row per input"
                 return f"{why}. {line_to_write(arguments, rows)}"
-        if isinstance(value, (list, tuple)) and len(value) == rows > 1 and not any(True for _ in tensors(value)):
+        if (
+            isinstance(value, (list, tuple))
+            and len(value) == rows > 1
+            and not any(True for _ in tensors(value))
+        ):
             return f"the argument {name} has {rows} entries too"
     return None
 
@@ -330,7 +403,11 @@ def is_cut(name: str, value: Any, rows: int) -> bool:
 
 
 def _is_whole(name: str, value: Any) -> bool:
-    return value.ndim == 0 or name in names("whole") or (name in names("shared") and value.shape[0] == 1)
+    return (
+        value.ndim == 0
+        or name in names("whole")
+        or (name in names("shared") and value.shape[0] == 1)
+    )
 
 
 def _is_state(value: Any) -> bool:
@@ -338,25 +415,38 @@ def _is_state(value: Any) -> bool:
     return any(base.__name__ == "Cache" for base in type(value).__mro__)
 
 
-# Arguments that nobody has listed, taken for rows where all that a call is given has as many entries.
+# Arguments that nobody has listed, taken for rows where all that a call is given has as many
+# entries.
 
 
 def common_rows(arguments: Mapping[str, Any]) -> int | None:
-    """Return how many entries every tensor of a call has that has no known input; None where they differ, or are fewer than two.
+    """Return how many entries every tensor of a call has that has no known input; None where they
+    differ, or are fewer than two.
 
     One of them is a tensor of several axes by itself: of a list alone, its entries may be the rows.
     """
     given = {name: value for name, value in arguments.items() if name not in names("whole")}
     found = {_taken_rows_entries(tensor) for value in given.values() for tensor in tensors(value)}
     has_input = any(is_tensor(value) and value.ndim > 1 for value in given.values())
-    rows = found.pop() if len(found) == 1 and has_input else None
-    return rows if rows is not None and rows > 1 else None
+    if len(found) == 1 and has_input:
+        rows = found.pop()
+    else:
+        rows = None
+    if rows is not None and rows > 1:
+        return rows
+    return None
 
 
-def taken_for_rows(arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()) -> frozenset[str]:
-    """Return the arguments that are taken for one entry a row: no other is listed under their names, and ``beside`` the text."""
+def taken_for_rows(
+    arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()
+) -> frozenset[str]:
+    """Return the arguments that are taken for one entry a row: no other is listed under their
+    names, and ``beside`` the text.
+    """
     return frozenset(
-        name for name, value in arguments.items() if (name in beside or not is_known(name)) and _has_rows(value, rows)
+        name
+        for name, value in arguments.items()
+        if (name in beside or not is_known(name)) and _has_rows(value, rows)
     )
 
 
@@ -367,4 +457,6 @@ def _has_rows(value: Any, rows: int) -> bool:
 
 
 def _taken_rows_entries(tensor: Any) -> int:
-    return int(tensor.shape[0]) if tensor.ndim else 0
+    if tensor.ndim:
+        return int(tensor.shape[0])
+    return 0

@@ -1,4 +1,6 @@
-"""The cache of a call of ``generate`` kept another way: its layers on the host until they are needed, or in fewer bits."""
+"""The cache of a call of ``generate`` kept another way: its layers on the host until they are
+needed, or in fewer bits.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
 
 _OPTION: Final = "cache_implementation"
 # What keeps the layers of a cache on the host, by what the call has now.
-_ON_HOST: Final[Mapping[str | None, str]] = {None: "offloaded", "dynamic": "offloaded", "static": "offloaded_static"}
+_ON_HOST: Final[Mapping[str | None, str]] = {
+    None: "offloaded",
+    "dynamic": "offloaded",
+    "static": "offloaded_static",
+}
 QUANTIZED: Final = "quantized"
 # What transformers quantizes a cache with: eight bits, which need no library, before four.
-# transformers/cache_utils.py: the stream that brings the next layer waits for the one that computes since then. Before, an H100
-# gave other tokens with 5.17.
+# transformers/cache_utils.py: the stream that brings the next layer waits for the one that computes
+# since then. Before, an H100 gave other tokens with 5.17.
 _STREAMS_WAIT: Final = Version("5.20")
 _BACKENDS: Final = ("fp8", "quanto")  # of hqq's no trace tells what a call needs
 _MAKES_CACHE: Final = "_prepare_cache_for_generation"
@@ -39,11 +45,14 @@ def keeping_cache(call: GenerateCall, value: FactValue) -> GenerateCall | str:
     why_not = _why_not(call)
     if why_not is not None:
         return why_not
-    return _quantized(call) if value == QUANTIZED else _on_host(call, value)
+    if value == QUANTIZED:
+        return _quantized(call)
+    return _on_host(call, value)
 
 
 def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
-    now, family = call.option(_OPTION), str(getattr(call.model.config, "model_type", ""))
+    now = call.option(_OPTION)
+    family = str(getattr(call.model.config, "model_type", ""))
     if _ON_HOST.get(now) != value:
         return f"its cache is {now or 'dynamic'}"
     if family not in compared_families():
@@ -51,7 +60,10 @@ def _on_host(call: GenerateCall, value: FactValue) -> GenerateCall | str:
     if torch_memory.is_simulated():
         return replace(call, cache_on_host=True)  # transformers' own needs CUDA's streams
     if call.model.device.type != "cuda":
-        return f"the model is on {call.model.device.type}: transformers keeps a cache on the host beside CUDA devices"
+        return (
+            f"the model is on {call.model.device.type}: transformers keeps a cache on the host "
+            "beside CUDA devices"
+        )
     if _transformers() < _STREAMS_WAIT:
         return f"before transformers {_STREAMS_WAIT} its cache on the host may give other tokens"
     return replace(call, cache_on_host=True, kwargs={**call.kwargs, _OPTION: str(value)})
@@ -73,8 +85,13 @@ def _why_not(call: GenerateCall) -> str | None:
         return "the call brings a cache of its own"
     if call.weigh is not None:
         return "the result holds the cache"
-    own = next((name for name in _TAKES_BACK if call.kwargs.get(name) is not None or call.option(name)), None)
-    return None if own is None else f"{own} takes tokens back from the cache"
+    own = next(
+        (name for name in _TAKES_BACK if call.kwargs.get(name) is not None or call.option(name)),
+        None,
+    )
+    if own is None:
+        return None
+    return f"{own} takes tokens back from the cache"
 
 
 def _quantized(call: GenerateCall) -> GenerateCall | str:
@@ -83,11 +100,15 @@ def _quantized(call: GenerateCall) -> GenerateCall | str:
     backend, why_not = _backend(call.model)
     if backend is None:
         return why_not
-    return replace(call, kwargs={**call.kwargs, _OPTION: QUANTIZED, "cache_config": {"backend": backend}})
+    return replace(
+        call, kwargs={**call.kwargs, _OPTION: QUANTIZED, "cache_config": {"backend": backend}}
+    )
 
 
 def _backend(model: Any) -> tuple[str | None, str]:
-    """Return the first backend that can quantize a model's cache here, else why the last one cannot."""
+    """Return the first backend that can quantize a model's cache here, else why the last one
+    cannot.
+    """
     try:
         from transformers import QuantizedCache
     except ImportError:
@@ -96,7 +117,8 @@ def _backend(model: Any) -> tuple[str | None, str]:
     for backend in _BACKENDS:
         try:
             QuantizedCache(backend=backend, config=model.config)
-        except Exception as error:  # noqa: BLE001 - a library that is missing, a model with other layers, an unknown backend
+        except Exception as error:  # noqa: BLE001
+            # a library that is missing, a model with other layers, an unknown backend
             reasons.append(f"{backend}: {str(error).strip()}")
         else:
             return backend, ""
@@ -105,7 +127,9 @@ def _backend(model: Any) -> tuple[str | None, str]:
 
 @contextlib.contextmanager
 def cache_on_host(model: Any) -> Iterator[None]:
-    """Have ``generate`` keep its cache on the host of a simulated device; on CUDA transformers does so itself."""
+    """Have ``generate`` keep its cache on the host of a simulated device; on CUDA transformers does
+    so itself.
+    """
     made = getattr(model, _MAKES_CACHE, None)
     if made is None or not torch_memory.is_simulated():
         yield
@@ -134,11 +158,15 @@ def _class_on_host(kind: Any) -> Any:
 
 
 class _OnHost:
-    """A cache whose layers are on the host of a simulated device, but for the one in use and the next, as in transformers' own."""
+    """A cache whose layers are on the host of a simulated device, but for the one in use and the
+    next, as in transformers' own.
+    """
 
     layers: list[Any]
 
-    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Take in the states of a layer, which is on the device meanwhile."""
         for number in (layer_idx, (layer_idx + 1) % max(1, len(self.layers))):
             if number < len(self.layers):

@@ -1,4 +1,6 @@
-"""What the mean loss of some rows weighs in the mean of all: known where their own logits and labels give it again."""
+"""What the mean loss of some rows weighs in the mean of all: known where their own logits and
+labels give it again.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,31 @@ _CLEARLY: Final = 10
 
 
 def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = None) -> float | None:
-    """Return how many labels the loss in a model's result is the mean over; None where no mean that is known gives it.
+    """Return how many labels the loss in a model's result is the mean over; None where no mean that
+    is known gives it.
 
     Args:
         result: what the call of some rows gave.
         labels: the labels of these rows.
-        over: the number that the sum of all losses is divided by, where the caller gave one (``num_items_in_batch``). It is the
-            same for every part: their losses add up, and an infinite weight is returned.
+        over: the number that the sum of all losses is divided by, where the caller gave one
+            (``num_items_in_batch``). It is the same for every part: their losses add up, and an
+            infinite weight is returned.
     """
     import torch
 
     loss, logits = _loss_and_logits(result)
     if loss is None or not logits:
         return None
-    tolerance = _TOLERANCE if loss.dtype in (torch.float32, torch.float64) else _HALF_TOLERANCE
+    if loss.dtype in (torch.float32, torch.float64):
+        tolerance = _TOLERANCE
+    else:
+        tolerance = _HALF_TOLERANCE
     told = loss.detach().double().cpu()
     means = list(_means(logits, labels))
-    if over and any(torch.isclose(told, torch.tensor(total / over).double(), tolerance, 1e-7) for total, _ in means):
+    if over and any(
+        torch.isclose(told, torch.tensor(total / over).double(), tolerance, 1e-7)
+        for total, _ in means
+    ):
         return math.inf
     found: dict[float, float] = {}  # how far off the mean over so many labels is
     for total, count in means:
@@ -40,13 +50,22 @@ def loss_weight(result: Any, labels: Mapping[str, Any], over: float | None = Non
             found[float(count)] = min(off, found.get(float(count), off))
     if not found:
         return None
-    # Of a model whose labels are all as likely several means are close: the one that was meant is equal to float32's last bits.
+    # Of a model whose labels are all as likely several means are close: the one that was meant is
+    # equal to float32's last bits.
     nearest, *others = sorted(found, key=lambda count: found[count])
-    return None if any(found[other] < _CLEARLY * found[nearest] for other in others) else nearest
+    if any(found[other] < _CLEARLY * found[nearest] for other in others):
+        return None
+    return nearest
 
 
 def _loss_and_logits(result: Any) -> tuple[Any, list[Any]]:
-    entries = list(result.values()) if hasattr(result, "values") else result if isinstance(result, tuple) else []
+    entries = (
+        list(result.values())
+        if hasattr(result, "values")
+        else result
+        if isinstance(result, tuple)
+        else []
+    )
     tensors = [entry for entry in entries if hasattr(entry, "untyped_storage")]
     if not tensors or tensors[0].dim() or entries[0] is not tensors[0]:
         return None, []
@@ -58,7 +77,8 @@ def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float
     if "labels" not in labels:
         yield from _of_spans(logits, labels)
         return
-    first, wanted = logits[0], labels["labels"]
+    first = logits[0]
+    wanted = labels["labels"]
     if wanted.is_floating_point():
         yield from _of_numbers(first, wanted)
     elif first.dim() == wanted.dim() + 1 and first.shape[:-1] == wanted.shape:
@@ -70,14 +90,18 @@ def _means(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float
 
 
 def _cross_entropy(logits: Any, labels: Any) -> tuple[float, int]:
-    """Return the sum over all labels but those ignored, row by row: no more memory than one row takes."""
+    """Return the sum over all labels but those ignored, row by row: no more memory than one row
+    takes.
+    """
     import torch
 
     total = 0.0
     for row, wanted in zip(logits, labels, strict=True):
         flat = row.reshape(-1, row.shape[-1]).float()
         target = wanted.reshape(-1).to(flat.device)
-        total += float(torch.nn.functional.cross_entropy(flat, target, ignore_index=_IGNORED, reduction="sum"))
+        total += float(
+            torch.nn.functional.cross_entropy(flat, target, ignore_index=_IGNORED, reduction="sum")
+        )
     return total, int((labels != _IGNORED).sum())
 
 
@@ -86,7 +110,8 @@ def _of_numbers(logits: Any, labels: Any) -> Iterator[tuple[float, int]]:
 
     if logits.numel() != labels.numel():
         return
-    flat, wanted = logits.reshape(labels.shape).float(), labels.to(logits.device).float()
+    flat = logits.reshape(labels.shape).float()
+    wanted = labels.to(logits.device).float()
     yield float(torch.nn.functional.mse_loss(flat, wanted, reduction="sum")), labels.numel()
     yield (
         float(torch.nn.functional.binary_cross_entropy_with_logits(flat, wanted, reduction="sum")),
@@ -95,11 +120,15 @@ def _of_numbers(logits: Any, labels: Any) -> Iterator[tuple[float, int]]:
 
 
 def _of_spans(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
-    """Yield the mean of a start's and an end's loss, where each is a place in the row: one outside is ignored."""
-    starts, ends = labels.get("start_positions"), labels.get("end_positions")
+    """Yield the mean of a start's and an end's loss, where each is a place in the row: one outside
+    is ignored.
+    """
+    starts = labels.get("start_positions")
+    ends = labels.get("end_positions")
     if starts is None or ends is None or len(logits) < 2:
         return
-    places, length = [position.reshape(-1) for position in (starts, ends)], logits[0].shape[-1]
+    places = [position.reshape(-1) for position in (starts, ends)]
+    length = logits[0].shape[-1]
     if any(bool(((place < 0) | (place >= length)).any()) for place in places):
         return
     sums = [_cross_entropy(tensor, place)[0] for tensor, place in zip(logits, places, strict=False)]
@@ -107,5 +136,7 @@ def _of_spans(logits: list[Any], labels: Mapping[str, Any]) -> Iterator[tuple[fl
 
 
 def no_weight(part: Any, start: int, stop: int) -> None:
-    """Return None: of the results of rows ``start`` to ``stop`` none is known to be a mean over them."""
+    """Return None: of the results of rows ``start`` to ``stop`` none is known to be a mean over
+    them.
+    """
     del part, start, stop

@@ -1,4 +1,6 @@
-"""Images, videos and sounds of a batch that stand one after the other, whichever rows they belong to: cut with the rows of their tokens."""
+"""Images, videos and sounds of a batch that stand one after the other, whichever rows they belong
+to: cut with the rows of their tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from typing import Any, Final
 
 from oomguard.engines.transformers.inputs import is_tensor, of_host
 
-# How many tokens stand for each image of a call that tells the images' own heights and widths, as its model counts them.
+# How many tokens stand for each image of a call that tells the images' own heights and widths, as
+# its model counts them.
 
 
 def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
@@ -38,13 +41,16 @@ def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
 
 
 def _packed(inner: Any, vision: Any, pairs: list[tuple[int, int]]) -> list[int] | None:
-    """Let the model's own code put together tiles of one number a patch, without what pads the image, and count what it gives."""
+    """Let the model's own code put together tiles of one number a patch, without what pads the
+    image, and count what it gives.
+    """
     import torch
 
     tiles = getattr(sys.modules[type(inner).__module__], "image_size_to_num_patches", None)
     if tiles is None or not isinstance(getattr(vision, "image_size", None), int):
         return None
-    config, patches = inner.config, (vision.image_size // vision.patch_size) ** 2
+    config = inner.config
+    patches = (vision.image_size // vision.patch_size) ** 2
     counts = [tiles(pair, config.image_grid_pinpoints, vision.image_size) for pair in pairs]
     try:
         _, lengths = inner.pack_image_features(
@@ -53,7 +59,12 @@ def _packed(inner: Any, vision: Any, pairs: list[tuple[int, int]]) -> list[int] 
             vision_feature_select_strategy=config.vision_feature_select_strategy,
             image_newline=torch.zeros(1),
         )
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # another version's, or tiles that it cuts otherwise
+    except (
+        AttributeError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # another version's, or tiles that it cuts otherwise
         return None
     return [int(length) for length in lengths]
 
@@ -61,7 +72,9 @@ def _packed(inner: Any, vision: Any, pairs: list[tuple[int, int]]) -> list[int] 
 _DATA: Final = Path(__file__).with_name("media.toml")
 _PIXEL_AXES: Final = 4
 _IMAGES_AXES: Final = 5
-_TOWERS: Final = "no token stands for it, and a model of two towers holds every image against every text"
+_TOWERS: Final = (
+    "no token stands for it, and a model of two towers holds every image against every text"
+)
 _NOT_COUNTED: Final = "its tokens do not count it"
 Starts = dict[str, tuple[int, ...]]
 
@@ -78,8 +91,10 @@ class Media:
 
     Attributes:
         starts: by argument, where the entries of each row begin, and their end.
-        outputs: the fields of a result that hold what was made of them, none of which has one entry a row.
-        untold: arguments with one entry for each text, of a model whose texts have no token for them: nothing else tells whose each is.
+        outputs: the fields of a result that hold what was made of them, none of which has one entry
+            a row.
+        untold: arguments with one entry for each text, of a model whose texts have no token for
+            them: nothing else tells whose each is.
     """
 
     starts: Mapping[str, tuple[int, ...]]
@@ -87,22 +102,38 @@ class Media:
     untold: tuple[str, ...] = field(default=(), compare=False)
 
     def part(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-        """Return the arguments that rows ``start`` to ``stop`` have; what none of them has is None, as where it is not given."""
+        """Return the arguments that rows ``start`` to ``stop`` have; what none of them has is None,
+        as where it is not given.
+        """
         cut = {}
         for name, starts in self.starts.items():
-            first, last = starts[start], starts[stop]
-            cut[name] = arguments[name][first:last] if last > first else None
+            first = starts[start]
+            last = starts[stop]
+            if last > first:
+                cut[name] = arguments[name][first:last]
+            else:
+                cut[name] = None
         return cut
 
     def given_to(self, arguments: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-        """Return those of ``part`` that the rows have: ``generate`` reads None as an image where it looks for the names given."""
-        return {name: value for name, value in self.part(arguments, start, stop).items() if value is not None}
+        """Return those of ``part`` that the rows have: ``generate`` reads None as an image where it
+        looks for the names given.
+        """
+        return {
+            name: value
+            for name, value in self.part(arguments, start, stop).items()
+            if value is not None
+        }
 
 
 def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
-    """Return whose the media of a call are, none where it has none; a text says why that cannot be told."""
+    """Return whose the media of a call are, none where it has none; a text says why that cannot be
+    told.
+    """
     starts: Starts = {}
-    config, outputs, untold = getattr(model, "config", None), list[str](), list[str]()
+    config = getattr(model, "config", None)
+    outputs = list[str]()
+    untold = list[str]()
     for name in dict.fromkeys(kind["values"] for kind in data()["kind"]):
         if arguments.get(name) is None:
             continue
@@ -118,7 +149,10 @@ def media_of(model: Any, arguments: Mapping[str, Any], ids: Any) -> Media | str:
         starts.update(found)
         outputs.append(kind["outputs"])
     if untold and starts:
-        return f"the argument {untold[0]} is not known to belong to the text row by row: no token stands for it"
+        return (
+            f"the argument {untold[0]} is not known to belong to the text row by row: no token "
+            "stands for it"
+        )
     return Media(starts, tuple(outputs), tuple(untold))
 
 
@@ -126,36 +160,54 @@ def _is_one_a_text(config: Any, values: Any, ids: Any) -> bool:
     """Return whether there is one entry for each text, and no token in texts for any."""
     tokens = (name for kind in data()["kind"] for name in kind["token"])
     has_tokens = any(isinstance(getattr(config, name, None), int) for name in tokens)
-    texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
+    if getattr(ids, "ndim", 0):
+        texts = ids.shape[0]
+    else:
+        texts = None
     return is_tensor(values) and values.shape[:1] == (texts,) and not has_tokens
 
 
 def _kind_of(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the kind of a value: by what counts it in this call, else that which nothing counts."""
+    """Return the kind of a value: by what counts it in this call, else that which
+    nothing counts.
+    """
     kinds = [kind for kind in data()["kind"] if kind["values"] == name]
-    counts = ([kind[how] for how in ("grid", "numbers", "sizes", "mask") if how in kind] for kind in kinds)
+    counts = (
+        [kind[how] for how in ("grid", "numbers", "sizes", "mask") if how in kind] for kind in kinds
+    )
     given = (all(arguments.get(argument) is not None for argument in names) for names in counts)
-    found: Mapping[str, Any] = next((kind for kind, is_given in zip(kinds, given, strict=True) if is_given), kinds[-1])
+    found: Mapping[str, Any] = next(
+        (kind for kind, is_given in zip(kinds, given, strict=True) if is_given), kinds[-1]
+    )
     return found
 
 
 def _of_rows(model: Any, name: str, arguments: Mapping[str, Any], ids: Any) -> Starts | str | None:
-    """Return where the rows of media begin that a model reads row by row; None of a model that is not known to."""
+    """Return where the rows of media begin that a model reads row by row; None of a model that is
+    not known to.
+    """
     names = {base.__name__ for base in type(model).__mro__}
-    found = next((e for e in data()["of_rows"] if name in e["arguments"] and names & set(e["classes"])), None)
+    found = next(
+        (e for e in data()["of_rows"] if name in e["arguments"] and names & set(e["classes"])), None
+    )
     if found is None or getattr(ids, "ndim", 0) != 2:
         return None
-    rows, given = ids.shape[0], [each for each in found["arguments"] if arguments.get(each) is not None]
+    rows = ids.shape[0]
+    given = [each for each in found["arguments"] if arguments.get(each) is not None]
     for each in given:
         if not is_tensor(arguments[each]) or arguments[each].shape[:1] != (rows,):
             return f"the argument {each} has not one entry a row"
-    if "images" in found and not _tokens_count_images(arguments[found["images"]], _own_tokens(model, ids, "image")):
+    if "images" in found and not _tokens_count_images(
+        arguments[found["images"]], _own_tokens(model, ids, "image")
+    ):
         return _NOT_COUNTED
     return {each: tuple(range(rows + 1)) for each in given}
 
 
 def _tokens_count_images(pixels: Any, own: list[int] | None) -> bool:
-    """Return whether each row has the tokens of its images, all of which take as many: those that are not zeros alone."""
+    """Return whether each row has the tokens of its images, all of which take as many: those that
+    are not zeros alone.
+    """
     if pixels.ndim != _IMAGES_AXES or own is None:
         return False
     images = of_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
@@ -169,27 +221,40 @@ def _which_show(images: Any) -> list[bool]:
 
 
 def _own_tokens(model: Any, ids: Any, what: str) -> list[int] | None:
-    """Return how many tokens of each row stand for images (or what else); None where the configuration names no token."""
-    kind = next(kind for kind in data()["kind"] if any(name.startswith(what) for name in kind["token"]))
+    """Return how many tokens of each row stand for images (or what else); None where the
+    configuration names no token.
+    """
+    kind = next(
+        kind for kind in data()["kind"] if any(name.startswith(what) for name in kind["token"])
+    )
     return _tokens(kind, getattr(model, "config", None), ids)
 
 
 def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
-    token = next((t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None)
+    token = next(
+        (t for name in kind["token"] if isinstance(t := getattr(config, name, None), int)), None
+    )
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
         return None
     return of_host(lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids)
 
 
-def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any) -> Starts | str:
+def _starts(
+    model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping[str, Any], ids: Any
+) -> Starts | str:
     counts = [kind.get(how) for how in ("grid", "mask", "numbers", "sizes")]
-    values, (grid, mask, numbers, sizes) = arguments[kind["values"]], (name and arguments.get(name) for name in counts)
-    if not all(is_tensor(value) for value in (values, grid, mask, numbers, sizes) if value is not None):
+    values = arguments[kind["values"]]
+    (grid, mask, numbers, sizes) = (name and arguments.get(name) for name in counts)
+    if not all(
+        is_tensor(value) for value in (values, grid, mask, numbers, sizes) if value is not None
+    ):
         return "it is no tensor"
     own = _tokens(kind, config, ids)
     if own is None:
         return _why_no_token(config, values, ids)
-    beside = {name: value for name in kind.get("each", ()) if (value := arguments.get(name)) is not None}
+    beside = {
+        name: value for name in kind.get("each", ()) if (value := arguments.get(name)) is not None
+    }
     found: Starts | str
     if grid is not None:
         found = _by_grid(kind, config, values, grid, own)
@@ -197,15 +262,29 @@ def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping
         found = _by_numbers(kind, values, numbers.tolist(), own)
     else:
         if sizes is not None:
-            each = tokens_by_size(model, sizes) if len(sizes) == len(values) else None
+            if len(sizes) == len(values):
+                each = tokens_by_size(model, sizes)
+            else:
+                each = None
+        elif mask is None:
+            each = _tokens_of_each(values, sum(own))
         else:
-            each = _tokens_of_each(values, sum(own)) if mask is None else _tokens_of_sounds(model, kind, mask, values)
-        first = None if each is None else _numbers_by_row(own, each)
+            each = _tokens_of_sounds(model, kind, mask, values)
+        if each is None:
+            first = None
+        else:
+            first = _numbers_by_row(own, each)
         names = [kind[how] for how in ("values", "sizes", "mask") if how in kind]
-        found = _NOT_COUNTED if first is None else dict.fromkeys(names, first)
+        if first is None:
+            found = _NOT_COUNTED
+        else:
+            found = dict.fromkeys(names, first)
     if isinstance(found, str):
         return found
-    first = found[kind.get("grid", "")] if grid is not None else found[kind["values"]]
+    if grid is not None:
+        first = found[kind.get("grid", "")]
+    else:
+        first = found[kind["values"]]
     for name, value in beside.items():
         if len(value) != first[-1]:
             return f"the argument {name} has {len(value)} entries for {first[-1]}"
@@ -213,7 +292,9 @@ def _starts(model: Any, kind: Mapping[str, Any], config: Any, arguments: Mapping
     return found
 
 
-def _by_grid(kind: Mapping[str, Any], config: Any, values: Any, grid: Any, own: list[int]) -> Starts | str:
+def _by_grid(
+    kind: Mapping[str, Any], config: Any, values: Any, grid: Any, own: list[int]
+) -> Starts | str:
     """Return where each row's patches and images begin, by the patches of each image."""
     merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
     patches = [t * height * width for t, height, width in grid.tolist()]
@@ -226,7 +307,9 @@ def _by_grid(kind: Mapping[str, Any], config: Any, values: Any, grid: Any, own: 
     return {kind["values"]: tuple(ends[number] for number in numbers), kind["grid"]: numbers}
 
 
-def _by_numbers(kind: Mapping[str, Any], values: Any, numbers: list[int], own: list[int]) -> Starts | str:
+def _by_numbers(
+    kind: Mapping[str, Any], values: Any, numbers: list[int], own: list[int]
+) -> Starts | str:
     """Return where each row's images begin, by the images that the call says each row has."""
     has_images = [number > 0 for number in numbers]
     if has_images != [tokens > 0 for tokens in own] or sum(numbers) != values.shape[0]:
@@ -237,23 +320,36 @@ def _by_numbers(kind: Mapping[str, Any], values: Any, numbers: list[int], own: l
     }
 
 
-def _tokens_of_sounds(model: Any, kind: Mapping[str, Any], mask: Any, values: Any) -> list[int] | None:
-    """Return the tokens of each sound, as the model counts them by its length; None where it does not tell."""
+def _tokens_of_sounds(
+    model: Any, kind: Mapping[str, Any], mask: Any, values: Any
+) -> list[int] | None:
+    """Return the tokens of each sound, as the model counts them by its length; None where it does
+    not tell.
+    """
     try:
         lengths = operator.attrgetter(kind["lengths"])(getattr(model, "model", model))
     except AttributeError:
         return None
     if mask.ndim != 2 or mask.shape[0] != values.shape[0]:
         return None
-    return of_host(lambda sounds: [int(tokens) for tokens in lengths(sounds.sum(-1))[-1].tolist()], mask)
+    return of_host(
+        lambda sounds: [int(tokens) for tokens in lengths(sounds.sum(-1))[-1].tolist()], mask
+    )
 
 
 def _why_no_token(config: Any, values: Any, ids: Any) -> str:
-    texts = ids.shape[0] if getattr(ids, "ndim", 0) else None
+    if getattr(ids, "ndim", 0):
+        texts = ids.shape[0]
+    else:
+        texts = None
     if texts is not None and values.ndim and texts != values.shape[0]:
         return f"no token stands for it, and {texts} texts stand beside {values.shape[0]} images"
-    has_towers = all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
-    return _TOWERS if has_towers else "no token stands for it"
+    has_towers = all(
+        getattr(config, name, None) is not None for name in ("text_config", "vision_config")
+    )
+    if has_towers:
+        return _TOWERS
+    return "no token stands for it"
 
 
 def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:
@@ -264,8 +360,11 @@ def _tokens_of_each(values: Any, tokens: int) -> list[int] | None:
 
 
 def _numbers_by_row(own: Iterable[int], each: list[int]) -> tuple[int, ...] | None:
-    """Return the number of the first image of each row, and of all; None where a row has no whole number of them."""
-    numbers, number = [0], 0
+    """Return the number of the first image of each row, and of all; None where a row has no whole
+    number of them.
+    """
+    numbers = [0]
+    number = 0
     for tokens in own:
         left = tokens
         while left > 0 and number < len(each):
@@ -274,4 +373,6 @@ def _numbers_by_row(own: Iterable[int], each: list[int]) -> tuple[int, ...] | No
         if left:
             return None
         numbers.append(number)
-    return tuple(numbers) if number == len(each) else None
+    if number == len(each):
+        return tuple(numbers)
+    return None

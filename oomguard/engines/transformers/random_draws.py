@@ -1,8 +1,9 @@
 """Random numbers that the rows of a part get: those that the whole call would have drawn for them.
 
-A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and every token, whatever p is. So a
-part takes its own rows of the noise for all: the generator stands where the call found it, and moves on as under the whole call.
-Where the generator gives rows one after another what it gives them at once, a part never holds the noise of other rows.
+A token is drawn as the largest of p/q, where q is exponential noise for every row of the batch and
+every token, whatever p is. So a part takes its own rows of the noise for all: the generator stands
+where the call found it, and moves on as under the whole call. Where the generator gives rows one
+after another what it gives them at once, a part never holds the noise of other rows.
 
 This imports torch, so only code that has it already may import it.
 """
@@ -39,19 +40,25 @@ class Draws:
     """What the parts of one call draw.
 
     Attributes:
-        problem: why the parts cannot have what the whole call would have drawn; None as long as they have.
+        problem: why the parts cannot have what the whole call would have drawn; None as long as
+            they have.
     """
 
     def __init__(self, states: States, rows: int, *, may_draw: bool) -> None:
-        """``states`` are of when the call was made, ``rows`` all of its rows; ``may_draw`` is False where its draws are not known."""
-        self._states, self._rows, self._may_draw = states, rows, may_draw
+        """``states`` are of when the call was made, ``rows`` all of its rows; ``may_draw`` is False
+        where its draws are not known.
+        """
+        self._states = states
+        self._rows = rows
+        self._may_draw = may_draw
         self._furthest: States = states
         self._most_draws = 0
         self.problem: str | None = None
 
     @contextlib.contextmanager
     def of_rows(self, start: int, stop: int) -> Iterator[None]:
-        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end where it would have ended.
+        """Draw inside what the whole call would have drawn for rows ``start`` to ``stop``; end
+        where it would have ended.
 
         Where nothing is drawn the generators are not touched: other threads draw from them too.
         """
@@ -60,21 +67,29 @@ class Draws:
             with mode:
                 yield
         finally:
-            if not are_equal(mode.expected, _now(self._states)) or (mode.number and not self._may_draw):
+            if not are_equal(mode.expected, _now(self._states)) or (
+                mode.number and not self._may_draw
+            ):
                 mode.problem = mode.problem or _OTHERWISE
             self.problem = self.problem or mode.problem
             if mode.number > self._most_draws:
-                self._most_draws, self._furthest = mode.number, mode.expected
+                self._most_draws = mode.number
+                self._furthest = mode.expected
             if mode.number:
                 set_states(self._furthest)
 
 
 class _OfRows(TorchFunctionMode):  # type: ignore[misc]
-    """Answers ``multinomial`` with some rows of what all rows draw, and a single number with the one that all rows have."""
+    """Answers ``multinomial`` with some rows of what all rows draw, and a single number with the
+    one that all rows have.
+    """
 
     def __init__(self, start: int, stop: int, total: int, states: States) -> None:
         super().__init__()
-        self._start, self._stop, self._total, self._states = start, stop, total, states
+        self._start = start
+        self._stop = stop
+        self._total = total
+        self._states = states
         self.expected: States = _now(states)
         self.number = 0
         self.problem: str | None = None
@@ -119,7 +134,9 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         return found
 
     def _of_all_rows(self, draw: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return a number that is drawn once, whatever the rows, as versions of transformers draw for layers that training leaves out."""
+        """Return a number that is drawn once, whatever the rows, as versions of transformers draw
+        for layers that training leaves out.
+        """
         is_next = kwargs.get("generator") is None and are_equal(self.expected, _now(self._states))
         if is_next and not self.number:
             set_states(self._states)
@@ -134,7 +151,9 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _drawn_for(probabilities: Any, own: range, total: int, number: int) -> Any:
-    """Return the tokens drawn for rows ``own`` of ``total``, and leave the generator where all of them leave it."""
+    """Return the tokens drawn for rows ``own`` of ``total``, and leave the generator where all of
+    them leave it.
+    """
     if not gives_row_by_row(probabilities.device, probabilities.dtype):
         noise = probabilities.new_empty((total, probabilities.shape[1])).exponential_(1)
         return _largest(probabilities, noise[own.start : own.stop], number)
@@ -154,11 +173,14 @@ def _pass_over(rows: int, buffer: Any) -> None:
 def _largest(probabilities: Any, noise: Any, number: int) -> Any:
     """Return the tokens with the largest p/q; ``noise`` is written over, as in torch."""
     weighed = torch.div(probabilities, noise, out=noise)
-    return weighed.argmax(dim=-1, keepdim=True) if number == 1 else weighed.topk(number).indices
+    if number == 1:
+        return weighed.argmax(dim=-1, keepdim=True)
+    return weighed.topk(number).indices
 
 
 def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether the generator gives rows one by one what it gives them at once: a CPU's does, CUDA's does not.
+    """Return whether the generator gives rows one by one what it gives them at once: a CPU's does,
+    CUDA's does not.
 
     transformers weighs tokens in float32.
     """
@@ -168,10 +190,18 @@ def gives_row_by_row(device: torch.device, dtype: torch.dtype = torch.float32) -
 @functools.cache
 def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
     generator = torch.Generator()
-    with _disable_current_modes():  # no part of the call: no device that is watched counts it, and no tensor is fake
-        for rows, tokens in ((5, 7), (3, 20_001)):  # less than one vector; more than one thread's share
-            at_once = torch.empty((rows, tokens), dtype=dtype).exponential_(1, generator=generator.manual_seed(1))
-            after, one_by_one = generator.get_state(), torch.empty_like(at_once)
+    with (
+        _disable_current_modes()
+    ):  # no part of the call: no device that is watched counts it, and no tensor is fake
+        for rows, tokens in (
+            (5, 7),
+            (3, 20_001),
+        ):  # less than one vector; more than one thread's share
+            at_once = torch.empty((rows, tokens), dtype=dtype).exponential_(
+                1, generator=generator.manual_seed(1)
+            )
+            after = generator.get_state()
+            one_by_one = torch.empty_like(at_once)
             generator.manual_seed(1)
             for row in one_by_one:
                 row.exponential_(1, generator=generator)
@@ -182,10 +212,14 @@ def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether this torch draws as we do: the same entries, and its generator at the same place."""
+    """Return whether this torch draws as we do: the same entries, and its generator at the same
+    place.
+    """
     before = states_now(device)
     try:
-        given = torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
+        given = (
+            torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
+        )
         found = []
         for number in (1, 3):
             set_states(before)
@@ -201,7 +235,9 @@ def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _now(like: States) -> States:
     return {
-        device: torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
+        device: torch.get_rng_state()
+        if device.type == "cpu"
+        else getattr(torch, device.type).get_rng_state(device)
         for device in like
     }
 
@@ -217,5 +253,7 @@ def set_states(states: States) -> None:
 
 def are_equal(one: States, other: States) -> bool:
     """Return whether the generators stand at the same places."""
-    with torch_memory.on_host():  # states are the host's, and a device may be full when they are compared
+    with (
+        torch_memory.on_host()
+    ):  # states are the host's, and a device may be full when they are compared
         return all(torch.equal(state, other[device]) for device, state in one.items())

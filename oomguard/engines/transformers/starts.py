@@ -1,6 +1,7 @@
 """Where transformers puts weights on a device: a model loaded there, and one that is moved there.
 
-``pipeline(...)`` loads by the first and moves by the second, as ``from_pretrained(...).to("cuda")`` does.
+``pipeline(...)`` loads by the first and moves by the second, as ``from_pretrained(...).to("cuda")``
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from oomguard.probe.host import read_available_bytes
 from oomguard.remedy.failed_load import ON_DEVICE, Lighter, LoadModel, Weights
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
-# Weights put on a device under a guard: as the program asks, then with some layers on the host, or in fewer bits.
+# Weights put on a device under a guard: as the program asks, then with some layers on the host, or
+# in fewer bits.
 
 # What the host keeps for other things.
 _HOST_SHARE: Final = 0.9
@@ -34,14 +36,18 @@ class Placing(Protocol):
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the program named the device, so that no layer waits elsewhere without permission."""
+        """Whether the program named the device, so that no layer waits elsewhere without
+        permission.
+        """
 
     @property
     def why_not_on_host(self) -> str | None:
         """Why no layer can wait on the host; None where they can."""
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Return the model on its device, with these settings changed; the rest of it has so many bytes of the host."""
+        """Return the model on its device, with these settings changed; the rest of it has so many
+        bytes of the host.
+        """
 
     def weights(self) -> Weights | None:
         """Return what its weights are; None where nothing tells."""
@@ -60,12 +66,17 @@ class WeightsStart:
         self._placing = placing
         self._base_bytes: int | None = None
 
-    def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
-        """Put the weights there with these settings changed; once more where a failure let go of what nobody used."""
+    def attempt(
+        self, changed: Mapping[str, FactValue], within_s: float | None = None
+    ) -> EndedStart:
+        """Put the weights there with these settings changed; once more where a failure let go of
+        what nobody used.
+        """
         del within_s
         ended = self._once(changed)
         while ended.error is not None and may_be_oom(ended.error):
-            before, lines = self._base_bytes, ended.lines
+            before = self._base_bytes
+            lines = ended.lines
             _let_go(ended.error)
             torch_memory.release()
             self._base_bytes = torch_memory.live_bytes()
@@ -78,9 +89,12 @@ class WeightsStart:
         self._base_bytes = torch_memory.live_bytes()
         try:
             return EndedStart(result=self._placing.make(changed, _host_bytes()))
-        except Exception as error:  # noqa: BLE001 - judged by the guard, and raised again unless it is remedied
+        except Exception as error:  # noqa: BLE001
+            # judged by the guard, and raised again unless it is remedied
             own = error.__traceback__
-            return EndedStart(error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error)))
+            return EndedStart(
+                error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
+            )
 
     def behind(self, incident: Incident) -> LoadModel:
         """Return the model of the load that failed."""
@@ -110,7 +124,9 @@ class WeightsStart:
     def settings_in_force(self) -> dict[str, SettingInForce]:
         """Return whether the program named the device."""
         chosen = self._placing.is_chosen
-        return {ON_DEVICE: SettingInForce(ON_DEVICE, None, chosen, "given" if chosen else "default")}
+        return {
+            ON_DEVICE: SettingInForce(ON_DEVICE, None, chosen, "given" if chosen else "default")
+        }
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
         """Return whether a setting is one of those that a load can be given."""
@@ -126,7 +142,9 @@ def _let_go(error: BaseException) -> None:
 
 def _host_bytes() -> int | None:
     free = read_available_bytes()
-    return None if free is None else int(free * _HOST_SHARE)
+    if free is None:
+        return None
+    return int(free * _HOST_SHARE)
 
 
 _MODULE: Final = "transformers.modeling_utils"
@@ -135,7 +153,9 @@ _handlers: list[StartHandler] = []
 
 
 def watch(handler: StartHandler) -> None:
-    """Have loads and moves of models go through ``handler``, now or once transformers is imported; once per process."""
+    """Have loads and moves of models go through ``handler``, now or once transformers is imported;
+    once per process.
+    """
     if _handlers:
         return
     _handlers.append(handler)
@@ -153,7 +173,9 @@ def _wrap(module: Any) -> None:
     for name, read in _WATCHED.items():
         if hasattr(getattr(module, _OWNER, None), name):
             # A partial adds no frame between the user's code and the engine's.
-            wrapt.wrap_function_wrapper(module, f"{_OWNER}.{name}", functools.partial(_handlers[0], read))
+            wrapt.wrap_function_wrapper(
+                module, f"{_OWNER}.{name}", functools.partial(_handlers[0], read)
+            )
 
 
 def _load(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,5 @@
-"""Functions that ``generate`` calls at each step: which of them may be called for some rows of a batch.
+"""Functions that ``generate`` calls at each step: which of them may be called for some rows of a
+batch.
 
 Those of transformers look at a row alone, unless they are named here. The user's own may look at
 other rows or keep a state, so a call with one is not run in parts.
@@ -36,7 +37,9 @@ _OF_THE_BATCH: Final = frozenset(
 
 
 def why_not_apart(arguments: Mapping[str, Any]) -> str | None:
-    """Return which function may look at other rows, or keep a state from call to call; None if none may."""
+    """Return which function may look at other rows, or keep a state from call to call; None if none
+    may.
+    """
     for argument, each in _functions(arguments):
         if not _is_library(each) or type(each).__name__ in _OF_THE_BATCH:
             return f"the argument {argument}: {_name(each)} may look at other rows, or keep a state"

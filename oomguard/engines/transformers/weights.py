@@ -1,4 +1,6 @@
-"""``from_pretrained`` on a device: what its checkpoint's own headers say of its weights, and how it is made another way."""
+"""``from_pretrained`` on a device: what its checkpoint's own headers say of its weights, and how it
+is made another way.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Place:
 
 
 def place_of(given: Any) -> Place:
-    """Return the device that a ``device_map`` or a device means; raise NotOneDeviceError where it is none that is watched."""
+    """Return the device that a ``device_map`` or a device means; raise NotOneDeviceError where it
+    is none that is watched.
+    """
     import torch
 
     is_chosen = given is not None and not (isinstance(given, str) and given in AUTOMATIC)
@@ -70,16 +74,23 @@ def place_of(given: Any) -> Place:
         if given is None or torch.cuda.device_count() != 1:
             raise NotOneDeviceError
         given = 0
-    device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    if isinstance(given, int):
+        device = torch.device("cuda", given)
+    else:
+        device = torch.device(given)
     if device.type != "cuda" or not torch.cuda.is_available():
         raise NotOneDeviceError
-    index = torch.cuda.current_device() if device.index is None else device.index
+    if device.index is None:
+        index = torch.cuda.current_device()
+    else:
+        index = device.index
     if index != torch.cuda.current_device():
         raise NotOneDeviceError  # what is alive is counted on the current one
     return Place(index, False, is_chosen)
 
 
-# The bytes of a model's weights by layer, from the headers of its checkpoint or from the modules themselves.
+# The bytes of a model's weights by layer, from the headers of its checkpoint or from the modules
+# themselves.
 
 # Beside the weights there is to be room for a row as long as this, or as long as the model reads.
 WORK_TOKENS: Final = 1024
@@ -87,7 +98,9 @@ _LAYER: Final = re.compile(r"^(.*?\.?(?:layers?|h|blocks?|layer_stack)\.\d+)\.")
 
 
 def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -> Weights | None:
-    """Return the weights of a checkpoint as they are loaded with a data type; None where its files do not tell."""
+    """Return the weights of a checkpoint as they are loaded with a data type; None where its files
+    do not tell.
+    """
     own = dtype if dtype in _KNOWN else _named_dtype(files)
     try:
         model = read_model(files, dtype=own or "auto", quantization=quantization)
@@ -101,7 +114,9 @@ def weights_of(files: ModelFiles, dtype: str, quantization: str | None = None) -
 
 
 def _named_dtype(files: ModelFiles) -> str | None:
-    """Return the data type that the configuration names; None where it names none: each tensor is loaded as it is in its file."""
+    """Return the data type that the configuration names; None where it names none: each tensor is
+    loaded as it is in its file.
+    """
     parts = (files.config, *(part for part in files.config.values() if isinstance(part, dict)))
     named = (str(part.get("dtype") or part.get("torch_dtype")) for part in parts)
     return next((name for name in named if name in _KNOWN), None)
@@ -109,7 +124,9 @@ def _named_dtype(files: ModelFiles) -> str | None:
 
 def weights_in(model: Any) -> Weights:
     """Return the weights of a model that is made."""
-    sizes = {name: tensor.nbytes for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    sizes = {
+        name: tensor.nbytes for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     try:
         shape = read_shape(model.config.to_dict())
     except (OomguardError, AttributeError):
@@ -122,24 +139,35 @@ def _weights(sizes: Iterable[tuple[str, int]], shape: ModelShape | None) -> Weig
     for name, size in sizes:
         found = _LAYER.match(name)
         blocks[found.group(1) if found else name.rpartition(".")[0]] += size
-    tokens = min(WORK_TOKENS, (shape.max_positions or WORK_TOKENS) if shape is not None else WORK_TOKENS)
-    return Weights(sum(blocks.values()), max(blocks.values(), default=0), _work_bytes(shape, tokens), tokens)
+    tokens = min(
+        WORK_TOKENS, (shape.max_positions or WORK_TOKENS) if shape is not None else WORK_TOKENS
+    )
+    return Weights(
+        sum(blocks.values()), max(blocks.values(), default=0), _work_bytes(shape, tokens), tokens
+    )
 
 
 def _work_bytes(shape: ModelShape | None, tokens: int) -> int:
-    """Return what a row takes beside the weights: by the closed form, and by its sizes where that does not hold."""
+    """Return what a row takes beside the weights: by the closed form, and by its sizes where that
+    does not hold.
+    """
     if shape is None:
         return 0
     try:
         return generate_row_bytes(shape, tokens - 1, 1)
     except OomguardError:
-        return tokens * shape.dtype_bytes * (2 * shape.layers * shape.kv_heads * shape.head_dim + 16 * shape.hidden)
+        return (
+            tokens
+            * shape.dtype_bytes
+            * (2 * shape.layers * shape.kv_heads * shape.head_dim + 16 * shape.hidden)
+        )
 
 
 _KNOWN: Final = frozenset({"float32", "float16", "bfloat16"})
 
 
-# A checkpoint's weights in fewer bits: 16 where they have 32, and 8 or 4 where a library for that is installed.
+# A checkpoint's weights in fewer bits: 16 where they have 32, and 8 or 4 where a library for that
+# is installed.
 
 _FILE: Final = Path(__file__).with_name("lighter_weights.toml")
 _HALF: Final = "bfloat16"  # the range of float32: nothing overflows
@@ -148,13 +176,17 @@ _BITS: Final = (8, 4)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The weights in fewer bits: what the plan says of it, and what makes the argument of ``from_pretrained``."""
+    """The weights in fewer bits: what the plan says of it, and what makes the argument of
+    ``from_pretrained``.
+    """
 
     told: Lighter
     config: Callable[[], Any]
 
 
-def lighter_weights(files: ModelFiles | None, dtype: str, place: Place, *, is_quantized: bool) -> tuple[Way, ...]:
+def lighter_weights(
+    files: ModelFiles | None, dtype: str, place: Place, *, is_quantized: bool
+) -> tuple[Way, ...]:
     """Return the ways to load a checkpoint in fewer bits, the least costly first.
 
     Args:
@@ -163,7 +195,9 @@ def lighter_weights(files: ModelFiles | None, dtype: str, place: Place, *, is_qu
         place: where the weights go.
         is_quantized: whether the program quantizes them itself.
     """
-    own = files is not None and any("quantization_config" in part for part in (files.config, *_parts(files.config)))
+    own = files is not None and any(
+        "quantization_config" in part for part in (files.config, *_parts(files.config))
+    )
     if is_quantized or own:
         return ()
     return (*_half(files, dtype), *(_quantized(bits, files, dtype, place) for bits in _BITS))
@@ -174,32 +208,55 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _half(files: ModelFiles | None, dtype: str) -> Iterator[Way]:
-    whole = None if files is None else weights_of(files, dtype)
-    half = None if files is None else weights_of(files, _HALF)
+    if files is None:
+        whole = None
+    else:
+        whole = weights_of(files, dtype)
+    if files is None:
+        half = None
+    else:
+        half = weights_of(files, _HALF)
     if whole is not None and half is not None and half.total_bytes < whole.total_bytes:
         yield Way(Lighter("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None)
 
 
 def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: Place) -> Way:
-    rows = [row for row in _rows() if row["bits"] == bits and not (row["cuda"] and place.is_simulated)]
+    rows = [
+        row for row in _rows() if row["bits"] == bits and not (row["cuda"] and place.is_simulated)
+    ]
     row = next((row for row in rows if _is_installed(row.get("module", row["package"]))), None)
     if row is None:
         names = ", ".join(row["package"] for row in rows)
-        why = f"weights of {bits} bits: none of {names} is installed: pip install {rows[0]['package']}"
+        why = (
+            f"weights of {bits} bits: none of {names} is installed: pip install "
+            f"{rows[0]['package']}"
+        )
         return Way(Lighter("quantization", f"{bits}bit", None, None, why), lambda: None)
     return Way(
-        Lighter("quantization", f"{row['package']}-{bits}bit", _as_kwarg(row), _need_bytes(files, dtype, row)),
+        Lighter(
+            "quantization",
+            f"{row['package']}-{bits}bit",
+            _as_kwarg(row),
+            _need_bytes(files, dtype, row),
+        ),
         lambda: _config(row),
     )
 
 
 def _need_bytes(files: ModelFiles | None, dtype: str, row: Mapping[str, Any]) -> int | None:
-    """Return what they take while they are loaded: all of them in fewer bits, and the largest one as it is in the file."""
+    """Return what they take while they are loaded: all of them in fewer bits, and the largest one
+    as it is in the file.
+    """
     if files is None or files.parameters is None:
         return None
-    half = _HALF if dtype == "auto" else dtype
+    if dtype == "auto":
+        half = _HALF
+    else:
+        half = dtype
     found = weights_of(files, half, row["as_counted"])
-    return None if found is None else found.total_bytes + max((p.bytes for p in files.parameters), default=0)
+    if found is None:
+        return None
+    return found.total_bytes + max((p.bytes for p in files.parameters), default=0)
 
 
 def _is_installed(module: str) -> bool:
@@ -213,7 +270,8 @@ def _config(row: Mapping[str, Any]) -> Any:
     import transformers
 
     made = {
-        name: getattr(importlib.import_module(module), kind)() for name, (module, kind) in row.get("made", {}).items()
+        name: getattr(importlib.import_module(module), kind)()
+        for name, (module, kind) in row.get("made", {}).items()
     }
     return getattr(transformers, row["config"])(**row.get("options", {}), **made)
 
@@ -229,36 +287,47 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
-# Layers of a model that wait on the host and come to the device when they run: accelerate's hooks, on a simulated device too.
+# Layers of a model that wait on the host and come to the device when they run: accelerate's hooks,
+# on a simulated device too.
 
 # More than any host has: on a simulated device the host is not counted.
 _ANY_BYTES = 1 << 62
 
 
 def keep_on_host(model: Any, place: Place, share_bytes: int, host_bytes: int | None = None) -> None:
-    """Put the layers of a model that fit in ``share_bytes`` on the device; the others stay on the host.
+    """Put the layers of a model that fit in ``share_bytes`` on the device; the others stay on the
+    host.
 
-    The model is on the host. Beside those layers the largest of the others has room. Which they are accelerate solves.
+    The model is on the host. Beside those layers the largest of the others has room. Which they are
+    accelerate solves.
     """
     from accelerate import dispatch_model, infer_auto_device_map
 
     limits = {place.index: share_bytes, "cpu": _ANY_BYTES if host_bytes is None else host_bytes}
     no_split = getattr(model, "_no_split_modules", None)
-    found = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=list(no_split or ()))
+    found = infer_auto_device_map(
+        model, max_memory=limits, no_split_module_classes=list(no_split or ())
+    )
     if not place.is_simulated:
-        dispatch_model(model, device_map=found, skip_keys=getattr(model, "_skip_keys_device_placement", None))
+        dispatch_model(
+            model, device_map=found, skip_keys=getattr(model, "_skip_keys_device_placement", None)
+        )
         return
     _hook(model, [name for name, where in found.items() if where == "cpu"], list(found))
     model.hf_device_map = found
 
 
 def put_on_simulated(model: Any) -> None:
-    """Count the weights of a model on the simulated device, and raise its error where they do not fit."""
+    """Count the weights of a model on the simulated device, and raise its error where they do not
+    fit.
+    """
     torch_memory.place([*model.parameters(), *model.buffers()])
 
 
 class _Waiting(Mapping[str, Any]):
-    """Weights of the host; each that is asked for is a copy of its own on the simulated device, which ends with its use."""
+    """Weights of the host; each that is asked for is a copy of its own on the simulated device,
+    which ends with its use.
+    """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors
@@ -282,7 +351,9 @@ def _hook(model: Any, waiting: list[str], names: list[str]) -> None:
         return any(tensor == name or tensor.startswith(f"{name}.") for name in waiting)
 
     with torch_memory.on_host():
-        tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if waits(name)}
+        tensors = {
+            name: tensor.detach() for name, tensor in model.state_dict().items() if waits(name)
+        }
         tied = find_tied_parameters(model)
         attach_align_device_hook_on_blocks(
             model,
@@ -300,11 +371,16 @@ def _hook(model: Any, waiting: list[str], names: list[str]) -> None:
 
 
 def move_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move:
-    """Read a call of ``to`` or ``cuda``; raise NotOneDeviceError where it goes to no device that is watched."""
+    """Read a call of ``to`` or ``cuda``; raise NotOneDeviceError where it goes to no device that is
+    watched.
+    """
     import torch
 
     if wrapped.__name__ == "cuda":
-        given = args[0] if args else kwargs.get("device")
+        if args:
+            given = args[0]
+        else:
+            given = kwargs.get("device")
         return Move(wrapped, args, kwargs, place_of("cuda" if given is None else given))
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
     if device is None:  # another data type
@@ -316,9 +392,16 @@ class Move:
     """One move of a model to a device."""
 
     def __init__(
-        self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Place
+        self,
+        wrapped: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        place: Place,
     ) -> None:
-        self._wrapped, self._args, self._kwargs, self.place = wrapped, args, kwargs, place
+        self._wrapped = wrapped
+        self._args = args
+        self._kwargs = kwargs
+        self.place = place
         self._model: Any = wrapped.__self__  # type: ignore[attr-defined]  # a bound method
 
     @property
@@ -333,10 +416,14 @@ class Move:
 
         if getattr(self._model, "hf_quantizer", None) is not None:
             return "its weights are quantized"
-        return None if find_spec("accelerate") is not None else "accelerate is not installed: pip install accelerate"
+        if find_spec("accelerate") is not None:
+            return None
+        return "accelerate is not installed: pip install accelerate"
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Move the model, with these settings changed; one that has no room goes back to the host, with what of it has moved."""
+        """Move the model, with these settings changed; one that has no room goes back to the host,
+        with what of it has moved.
+        """
         import torch
 
         share = changed.get(ON_DEVICE)
@@ -344,7 +431,10 @@ class Move:
             torch.nn.Module.to(self._model, dtype=getattr(torch, str(changed["dtype"])))
         if share is not None:
             keep_on_host(self._model, self.place, int(share), host_bytes)
-        moved = self._model if share is not None else self._moved()
+        if share is not None:
+            moved = self._model
+        else:
+            moved = self._moved()
         if self.place.is_simulated:
             put_on_simulated(moved)
         return moved
@@ -366,7 +456,10 @@ class Move:
     def lighter(self) -> tuple[Lighter, ...]:
         """Return its weights in 16 bits, where they have 32."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
-        need = sum(t.nbytes // 2 if t.is_floating_point() and t.element_size() == 4 else t.nbytes for t in tensors)
+        need = sum(
+            t.nbytes // 2 if t.is_floating_point() and t.element_size() == 4 else t.nbytes
+            for t in tensors
+        )
         if need == sum(tensor.nbytes for tensor in tensors):
             return ()
         return (Lighter("dtype", "bfloat16", 'dtype="bfloat16"', need),)
@@ -374,12 +467,22 @@ class Move:
 
 _NAME: Final = "pretrained_model_name_or_path"
 # With these the program places or shards the weights in a way of its own.
-_OWN: Final = ("max_memory", "tp_plan", "tp_size", "device_mesh", "distributed_config", "gguf_file", "state_dict")
+_OWN: Final = (
+    "max_memory",
+    "tp_plan",
+    "tp_size",
+    "device_mesh",
+    "distributed_config",
+    "gguf_file",
+    "state_dict",
+)
 _DTYPES: Final = ("dtype", "torch_dtype")
 
 
 def load_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load:
-    """Read a call of ``from_pretrained``; raise NotOneDeviceError where its weights go to no device that is watched."""
+    """Read a call of ``from_pretrained``; raise NotOneDeviceError where its weights go to no device
+    that is watched.
+    """
     return Load(wrapped, args, kwargs, place_of(kwargs.get("device_map")))
 
 
@@ -387,9 +490,16 @@ class Load:
     """One call of ``from_pretrained``."""
 
     def __init__(
-        self, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Place
+        self,
+        wrapped: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        place: Place,
     ) -> None:
-        self._wrapped, self._args, self._kwargs, self.place = wrapped, args, kwargs, place
+        self._wrapped = wrapped
+        self._args = args
+        self._kwargs = kwargs
+        self.place = place
 
     @property
     def is_chosen(self) -> bool:
@@ -402,13 +512,16 @@ class Load:
         own = next((name for name in _OWN if self._kwargs.get(name) is not None), None)
         if own is not None:
             return f"{own} says where the weights go"
-        return None if _has_accelerate() else "accelerate is not installed: pip install accelerate"
+        if _has_accelerate():
+            return None
+        return "accelerate is not installed: pip install accelerate"
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
         """Load the model, with these settings changed."""
         import torch
 
-        kwargs, share = dict(self._kwargs), changed.get(ON_DEVICE)
+        kwargs = dict(self._kwargs)
+        share = changed.get(ON_DEVICE)
         for setting in (name for name in changed if name != ON_DEVICE):
             if setting == "dtype":
                 kwargs = {name: value for name, value in kwargs.items() if name not in _DTYPES}
@@ -429,8 +542,13 @@ class Load:
     def _simulated(self, kwargs: dict[str, Any], share: FactValue | None) -> Any:
         """Load the model on the host, and count it on the simulated device from there."""
         with torch_memory.on_host():
-            loaded = self._wrapped(*self._args, **{name: kwargs[name] for name in kwargs if name != "device_map"})
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+            loaded = self._wrapped(
+                *self._args, **{name: kwargs[name] for name in kwargs if name != "device_map"}
+            )
+        if isinstance(loaded, tuple):
+            model = loaded[0]
+        else:
+            model = loaded
         if share is not None:
             keep_on_host(model, self.place, int(share))
         put_on_simulated(model)
@@ -439,7 +557,9 @@ class Load:
     def weights(self) -> Weights | None:
         """Return what its weights are, by the headers of its checkpoint."""
         files = self._files
-        return None if files is None else weights_of(files, self._dtype)
+        if files is None:
+            return None
+        return weights_of(files, self._dtype)
 
     def lighter(self) -> tuple[Lighter, ...]:
         """Return its weights in fewer bits."""
@@ -451,16 +571,27 @@ class Load:
 
     @property
     def _dtype(self) -> str:
-        given = next((self._kwargs[name] for name in _DTYPES if self._kwargs.get(name) is not None), "auto")
+        given = next(
+            (self._kwargs[name] for name in _DTYPES if self._kwargs.get(name) is not None), "auto"
+        )
         return str(given).removeprefix("torch.")
 
     @functools.cached_property
     def _files(self) -> ModelFiles | None:
-        name = self._args[0] if self._args else self._kwargs.get(_NAME)
-        folder = None if name is None else _folder_of(str(name), self._kwargs)
+        if self._args:
+            name = self._args[0]
+        else:
+            name = self._kwargs.get(_NAME)
+        if name is None:
+            folder = None
+        else:
+            folder = _folder_of(str(name), self._kwargs)
         try:
-            return None if folder is None else find_model(str(folder))
-        except Exception:  # noqa: BLE001 - a folder of someone else: whatever is odd about it, its weights are not known
+            if folder is None:
+                return None
+            return find_model(str(folder))
+        except Exception:  # noqa: BLE001
+            # a folder of someone else: whatever is odd about it, its weights are not known
             return None
 
 
@@ -471,13 +602,20 @@ def _has_accelerate() -> bool:
 
 
 def _folder_of(name: str, kwargs: Mapping[str, Any]) -> Path | None:
-    """Return where a model's files are: its folder, or that of the hub's cache; nothing is fetched."""
+    """Return where a model's files are: its folder, or that of the hub's cache; nothing
+    is fetched.
+    """
     sub = str(kwargs.get("subfolder") or "")
     if Path(name).is_dir():
         return Path(name, sub)
     from huggingface_hub import try_to_load_from_cache
 
-    within = f"{sub}/config.json" if sub else "config.json"
+    if sub:
+        within = f"{sub}/config.json"
+    else:
+        within = "config.json"
     options = {key: kwargs[key] for key in ("cache_dir", "revision") if kwargs.get(key) is not None}
     found = try_to_load_from_cache(name, within, **options)
-    return Path(found).parent if isinstance(found, str) else None
+    if isinstance(found, str):
+        return Path(found).parent
+    return None

@@ -1,4 +1,6 @@
-"""The file of ``vllm serve --config FILE``: which settings it gives; it is read and never written."""
+"""The file of ``vllm serve --config FILE``: which settings it gives; it is read and
+never written.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _ENDS: Final = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a file gives: settings by name, and the keys that it gives more than once (the last one counts)."""
+    """What a file gives: settings by name, and the keys that it gives more than once (the last one
+    counts).
+    """
 
     path: str
     settings: dict[str, SettingInForce]
@@ -30,12 +34,14 @@ class ConfigFile:
 
 
 def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> ConfigFile | None:
-    """Return the settings of a file as the engine's own reader takes them; None where it cannot be read.
+    """Return the settings of a file as the engine's own reader takes them; None where it cannot be
+    read.
 
     Args:
         path: the file.
         engine: the engine whose reader takes it.
-        is_of_subcommand: whether a subcommand (``vllm serve``) takes the flags; the engine reads the file before it knows which.
+        is_of_subcommand: whether a subcommand (``vllm serve``) takes the flags; the engine reads
+            the file before it knows which.
     """
     if not path.endswith(_ENDS):
         return None
@@ -52,15 +58,24 @@ def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> Confi
     keys = [str(key.value) for key, _value in node.value]
     repeated = tuple(dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]))
     source = f"{CONFIG_FILE} {path}"
-    off = "off_of_subcommand" if is_of_subcommand else "off"
+    if is_of_subcommand:
+        off = "off_of_subcommand"
+    else:
+        off = "off"
     twice = settings_given(
-        [word for key in repeated for word in _words(key, whole[key], engine, off)], engine, own=True
+        [word for key in repeated for word in _words(key, whole[key], engine, off)],
+        engine,
+        own=True,
     )
     given = settings_given(
-        [word for key, raw in whole.items() for word in _words(str(key), raw, engine, off)], engine, own=True
+        [word for key, raw in whole.items() for word in _words(str(key), raw, engine, off)],
+        engine,
+        own=True,
     )
     told = f"{source}, where it stands twice: the last one counts"
-    found = {name: replace(one, source=told if name in twice else source) for name, one in given.items()}
+    found = {
+        name: replace(one, source=told if name in twice else source) for name, one in given.items()
+    }
     return ConfigFile(path, found, repeated)
 
 
@@ -69,7 +84,9 @@ def _words(key: str, raw: Any, engine: str, off: str) -> list[str]:
     if isinstance(raw, bool):
         return _flag(key, engine, "on" if raw else off)
     given = _as_words(raw)
-    return [] if given is None else [*_flag(key, engine, "on"), *given]
+    if given is None:
+        return []
+    return [*_flag(key, engine, "on"), *given]
 
 
 def _flag(key: str, engine: str, form: str) -> list[str]:
@@ -77,8 +94,11 @@ def _flag(key: str, engine: str, form: str) -> list[str]:
 
 
 def _is_small(raw: Any) -> bool:
-    """Return whether a value has few parts: names for parts let a short file stand for endless ones."""
-    waiting, left = [raw], _MOST_PARTS
+    """Return whether a value has few parts: names for parts let a short file stand for endless
+    ones.
+    """
+    waiting = [raw]
+    left = _MOST_PARTS
     while waiting and left > 0:
         part = waiting.pop()
         left -= 1
@@ -95,5 +115,9 @@ def _as_words(raw: Any) -> list[str] | None:
         return [str(item)[:_MOST_CHARS] for item in raw] or None
     try:
         return [(json.dumps(raw) if isinstance(raw, dict) else str(raw))[:_MOST_CHARS]]
-    except (TypeError, ValueError, RecursionError):  # a date inside an object, a number of thousands of digits
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # a date inside an object, a number of thousands of digits
         return None

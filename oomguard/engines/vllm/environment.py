@@ -1,6 +1,8 @@
-"""The environment of a command that starts vLLM: variables that set what flags set, and those that carry the plugin.
+"""The environment of a command that starts vLLM: variables that set what flags set, and those that
+carry the plugin.
 
-A wrapper in the command (``env``, a shell's text) may set variables over ours: then ours are set behind them.
+A wrapper in the command (``env``, a shell's text) may set variables over ours: then ours are set
+behind them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _PLUGIN: Final = "oomguard"
 def set_by_variable(
     launch: Launch, name: str, facts: Mapping[str, Fact], environ: Mapping[str, str]
 ) -> SettingInForce | None:
-    """Return a setting that a variable of the environment sets over its flag; None where none does, on this device."""
+    """Return a setting that a variable of the environment sets over its flag; None where none does,
+    on this device.
+    """
     for row in surface(name, _NAME).variables:
         where = facts.get(row["where"])
         text = _value(launch, row["name"], environ)
@@ -41,16 +45,21 @@ def set_by_variable(
     return None
 
 
-def without_variables(launch: Launch, settings: Mapping[str, FactValue], environ: Mapping[str, str]) -> Launch:
+def without_variables(
+    launch: Launch, settings: Mapping[str, FactValue], environ: Mapping[str, str]
+) -> Launch:
     """Return the launch without the variables that would set the settings over what is carried.
 
-    One that an earlier command of a shell's text sets (``export``) stays, and is told as what beats the change.
+    One that an earlier command of a shell's text sets (``export``) stays, and is told as what beats
+    the change.
     """
     names = [row["name"] for name in settings for row in surface(name, _NAME).variables]
     launch = functools.reduce(_without_assignments, names, launch)
     unset = [n for n in names if environ.get(n) and not _sets_by_itself(launch, n)]
     words = [word for name in unset for word in ("-u", name)]
-    return replace(launch, argv=("env", *words, *launch.argv)) if words else launch
+    if words:
+        return replace(launch, argv=("env", *words, *launch.argv))
+    return launch
 
 
 def _without_assignments(launch: Launch, name: str) -> Launch:
@@ -63,7 +72,8 @@ def _without_assignments(launch: Launch, name: str) -> Launch:
 def with_plugin(
     launch: Launch, variables: Mapping[str, str], folder: Path | None, environ: Mapping[str, str]
 ) -> Launch:
-    """Return the launch with our variables, and those with which vLLM finds the plugin and may load it.
+    """Return the launch with our variables, and those with which vLLM finds the plugin and may load
+    it.
 
     Args:
         launch: the command.
@@ -89,7 +99,9 @@ def with_plugin(
 
 def _inner(launch: Launch) -> InnerCommand | None:
     found = inner_commands(launch.argv)
-    return found[-1] if found else None
+    if found:
+        return found[-1]
+    return None
 
 
 def _sets_by_itself(launch: Launch, name: str) -> bool:
@@ -98,7 +110,9 @@ def _sets_by_itself(launch: Launch, name: str) -> bool:
 
 
 def _value(launch: Launch, name: str, environ: Mapping[str, str]) -> str | None:
-    """Return a variable as the innermost command has it; None where it is not set, or to nothing that counts."""
+    """Return a variable as the innermost command has it; None where it is not set, or to nothing
+    that counts.
+    """
     inner = _inner(launch)
     if inner is not None and name in inner.variables:
         found = inner.variables[name]
@@ -106,4 +120,6 @@ def _value(launch: Launch, name: str, environ: Mapping[str, str]) -> str | None:
         found = None
     else:
         found = launch.env.get(name, environ.get(name))
-    return found if found or name == _ALLOWED else None
+    if found or name == _ALLOWED:
+        return found
+    return None

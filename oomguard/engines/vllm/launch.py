@@ -1,4 +1,6 @@
-"""Carrying patches to vLLM: by flags where the command is vLLM's own, else through the plugin in the child."""
+"""Carrying patches to vLLM: by flags where the command is vLLM's own, else through the plugin in
+the child.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +34,35 @@ def is_own_command(argv: tuple[str, ...]) -> bool:
 
 
 def settings_in_force(launch: Launch) -> dict[str, SettingInForce]:
-    """Return the settings that the launch gives; of a script's command only as evidence, since it may ignore them."""
+    """Return the settings that the launch gives; of a script's command only as evidence, since it
+    may ignore them.
+    """
     own = own_command(launch.argv)
     if own is not None:
         return own.settings()
-    return {name: replace(flag, source=SCRIPT) for name, flag in settings_given(launch.argv, NAME).items()}
+    return {
+        name: replace(flag, source=SCRIPT)
+        for name, flag in settings_given(launch.argv, NAME).items()
+    }
 
 
 def carries(name: str) -> bool:
-    """Return whether vLLM has both a flag and an argument for a setting, so that any launch of it can be changed."""
+    """Return whether vLLM has both a flag and an argument for a setting, so that any launch of it
+    can be changed.
+    """
     own = surfaces(NAME).get(name)
     return own is not None and bool(own.flags) and own.kwarg is not None
 
 
 def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-    """Return the launch with these settings: as flags on vLLM's own command, else as overrides for the plugin.
+    """Return the launch with these settings: as flags on vLLM's own command, else as overrides for
+    the plugin.
 
     Args:
         launch: the command as the user gave it.
         settings: the values to run with, by canonical name.
-        session: a folder of this run; the plugin goes there for children whose Python has no oomguard, and a folder that
-            is there for as long as the attempt lasts.
+        session: a folder of this run; the plugin goes there for children whose Python has no
+            oomguard, and a folder that is there for as long as the attempt lasts.
     """
     launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
@@ -67,18 +77,27 @@ def apply(launch: Launch, settings: Mapping[str, FactValue], session: Path) -> L
 
 
 def shown(launch: Launch, settings: Mapping[str, FactValue]) -> str:
-    """Return a line to paste that runs the launch with these settings, without oomguard run around it."""
+    """Return a line to paste that runs the launch with these settings, without oomguard run around
+    it.
+    """
     launch = without_variables(launch, settings, os.environ)
     own = own_command(launch.argv)
     if own is not None:
         return replace(launch, argv=own.changed(settings, launch.engine_version)).shell()
     overrides = _overrides(settings, launch.engine_version)
-    env = {plugin.OVERRIDES: json.dumps(overrides), **_meant_for(launch)} if overrides else {}
-    return with_plugin(replace(launch, env={}), env, None, os.environ).shell() if env else Launch(launch.argv).shell()
+    if overrides:
+        env = {plugin.OVERRIDES: json.dumps(overrides), **_meant_for(launch)}
+    else:
+        env = {}
+    if env:
+        return with_plugin(replace(launch, env={}), env, None, os.environ).shell()
+    return Launch(launch.argv).shell()
 
 
 def took_effect(launch: Launch, session: Path) -> bool:
-    """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a plugin acknowledged them."""
+    """Return whether the settings of ``apply`` reached an engine: flags do, overrides where a
+    plugin acknowledged them.
+    """
     return is_own_command(launch.argv) or any(engine.changed for engine in started(launch))
 
 
@@ -88,7 +107,8 @@ def reaches_scripts() -> bool:
 
 
 def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) -> bool:
-    """Keep what the last start of a session with figures measured, for the plans to come; False where nothing can be kept.
+    """Keep what the last start of a session with figures measured, for the plans to come; False
+    where nothing can be kept.
 
     Raises:
         InputError: where no start printed what its KV cache got.
@@ -99,7 +119,9 @@ def keep_measured(starts: tuple[EngineStart, ...], source: str, session: str) ->
 
 
 def measured(sessions: Collection[str] | None, model: str | None = None) -> tuple[str, ...]:
-    """Return the calibrations that these sessions (None: any) left, or those of a model, a line each."""
+    """Return the calibrations that these sessions (None: any) left, or those of a model, a line
+    each.
+    """
     from oomguard.estimate.start.calibration import Calibrations, learned
 
     return learned(Calibrations(), sessions, model)
@@ -113,12 +135,21 @@ def forget_measured(sessions: Collection[str] | None, model: str | None = None) 
 
 
 def _meant_for(launch: Launch) -> dict[str, str]:
-    """Return the variable that gives each engine its own change, where there are several engines; else none."""
+    """Return the variable that gives each engine its own change, where there are several engines;
+    else none.
+    """
     changes = launch.engine_changes
     if len(changes) < 2 and all(change.order is None for change in changes):
         return {}
-    rows = [(change.model, change.order, _overrides(change.settings, launch.engine_version)) for change in changes]
-    return {plugin.ENGINES: json.dumps([{"model": m, "order": o, "overrides": values} for m, o, values in rows])}
+    rows = [
+        (change.model, change.order, _overrides(change.settings, launch.engine_version))
+        for change in changes
+    ]
+    return {
+        plugin.ENGINES: json.dumps(
+            [{"model": m, "order": o, "overrides": values} for m, o, values in rows]
+        )
+    }
 
 
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
@@ -128,14 +159,17 @@ def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[s
 
 
 def _carry(session: Path) -> Path:
-    """A folder for PYTHONPATH that holds the plugin and the metadata of its entry point, and nothing else."""
+    """A folder for PYTHONPATH that holds the plugin and the metadata of its entry point, and
+    nothing else.
+    """
     folder = session / "plugin"
     if not folder.exists():
         info = folder / f"{_PLUGIN_MODULE}-{__version__}.dist-info"
         info.mkdir(parents=True)
         shutil.copyfile(plugin.__file__, folder / f"{_PLUGIN_MODULE}.py")
         (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {_PLUGIN_MODULE}\nVersion: {__version__}\n", encoding="utf-8"
+            f"Metadata-Version: 2.1\nName: {_PLUGIN_MODULE}\nVersion: {__version__}\n",
+            encoding="utf-8",
         )
         (info / "entry_points.txt").write_text(
             f"[{plugin.GROUP}]\noomguard = {_PLUGIN_MODULE}:register\n", encoding="utf-8"

@@ -1,6 +1,8 @@
-"""The command that hands settings to vLLM by itself: by flags, or by arguments in one of its flags; read, and changed.
+"""The command that hands settings to vLLM by itself: by flags, or by arguments in one of its flags;
+read, and changed.
 
-It is found behind wrappers too. What is not found here is a program that starts the engine by its own means.
+It is found behind wrappers too. What is not found here is a program that starts the engine by its
+own means.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from oomguard.estimate.start.start import VllmSettings
 # The command that serves a model with vLLM under given settings.
 
 
-def serve_command(model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()) -> str:
+def serve_command(
+    model: str, settings: VllmSettings, named: Collection[str], kept_words: Sequence[str] = ()
+) -> str:
     """Return ``vllm serve`` for a shell.
 
     Args:
@@ -52,7 +56,9 @@ def serve_words(settings: VllmSettings, named: Collection[str]) -> list[str]:
 
 
 def _words(name: str, value: FactValue, version: str) -> list[str]:
-    """Return a setting's flag, with its values as a word each where it takes several; in versions without it the object that holds it."""
+    """Return a setting's flag, with its values as a word each where it takes several; in versions
+    without it the object that holds it.
+    """
     own = surfaces("vllm")[name]
     said = flag_words(name, value, "vllm", version)
     if not own.many and not own.inside:
@@ -61,7 +67,9 @@ def _words(name: str, value: FactValue, version: str) -> list[str]:
     if said is not None:
         return [said[0], *map(str, values)]
     flag, key = own.inside[0]
-    return [flag, json.dumps({key: values})] if own.many else []
+    if own.many:
+        return [flag, json.dumps({key: values})]
+    return []
 
 
 NAME: Final = "vllm"
@@ -82,7 +90,9 @@ class ByFlags:
     command: InnerCommand
 
     def config(self) -> ConfigFile | None:
-        """Return the file of flags that the command names, None where it names none or it cannot be read."""
+        """Return the file of flags that the command names, None where it names none or it cannot be
+        read.
+        """
         path = self._config_path()
         if path is None or isinstance(path, Unread) or self.command.is_elsewhere:
             return None
@@ -103,62 +113,85 @@ class ByFlags:
 
     def changed(self, settings: Mapping[str, FactValue], version: str | None) -> tuple[str, ...]:
         """Return the whole command line with these settings."""
-        args, edits = self.command.args, list[Edit]()
+        args = self.command.args
+        edits = list[Edit]()
         at_end = self.command.has_unread
         for name, value in settings.items():
             edits += flag_edits(args, name, value, NAME, version, own=True, at_end=at_end)
         return self.command.change(_joined(edits))
 
     def _model(self) -> dict[str, SettingInForce]:
-        """Return the model that is named, which also tells that a command without any other setting gives none."""
-        args, flag = self.command.args, table()["model"]
-        named = [after for before, after in itertools.pairwise(args) if before == flag and not after.startswith("-")]
+        """Return the model that is named, which also tells that a command without any other setting
+        gives none.
+        """
+        args = self.command.args
+        flag = table()["model"]
+        named = [
+            after
+            for before, after in itertools.pairwise(args)
+            if before == flag and not after.startswith("-")
+        ]
         named += [word.partition("=")[2] for word in args if word.startswith(f"{flag}=")]
         if args[:1] == (table()["with_model"],) and len(args) > 1 and not args[1].startswith("-"):
             named.append(args[1])
-        return {"model": SettingInForce("model", named[-1], True, "command")} if named else {}
+        if named:
+            return {"model": SettingInForce("model", named[-1], True, "command")}
+        return {}
 
     def _config_path(self) -> str | None:
-        args, flag = self.command.args, table()["config"]
-        at = args.index(flag) if flag in args else len(args)
-        return args[at + 1] if at + 1 < len(args) else None
+        args = self.command.args
+        flag = table()["config"]
+        if flag in args:
+            at = args.index(flag)
+        else:
+            at = len(args)
+        if at + 1 < len(args):
+            return args[at + 1]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class ByArguments:
-    """A command that takes the engine's arguments as ``key=value,key=value``, or as JSON, in one of its flags."""
+    """A command that takes the engine's arguments as ``key=value,key=value``, or as JSON, in one of
+    its flags.
+    """
 
     command: InnerCommand
     row: Mapping[str, Any]
 
     @property
     def is_read(self) -> bool:
-        """Whether what the flag holds is known here: an argument that goes over a shell's word, or over commas, is not."""
+        """Whether what the flag holds is known here: an argument that goes over a shell's word, or
+        over commas, is not.
+        """
         start, end, _flag = self._place()
-        words, text = self.command.args[start:end], self._text()
+        words = self.command.args[start:end]
+        text = self._text()
         if (
             any(isinstance(word, Unread) for word in words)
             or len([w for w in self.command.args if w in self.row["flags"]]) > 1
         ):
             return False
-        return (
-            text.startswith("{")
-            if self._arguments() and "{" in text
-            else all("=" in part for part in text.split(",") if part)
-        )
+        if self._arguments() and "{" in text:
+            return text.startswith("{")
+        return all("=" in part for part in text.split(",") if part)
 
     def settings(self) -> dict[str, SettingInForce]:
         """Return the settings that it gives; it adds some of its own, so these are not all."""
         names = {own.kwarg: name for name, own in surfaces(NAME).items() if own.kwarg}
         found = {}
         for key, raw in self._arguments().items():
-            name, text = names.get(self.row["spelled"].get(key, key)), str(raw)
+            name = names.get(self.row["spelled"].get(key, key))
+            text = str(raw)
             if name is None or raw is None:
                 continue
             try:
                 value: FactValue | None = surface(name, NAME).ours(name, text)
             except SettingError:
-                value = None if text in surface(name, NAME).automatic else text
+                if text in surface(name, NAME).automatic:
+                    value = None
+                else:
+                    value = text
             found[name] = SettingInForce(name, value, True, "given")
         return found
 
@@ -169,7 +202,11 @@ class ByArguments:
             own = surface(name, NAME, version)
             if own.kwarg is None:
                 raise KeyError(name)
-            also = [key for key, other in self.row["spelled"].items() if other == own.kwarg and key in arguments]
+            also = [
+                key
+                for key, other in self.row["spelled"].items()
+                if other == own.kwarg and key in arguments
+            ]
             arguments[also[0] if also else own.kwarg] = own.own(value)
         return self.command.change([self._edit(arguments)])
 
@@ -181,7 +218,11 @@ class ByArguments:
             words = tuple(f"{key}={value}" for key, value in arguments.items())
         else:
             words = (",".join(f"{key}={value}" for key, value in arguments.items()),)
-        return Edit(start, end, (f"{flag}{words[0]}",) if flag.endswith("=") else words if not flag else (flag, *words))
+        return Edit(
+            start,
+            end,
+            (f"{flag}{words[0]}",) if flag.endswith("=") else words if not flag else (flag, *words),
+        )
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments as they are written: texts, or what JSON holds."""
@@ -191,18 +232,25 @@ class ByArguments:
                 found = json.loads(text)
             except (ValueError, RecursionError):
                 return {}
-            return found if isinstance(found, dict) else {}
+            if isinstance(found, dict):
+                return found
+            return {}
         pairs = (part.partition("=") for part in text.split(",") if "=" in part)
         return {key.strip(): value for key, _equals, value in pairs}
 
     def _text(self) -> str:
         start, end, flag = self._place()
         words = self.command.args[start:end]
-        return words[0].partition("=")[2] if flag.endswith("=") and words else ",".join(words)
+        if flag.endswith("=") and words:
+            return words[0].partition("=")[2]
+        return ",".join(words)
 
     def _place(self) -> tuple[int, int, str]:
-        """Return where the words of the arguments stand, and what has to stand before them in the same edit."""
-        args, flags = self.command.args, self.row["flags"]
+        """Return where the words of the arguments stand, and what has to stand before them in the
+        same edit.
+        """
+        args = self.command.args
+        flags = self.row["flags"]
         for at in reversed(range(len(args))):
             flag, equals, _value = args[at].partition("=")
             if flag not in flags:
@@ -218,13 +266,21 @@ class ByArguments:
 
 def own_command(argv: Sequence[str]) -> ByFlags | ByArguments | None:
     """Return the one command that hands settings to vLLM; None without one, or with several."""
-    found = [carrier for command in inner_commands(argv) if (carrier := _carrier(command)) is not None]
-    return found[0] if len(found) == 1 else None
+    found = [
+        carrier for command in inner_commands(argv) if (carrier := _carrier(command)) is not None
+    ]
+    if len(found) == 1:
+        return found[0]
+    return None
 
 
 def _carrier(command: InnerCommand) -> ByFlags | ByArguments | None:
-    rows, words = table(), (command.program, *command.args)
-    module = command.program.removeprefix(_MODULE) if command.program.startswith(_MODULE) else None
+    rows = table()
+    words = (command.program, *command.args)
+    if command.program.startswith(_MODULE):
+        module = command.program.removeprefix(_MODULE)
+    else:
+        module = None
     if any(words[: len(own)] == tuple(own) for own in rows["own"]):
         return ByFlags(command)
     if module is not None and any(module.startswith(name) for name in rows["modules"]):
@@ -232,7 +288,9 @@ def _carrier(command: InnerCommand) -> ByFlags | ByArguments | None:
     for row in rows["arguments"]:
         if command.program in row["programs"] and _holds(command.args, row["when"]):
             carrier = ByArguments(command, row)
-            return carrier if carrier.is_read else None
+            if carrier.is_read:
+                return carrier
+            return None
     return None
 
 
@@ -249,5 +307,8 @@ def _joined(edits: Sequence[Edit]) -> list[Edit]:
     for edit in edits:
         key = (edit.start, edit.end)
         known = joined.get(key)
-        joined[key] = edit if known is None else replace(known, words=(*known.words, *edit.words))
+        if known is None:
+            joined[key] = edit
+        else:
+            joined[key] = replace(known, words=(*known.words, *edit.words))
     return list(joined.values())

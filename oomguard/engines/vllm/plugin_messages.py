@@ -1,4 +1,6 @@
-"""What the plugin told of the engines that a program started: their arguments, what vLLM made of them, and what was changed."""
+"""What the plugin told of the engines that a program started: their arguments, what vLLM made of
+them, and what was changed.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ _LIMITS: Final = ("process_data_limit_bytes", "host_available_bytes")
 
 
 def arguments_told() -> list[str]:
-    """Return the names that the plugin is asked for: the arguments of the settings that are known here, and no others."""
+    """Return the names that the plugin is asked for: the arguments of the settings that are known
+    here, and no others.
+    """
     rows = [own for newest in surfaces(_ENGINE).values() for own in (newest, *newest.others)]
     return list(dict.fromkeys(own.kwarg for own in rows if own.kwarg is not None))
 
 
 def told_engines(path: Path) -> tuple[StartedEngine, ...]:
-    """Return the engines that a file of the plugin tells, in the order of their starts; leave out any other line."""
+    """Return the engines that a file of the plugin tells, in the order of their starts; leave out
+    any other line.
+    """
     try:
         lines = read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -39,7 +45,9 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
             known = found.setdefault((int(row["pid"]), int(row.get("order", 1))), {})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-        known |= {key: value for key, value in row.items() if key == "model" or isinstance(value, dict)}
+        known |= {
+            key: value for key, value in row.items() if key == "model" or isinstance(value, dict)
+        }
     return tuple(
         StartedEngine(
             row["model"] if isinstance(row.get("model"), str) else None,
@@ -54,17 +62,24 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
 
 
 def noted_lines(path: Path) -> tuple[Line, ...]:
-    """Return what a file of the plugin says that vLLM logged, as lines of a log; leave out any other line of it."""
+    """Return what a file of the plugin says that vLLM logged, as lines of a log; leave out any
+    other line of it.
+    """
     return lines_of(_noted(path))
 
 
 def noted_limits(path: Path) -> dict[str, int]:
-    """Return the least that processes of vLLM said they may have of memory, by the fact that it is; empty where none is limited."""
+    """Return the least that processes of vLLM said they may have of memory, by the fact that it is;
+    empty where none is limited.
+    """
     found: dict[str, int] = {}
     for row in _noted(path):
         limits = row.get("limits")
         for name in _LIMITS:
-            limit = limits.get(name) if isinstance(limits, dict) else None
+            if isinstance(limits, dict):
+                limit = limits.get(name)
+            else:
+                limit = None
             if isinstance(limit, int) and limit > 0:
                 found[name] = min(limit, found.get(name, limit))
     return found
@@ -87,8 +102,15 @@ def _noted(path: Path) -> list[dict[str, Any]]:
 
 
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
-    """Return the engine's arguments as canonical settings, in our units; leave out what has no setting."""
-    names = {own.kwarg: name for name, row in surfaces(_ENGINE).items() for own in (*row.others, row) if own.kwarg}
+    """Return the engine's arguments as canonical settings, in our units; leave out what has no
+    setting.
+    """
+    names = {
+        own.kwarg: name
+        for name, row in surfaces(_ENGINE).items()
+        for own in (*row.others, row)
+        if own.kwarg
+    }
     found: dict[str, FactValue] = {}
     for kwarg, value in arguments.items():
         name = names.get(kwarg)
@@ -98,7 +120,10 @@ def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
         if str(value) in own.automatic:
             continue
         try:
-            found[name] = value if isinstance(value, bool) or own.unit_bytes == 1 else own.ours(name, str(value))
+            if isinstance(value, bool) or own.unit_bytes == 1:
+                found[name] = value
+            else:
+                found[name] = own.ours(name, str(value))
         except SettingError:
             continue
     return found

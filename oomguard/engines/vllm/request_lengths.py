@@ -1,4 +1,6 @@
-"""How long the requests are that a command makes: by its own flags, and by the engine's refusal of one that was too long."""
+"""How long the requests are that a command makes: by its own flags, and by the engine's refusal of
+one that was too long.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,23 @@ _MOST_DIGITS: Final = 9
 
 
 def asked_length(launch: Launch) -> Mapping[str, Need]:
-    """Return the least length of a request that the command itself asks for, by the setting that limits it; empty if none is told."""
-    found = [need for command in inner_commands(launch.argv) for need in _needs(command) if need.value]
-    return {table()["refusals"]["setting"]: max(found, key=lambda need: need.value)} if found else {}
+    """Return the least length of a request that the command itself asks for, by the setting that
+    limits it; empty if none is told.
+    """
+    found = [
+        need for command in inner_commands(launch.argv) for need in _needs(command) if need.value
+    ]
+    if found:
+        return {table()["refusals"]["setting"]: max(found, key=lambda need: need.value)}
+    return {}
 
 
 def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
-    """Return the length that the engine refused under one of these settings; empty where it refused none.
+    """Return the length that the engine refused under one of these settings; empty where it refused
+    none.
 
-    A refusal under another length than ours is not due to us. Where it names no figure, any shorter length is refused: ``inf``.
+    A refusal under another length than ours is not due to us. Where it names no figure, any shorter
+    length is refused: ``inf``.
     """
     name = table()["refusals"]["setting"]
     for pattern in _patterns() if name in settings else ():
@@ -34,7 +44,8 @@ def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str,
             named = found.groupdict()
             if named.get("most", str(settings[name])) != str(settings[name]):
                 continue
-            asked, needed = named.get("asked"), named.get("needed")
+            asked = named.get("asked")
+            needed = named.get("needed")
             tokens = int(asked) if asked else int(needed) + 1 if needed else math.inf
             return {name: Need(tokens, "a request of this run needs")}
     return {}
@@ -46,11 +57,14 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 
 def _needs(command: InnerCommand) -> list[Need]:
-    words, given = (command.program, *command.args), _numbers(command.args)
+    words = (command.program, *command.args)
+    given = _numbers(command.args)
     rows = table()["lengths"]
     own = [row for row in rows if any(words[: len(of)] == tuple(of) for of in row.get("of", ()))]
     own = [row for row in own if not given.keys() & set(row.get("unless", ()))]
-    found = own or [row for row in rows if "of" not in row and given.keys() & set(row["parts"][0]["flags"])]
+    found = own or [
+        row for row in rows if "of" not in row and given.keys() & set(row["parts"][0]["flags"])
+    ]
     return [_need(row, given) for row in found]
 
 
@@ -67,7 +81,9 @@ def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> Need:
 
 
 def _count(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    return None
 
 
 def _numbers(args: Sequence[str]) -> dict[str, str]:
@@ -76,5 +92,10 @@ def _numbers(args: Sequence[str]) -> dict[str, str]:
     for i, word in enumerate(args):
         flag, equals, value = word.partition("=")
         if flag.startswith("--"):
-            found[flag.replace("_", "-")] = value if equals else args[i + 1] if i + 1 < len(args) else ""
+            if equals:
+                found[flag.replace("_", "-")] = value
+            elif i + 1 < len(args):
+                found[flag.replace("_", "-")] = args[i + 1]
+            else:
+                found[flag.replace("_", "-")] = ""
     return found

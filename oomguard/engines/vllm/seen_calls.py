@@ -1,4 +1,6 @@
-"""Which calls of vLLM a watch gives a row: those of ``LLM`` that answer prompts. Nothing about them is changed."""
+"""Which calls of vLLM a watch gives a row: those of ``LLM`` that answer prompts. Nothing about them
+is changed.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,23 @@ from oomguard.engines.protocol import SeenCallHandler, SizeOfCall
 _MODULE: Final = "vllm.entrypoints.llm"
 _OWNER: Final = "LLM"
 # Each has its prompts, conversations or texts as the first argument; a version has some of them.
-METHODS: Final = ("generate", "chat", "beam_search", "encode", "embed", "classify", "reward", "score")
+METHODS: Final = (
+    "generate",
+    "chat",
+    "beam_search",
+    "encode",
+    "embed",
+    "classify",
+    "reward",
+    "score",
+)
 _handlers: list[SeenCallHandler] = []
 
 
 def watch(handler: SeenCallHandler) -> None:
-    """Have these calls go through ``handler``, now or once the module is imported; once per process."""
+    """Have these calls go through ``handler``, now or once the module is imported; once per
+    process.
+    """
     if _handlers:
         return
     _handlers.append(handler)
@@ -40,15 +53,25 @@ def _wrap(module: Any) -> None:
 
 
 def _size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SizeOfCall:
-    """Return how many prompts a call has, and the tokens that each may generate where all may as many."""
-    prompts = args[0] if args else next(iter(kwargs.values()), None)
-    given = args[1] if len(args) > 1 else kwargs.get("sampling_params")
+    """Return how many prompts a call has, and the tokens that each may generate where all may as
+    many.
+    """
+    if args:
+        prompts = args[0]
+    else:
+        prompts = next(iter(kwargs.values()), None)
+    if len(args) > 1:
+        given = args[1]
+    else:
+        given = kwargs.get("sampling_params")
     tokens = getattr(given, "max_tokens", None)
     return _rows(prompts), None, tokens if isinstance(tokens, int) else None
 
 
 def _rows(prompts: Any) -> int | None:
-    """Return how many prompts these are: a text, a record, a list of token ids and a conversation are one."""
+    """Return how many prompts these are: a text, a record, a list of token ids and a conversation
+    are one.
+    """
     if isinstance(prompts, (str, Mapping)):
         return 1
     if not isinstance(prompts, (list, tuple)):
@@ -56,4 +79,6 @@ def _rows(prompts: Any) -> int | None:
     is_one = bool(prompts) and (
         isinstance(prompts[0], int) or (isinstance(prompts[0], Mapping) and "role" in prompts[0])
     )
-    return 1 if is_one else len(prompts)
+    if is_one:
+        return 1
+    return len(prompts)

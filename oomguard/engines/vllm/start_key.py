@@ -1,4 +1,6 @@
-"""What decides the memory of a server's start, whoever words it: two commands for which that is the same start alike."""
+"""What decides the memory of a server's start, whoever words it: two commands for which that is the
+same start alike.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ _SERVE: Final = ("vllm", "serve")
 
 
 def start_key(launch: Launch) -> StartKey | None:
-    """Return what decides the memory of a ``vllm serve``: model, settings, other flags that take memory, variables.
+    """Return what decides the memory of a ``vllm serve``: model, settings, other flags that take
+    memory, variables.
 
-    None for any other command, and where a word cannot be read, or is a flag that no version is known to have. Where a server
-    listens, how it is named, its keys and logs make no difference.
+    None for any other command, and where a word cannot be read, or is a flag that no version is
+    known to have. Where a server listens, how it is named, its keys and logs make no difference.
     """
     own = own_command(launch.argv)
     if not isinstance(own, ByFlags) or (own.command.program, *own.command.args[:1]) != _SERVE:
@@ -31,11 +34,16 @@ def start_key(launch: Launch) -> StartKey | None:
     settings = {name: setting.value for name, setting in own.settings().items()}
     if settings.get("model") is None:
         return None
-    return StartKey(settings, frozenset(filter(None, others)) | {f"{k}={v}" for k, v in command.variables.items()})
+    return StartKey(
+        settings,
+        frozenset(filter(None, others)) | {f"{k}={v}" for k, v in command.variables.items()},
+    )
 
 
 def _others(words: tuple[str, ...], flags: AllFlags) -> Iterator[str | None]:
-    """Yield each flag that takes memory and is no setting, with its value; None for one that is not known."""
+    """Yield each flag that takes memory and is no setting, with its value; None for one that is not
+    known.
+    """
     at = 0
     while at < len(words):
         if not words[at].startswith("-"):

@@ -1,7 +1,8 @@
 """Which calls of vLLM start an engine: every front end goes through one of these.
 
-``LLM(...)`` and its subclasses call ``LLMEngine.from_engine_args``; ``LLMEngine(...)`` and ``AsyncLLM(...)``, also by ``from_vllm_config``,
-get a configuration that is made already: their failure is explained, and nothing can be changed.
+``LLM(...)`` and its subclasses call ``LLMEngine.from_engine_args``; ``LLMEngine(...)`` and
+``AsyncLLM(...)``, also by ``from_vllm_config``, get a configuration that is made already: their
+failure is explained, and nothing can be changed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _handlers: list[StartHandler] = []
 
 
 def watch(handler: StartHandler) -> None:
-    """Have every watched start go through ``handler``, now or once its module is imported; once per process."""
+    """Have every watched start go through ``handler``, now or once its module is imported; once per
+    process.
+    """
     if _handlers:
         return
     _handlers.append(handler)
@@ -33,7 +36,9 @@ def watch(handler: StartHandler) -> None:
     for module in dict.fromkeys(module for module, _ in WATCHED):
         wrap = functools.partial(_wrap, [name for own, name in WATCHED if own == module])
         if module in sys.modules:
-            wrap(importlib.import_module(module))  # waits where another thread is still importing it
+            wrap(
+                importlib.import_module(module)
+            )  # waits where another thread is still importing it
         else:
             wrapt.register_post_import_hook(wrap, module)
 

@@ -1,10 +1,12 @@
-"""torch's caching allocator, replayed: how many bytes it takes from the device for a sequence of allocations and frees.
+"""torch's caching allocator, replayed: how many bytes it takes from the device for a sequence of
+allocations and frees.
 
-The rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13) for one stream: sizes in
-whole 512 bytes; up to 1 MiB from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones in whole 2 MiB of their
-own; the best fitting free block is split, of several the one with the lowest address, neighbours are joined, and where the
-device is full the free segments go back to it. The driver gives addresses from the top down: a newer segment's is lower.
-Other streams, private pools and what libraries take past the allocator are not in it.
+The rules are those of c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13)
+for one stream: sizes in whole 512 bytes; up to 1 MiB from segments of 2 MiB, up to 10 MiB from
+segments of 20 MiB, larger ones in whole 2 MiB of their own; the best fitting free block is split,
+of several the one with the lowest address, neighbours are joined, and where the device is full the
+free segments go back to it. The driver gives addresses from the top down: a newer segment's is
+lower. Other streams, private pools and what libraries take past the allocator are not in it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _HIGHEST_ADDRESS: Final = 1 << 62
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Part of a segment; ``before`` and ``after`` are its neighbours there. ``small`` ones hold up to 1 MiB."""
+    """Part of a segment; ``before`` and ``after`` are its neighbours there. ``small`` ones hold up
+    to 1 MiB.
+    """
 
     size: int
     address: int
@@ -47,7 +51,9 @@ def _from(first: Block) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """What the allocator holds in one piece: (bytes, whether in use) of its blocks, in order; ``small`` for those of up to 1 MiB."""
+    """What the allocator holds in one piece: (bytes, whether in use) of its blocks, in order;
+    ``small`` for those of up to 1 MiB.
+    """
 
     small: bool
     pieces: tuple[tuple[int, bool], ...]
@@ -59,7 +65,9 @@ class Segment:
 
 
 def segment_bytes(size: int) -> int:
-    """Return what the device is asked for where no cached block holds ``size`` bytes; torch's message tells this size."""
+    """Return what the device is asked for where no cached block holds ``size`` bytes; torch's
+    message tells this size.
+    """
     if size <= _SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
     if size < _OWN_SEGMENT_BYTES:
@@ -68,7 +76,9 @@ def segment_bytes(size: int) -> int:
 
 
 class CachingAllocator:
-    """An allocator on a device of ``capacity_bytes``, None for one without an end; ``reserved_bytes`` is what it holds of it."""
+    """An allocator on a device of ``capacity_bytes``, None for one without an end;
+    ``reserved_bytes`` is what it holds of it.
+    """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
@@ -80,11 +90,15 @@ class CachingAllocator:
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest block that it holds and nothing uses: a larger tensor needs more of the device."""
+        """The largest block that it holds and nothing uses: a larger tensor needs more of the
+        device.
+        """
         return max((free[-1][0] for free in self._free if free), default=0)
 
     def allocate(self, size: int) -> Block | None:
-        """Allocate a block; return None where the device is full even after every free segment went back to it."""
+        """Allocate a block; return None where the device is full even after every free segment went
+        back to it.
+        """
         rounded = max(_ALIGNMENT_BYTES, -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
         small = rounded <= _SMALL_BYTES
         block = self._cached(rounded, small=small) or self._segment(rounded)
@@ -93,15 +107,19 @@ class CachingAllocator:
         left = block.size - rounded
         if left >= (_ALIGNMENT_BYTES if small else _SMALL_BYTES + 1):
             rest = self._block(left, block.address + rounded, small=block.small)
-            rest.before, rest.after = block, block.after
+            rest.before = block
+            rest.after = block.after
             if block.after is not None:
                 block.after.before = rest
-            block.size, block.after = rounded, rest
+            block.size = rounded
+            block.after = rest
             self._put(rest, small=small)
         return block
 
     def release(self, block: Block, size: int) -> None:
-        """Give a block that was asked for with ``size`` bytes back to the allocator, which keeps it for the next one."""
+        """Give a block that was asked for with ``size`` bytes back to the allocator, which keeps it
+        for the next one.
+        """
         small = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES <= _SMALL_BYTES
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
@@ -152,7 +170,9 @@ class CachingAllocator:
             pieces: (bytes, whether in use) of its blocks, in order.
             small: whether it holds allocations of up to 1 MiB.
         """
-        used, before, pieces = [], None, tuple(pieces)
+        used = []
+        before = None
+        pieces = tuple(pieces)
         address = self._new_address(sum(size for size, _ in pieces))
         for size, in_use in pieces:
             block = self._block(size, address, small=small)
@@ -170,7 +190,9 @@ class CachingAllocator:
         return used
 
     def empty_cache(self) -> None:
-        """Give every segment of which no part is in use back to the device, as ``torch.cuda.empty_cache`` does."""
+        """Give every segment of which no part is in use back to the device, as
+        ``torch.cuda.empty_cache`` does.
+        """
         for small in (True, False):
             for size, address in list(self._free[small]):
                 block = self._by_address[address]
@@ -199,13 +221,17 @@ class CachingAllocator:
 
 
 def replay(
-    events: Iterable[tuple[int, int]], capacity_bytes: int | None = None, segments: Iterable[Segment] = ()
+    events: Iterable[tuple[int, int]],
+    capacity_bytes: int | None = None,
+    segments: Iterable[Segment] = (),
 ) -> int | None:
-    """Return the most bytes that the allocator holds over ``events``; None where the device runs out.
+    """Return the most bytes that the allocator holds over ``events``; None where the device runs
+    out.
 
     Args:
-        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not among them is passed over. Negative
-            bytes are those of a block without which an operation goes on; on a device without an end they are not counted.
+        events: (storage number, bytes, or 0 for its end), in order; the end of one that is not
+            among them is passed over. Negative bytes are those of a block without which an
+            operation goes on; on a device without an end they are not counted.
         capacity_bytes: the device's size; None for one without an end.
         segments: what the allocator holds before them.
     """
@@ -226,12 +252,15 @@ def replay(
 
 
 def least_capacity(events: Sequence[tuple[int, int]], allocated_bytes: int) -> int:
-    """Return the smallest device, beyond the CUDA context, on which ``events`` run, within a part in a thousand.
+    """Return the smallest device, beyond the CUDA context, on which ``events`` run, within a part
+    in a thousand.
 
-    ``allocated_bytes`` is the most that is in use at once. The answer is never more than the allocator takes without a limit.
+    ``allocated_bytes`` is the most that is in use at once. The answer is never more than the
+    allocator takes without a limit.
     """
     unlimited = replay(events)
-    low, high = allocated_bytes, max(allocated_bytes, unlimited or 0)
+    low = allocated_bytes
+    high = max(allocated_bytes, unlimited or 0)
     while high - low > 1 + allocated_bytes // 1000:
         middle = (low + high) // 2
         low, high = (middle, high) if replay(events, middle) is None else (low, middle)

@@ -1,7 +1,8 @@
-"""``generate`` under fake tensors, which have shapes and sizes and no bytes: what would be alive at every step.
+"""``generate`` under fake tensors, which have shapes and sizes and no bytes: what would be alive at
+every step.
 
-Nothing is allocated on any device. What ``generate`` asks of values is answered as in an ordinary call. This imports torch and
-transformers, so only code that has them already may import it.
+Nothing is allocated on any device. What ``generate`` asks of values is answered as in an ordinary
+call. This imports torch and transformers, so only code that has them already may import it.
 """
 
 from __future__ import annotations
@@ -32,43 +33,60 @@ from oomguard.core.files import read_tables
 from oomguard.estimate.call.trace import STEPS, TracedSteps
 from oomguard.probe.live_storages import LiveStorages
 
-# Copies of tensors in a trace: what ``copy.deepcopy`` makes of a fake tensor, by an operation that has a shape and a size.
+# Copies of tensors in a trace: what ``copy.deepcopy`` makes of a fake tensor, by an operation that
+# has a shape and a size.
 #
-# torch 2.13 itself copies what stands behind a fake tensor made of constants (``torch.tensor([1])``, as tokens that end a row are): it
-# raises, and what it leaves half made is freed twice, which ends the process. Models copy tensors as they run: those with an assistant
-# copy the configuration of ``generate`` and the cache. As fake_generate.py this imports torch.
+# torch 2.13 itself copies what stands behind a fake tensor made of constants
+# (``torch.tensor([1])``, as tokens that end a row are): it raises, and what it leaves half made is
+# freed twice, which ends the process. Models copy tensors as they run: those with an assistant copy
+# the configuration of ``generate`` and the cache. As fake_generate.py this imports torch.
 
 
 class FakeCopies(TorchFunctionMode):  # type: ignore[misc]
-    """Has a fake tensor copied by ``clone``, once for each tensor in what is copied, and one number of it written as a number."""
+    """Has a fake tensor copied by ``clone``, once for each tensor in what is copied, and one number
+    of it written as a number.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_fake = bool(args) and isinstance(args[0], FakeTensor)
         if func is torch.Tensor.__format__ and is_fake and not args[0].dim():
-            return format(args[0].item(), *args[1:])  # as of one that is not fake: a name with a number in it
+            return format(
+                args[0].item(), *args[1:]
+            )  # as of one that is not fake: a name with a number in it
         if func is not torch.Tensor.__deepcopy__ or not is_fake:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:
             copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            memo[id(tensor)] = torch.nn.Parameter(copied) if isinstance(tensor, torch.nn.Parameter) else copied
+            if isinstance(tensor, torch.nn.Parameter):
+                memo[id(tensor)] = torch.nn.Parameter(copied)
+            else:
+                memo[id(tensor)] = copied
         return memo[id(tensor)]
 
 
-# Functions that add to what they have just made, in place on a device, yet to another tensor under a mode or with fake tensors.
+# Functions that add to what they have just made, in place on a device, yet to another tensor under
+# a mode or with fake tensors.
 #
-# torch (2.11 to 2.13) adds the mask to the scores of attention, and the bias to the product of a strided input, so: ATen/native's
-# ``_scaled_dot_product_attention_math`` and ``linear``, where they ask for ``isTensorSubclassLike``. One such tensor more moves every
-# block behind it. As fake_generate.py this imports torch.
+# torch (2.11 to 2.13) adds the mask to the scores of attention, and the bias to the product of a
+# strided input, so: ATen/native's ``_scaled_dot_product_attention_math`` and ``linear``, where they
+# ask for ``isTensorSubclassLike``. One such tensor more moves every block behind it. As
+# fake_generate.py this imports torch.
 
-_FUNCTIONS: Final = frozenset({torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear})
+_FUNCTIONS: Final = frozenset(
+    {torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear}
+)
 _ADD: Final = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE: Final = torch.ops.aten.add_.Tensor
 
 
 def as_on_device(device_type: str | None) -> AbstractContextManager[object]:
-    """Return what has these functions add as on a device of that type; the simulated one is a mode itself."""
-    return FakeInPlace() if device_type == "cuda" else nullcontext()
+    """Return what has these functions add as on a device of that type; the simulated one is a mode
+    itself.
+    """
+    if device_type == "cuda":
+        return FakeInPlace()
+    return nullcontext()
 
 
 class FakeInPlace(TorchFunctionMode):  # type: ignore[misc]
@@ -88,22 +106,30 @@ class _InPlace(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-# The memory of tensors in a trace: a fake tensor has none, and code that reads it at an address would end the process.
+# The memory of tensors in a trace: a fake tensor has none, and code that reads it at an address
+# would end the process.
 #
-# torch (2.13) hands out the address 0 for it, and ``apply_`` writes there. Libraries compare addresses, which is harmless; code of the
-# user's own hands them to ctypes, to a kernel or to another library. As fake_generate.py this imports torch.
+# torch (2.13) hands out the address 0 for it, and ``apply_`` writes there. Libraries compare
+# addresses, which is harmless; code of the user's own hands them to ctypes, to a kernel or to
+# another library. As fake_generate.py this imports torch.
 
 _CHANGED_BY_PYTHON: Final = frozenset({torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 class FakeMemory(TorchFunctionMode):  # type: ignore[misc]
-    """Raises RuntimeError where a function of Python's is run on each number of a fake tensor, or own code asks for its address."""
+    """Raises RuntimeError where a function of Python's is run on each number of a fake tensor, or
+    own code asks for its address.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reads = func in _CHANGED_BY_PYTHON or (func is torch.Tensor.data_ptr and not _is_installed(sys._getframe(1)))
+        reads = func in _CHANGED_BY_PYTHON or (
+            func is torch.Tensor.data_ptr and not _is_installed(sys._getframe(1))
+        )
         if reads and any(isinstance(arg, FakeTensor) for arg in args):
-            raise RuntimeError("Cannot access data pointer of a fake tensor")  # as torch says where it knows of it
+            raise RuntimeError(
+                "Cannot access data pointer of a fake tensor"
+            )  # as torch says where it knows of it
         return func(*args, **(kwargs or {}))
 
 
@@ -111,20 +137,26 @@ def _is_installed(frame: Any) -> bool:
     return not _INSTALLED.isdisjoint(Path(frame.f_code.co_filename).parts)
 
 
-# Modules of a trace that a model's code moves to another kind of number or another device (``router.to(torch.float32)``).
+# Modules of a trace that a model's code moves to another kind of number or another device
+# (``router.to(torch.float32)``).
 #
-# torch 2.13 exchanges the weights of such a module for the new ones in place, which it cannot do with fake tensors. As
-# fake_generate.py this imports torch.
+# torch 2.13 exchanges the weights of such a module for the new ones in place, which it cannot do
+# with fake tensors. As fake_generate.py this imports torch.
 
 
 @contextlib.contextmanager
 def moving_fakes() -> Iterator[None]:
-    """Have modules of fake tensors take new ones in place of those that they have, in this thread."""
-    torchs, own = torch.nn.Module._apply, threading.get_ident()
+    """Have modules of fake tensors take new ones in place of those that they have, in
+    this thread.
+    """
+    torchs = torch.nn.Module._apply
+    own = threading.get_ident()
 
     def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         tensors = [*self.parameters(recurse=recurse), *self.buffers(recurse=recurse)]
-        if threading.get_ident() != own or not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        if threading.get_ident() != own or not any(
+            isinstance(tensor, FakeTensor) for tensor in tensors
+        ):
             return torchs(self, fn, recurse)
         for module in self.modules() if recurse else [self]:
             for held in (module._parameters, module._buffers):
@@ -148,9 +180,11 @@ def _moved(tensor: Any, fn: Callable[[Any], Any]) -> Any:
     return torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)
 
 
-# Memory that kernels take beside the tensors of an operation: asked of torch's allocator when it begins, given back when it ends.
+# Memory that kernels take beside the tensors of an operation: asked of torch's allocator when it
+# begins, given back when it ends.
 #
-# The formulas stand in scratch.toml, by torch's names of operations. As fake_generate.py this imports torch.
+# The formulas stand in scratch.toml, by torch's names of operations. As fake_generate.py this
+# imports torch.
 
 _FILE: Final = Path(__file__).with_name("scratch.toml")
 _RESULT: Final = "result"
@@ -160,8 +194,9 @@ _RESULT: Final = "result"
 class Block:
     """One block: the sum of products of numbers, each (factor, names of numbers).
 
-    ``least`` and ``below`` are limits of numbers, by name, between which the block is taken. One that is taken ``before`` is there
-    when the result is made; the operation goes on without one that ``may_fail``.
+    ``least`` and ``below`` are limits of numbers, by name, between which the block is taken. One
+    that is taken ``before`` is there when the result is made; the operation goes on without one
+    that ``may_fail``.
     """
 
     terms: tuple[tuple[float, tuple[str, ...]], ...]
@@ -176,7 +211,9 @@ class Block:
             return 0
         if any(numbers[name] >= limit for name, limit in self.below.items()):
             return 0
-        return math.ceil(sum(times * math.prod(numbers[name] for name in names) for times, names in self.terms))
+        return math.ceil(
+            sum(times * math.prod(numbers[name] for name in names) for times, names in self.terms)
+        )
 
 
 class KernelScratch:
@@ -188,10 +225,12 @@ class KernelScratch:
     def blocks_bytes(
         self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> tuple[list[int], list[int]] | None:
-        """Return the bytes of the blocks that an operation takes beside its tensors: before its result, and after; None without any.
+        """Return the bytes of the blocks that an operation takes beside its tensors: before its
+        result, and after; None without any.
 
-        Each operation takes the same number of blocks whatever its sizes, so that calls of other rows are told on a line: one
-        that is not taken is of one byte. Those without which the operation goes on are negative.
+        Each operation takes the same number of blocks whatever its sizes, so that calls of other
+        rows are told on a line: one that is not taken is of one byte. Those without which the
+        operation goes on are negative.
         """
         blocks = self._blocks.get(operation._schema.name)
         if blocks is None:
@@ -199,12 +238,18 @@ class KernelScratch:
         numbers = _numbers(operation, args, kwargs, result)
         found: tuple[list[int], list[int]] = ([], [])
         for block in blocks:
-            found[not block.before].append(max(1, block.bytes(numbers)) * (-1 if block.may_fail else 1))
+            found[not block.before].append(
+                max(1, block.bytes(numbers)) * (-1 if block.may_fail else 1)
+            )
         return found
 
 
-def _numbers(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> dict[str, float]:
-    """Return the numbers that formulas may name: ``self.bytes`` of a tensor, ``k`` of a plain number; arguments by torch's names."""
+def _numbers(
+    operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> dict[str, float]:
+    """Return the numbers that formulas may name: ``self.bytes`` of a tensor, ``k`` of a plain
+    number; arguments by torch's names.
+    """
     arguments = operation._schema.arguments
     given = {one.name: one.default_value for one in arguments if one.has_default_value()}
     given.update({one.name: value for one, value in zip(arguments, args, strict=False)}, **kwargs)
@@ -213,7 +258,10 @@ def _numbers(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
         if isinstance(value, (list, tuple)):
             numbers[f"{name}.tensors"] = sum(isinstance(entry, torch.Tensor) for entry in value)
         elif isinstance(value, torch.Tensor):
-            width = value.shape[-1] if value.dim() else 1
+            if value.dim():
+                width = value.shape[-1]
+            else:
+                width = 1
             numbers |= {
                 f"{name}.bytes": value.numel() * value.element_size(),
                 f"{name}.elements": value.numel(),
@@ -221,7 +269,9 @@ def _numbers(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
                 f"{name}.rows": value.numel() // max(1, width),
                 f"{name}.channels": value.shape[1] if value.dim() > 1 else 1,
                 f"{name}.element_bytes": value.element_size(),
-                f"{name}.copied_bytes": 0 if _is_in_order(value) else value.numel() * value.element_size(),
+                f"{name}.copied_bytes": 0
+                if _is_in_order(value)
+                else value.numel() * value.element_size(),
             }
         elif isinstance(value, (bool, int, float)):
             numbers[name] = value
@@ -250,9 +300,11 @@ def _block(row: Mapping[str, Any]) -> Block:
     return Block(terms, *limits, row.get("before", False), row.get("may_fail", False))
 
 
-# Which operations draw random numbers, by torch's own tag, and how many; as fake_generate.py this imports torch.
+# Which operations draw random numbers, by torch's own tag, and how many; as fake_generate.py this
+# imports torch.
 
-# What an operation draws by, by the argument's name: with none of it, it draws nothing (attention, recurrent layers).
+# What an operation draws by, by the argument's name: with none of it, it draws nothing (attention,
+# recurrent layers).
 _RATES: Final = frozenset({"dropout_p", "dropout", "p"})
 _MODES: Final = frozenset({"train", "training"})
 
@@ -262,9 +314,17 @@ def draws(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> b
     if torch.Tag.nondeterministic_seeded not in operation.tags:
         return False
     arguments = operation._schema.arguments
-    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    given.update({argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs)
-    is_off = any(given.get(name) == 0 for name in _RATES) or any(given.get(name) is False for name in _MODES)
+    given = {
+        argument.name: argument.default_value
+        for argument in arguments
+        if argument.has_default_value()
+    }
+    given.update(
+        {argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs
+    )
+    is_off = any(given.get(name) == 0 for name in _RATES) or any(
+        given.get(name) is False for name in _MODES
+    )
     return not is_off
 
 
@@ -272,24 +332,30 @@ class Drawn:
     """What the operations of a trace have drawn.
 
     Attributes:
-        alone: whether one of them drew a single number, as a layer does that is left out at random: whatever the rows, it is the same.
+        alone: whether one of them drew a single number, as a layer does that is left out at random:
+            whatever the rows, it is the same.
         many: whether one drew several, which may be one or more a row.
     """
 
     def __init__(self) -> None:
         self.alone = self.many = False
 
-    def note(self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def note(
+        self, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
         """Note an operation by its arguments and its result."""
         if not draws(operation, args, kwargs):
             return
         is_alone = isinstance(out, torch.Tensor) and out.numel() == 1
-        self.alone, self.many = self.alone or is_alone, self.many or not is_alone
+        self.alone = self.alone or is_alone
+        self.many = self.many or not is_alone
 
 
-# Steps of the call that stands for another's end: the prefill, one that may still hold what it made, and the last.
+# Steps of the call that stands for another's end: the prefill, one that may still hold what it
+# made, and the last.
 _END_STEPS: Final = 3
-# Operations whose answer is read as yes, "do beams go on"; "has all ended" (aten::eq) is no. The caller tells of the mask.
+# Operations whose answer is read as yes, "do beams go on"; "has all ended" (aten::eq) is no. The
+# caller tells of the mask.
 _READ_AS_TRUE: Final = frozenset({"aten::bitwise_and", "aten::logical_and"})
 # What a call is made for; where it has none of them, its first tensor: images, sound.
 _PROMPTS: Final = ("inputs", "input_ids", "inputs_embeds", "input_features")
@@ -306,7 +372,9 @@ _ONE_AT_A_TIME: Final = threading.RLock()
 # A model's own loop may wait for a value that no fake tensor has: such a trace ends here.
 _LONGEST_S: Final = 120.0
 _READ: Final = torch.ops.aten._local_scalar_dense.default
-_GROUPED: Final = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
+_GROUPED: Final = (
+    getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +388,8 @@ class Twin:
 def twin_of(model: Any) -> Twin:
     """Copy a model under fake tensors; raises whatever copying a module of its kind raises."""
     with _disable_current_modes():
-        # An operation without a shape rule raises here; otherwise it would run for real, on a device that is full.
+        # An operation without a shape rule raises here; otherwise it would run for real, on a
+        # device that is full.
         mode = FakeTensorMode(allow_fallback_kernels=False)
         with FakeCopyMode(mode):
             twin = copy.deepcopy(model)
@@ -332,7 +401,9 @@ def twin_of(model: Any) -> Twin:
 
 
 def _captures(hook: Any) -> bool:
-    """Return whether a hook is transformers' own, by which a model keeps the states and attentions that it is asked for."""
+    """Return whether a hook is transformers' own, by which a model keeps the states and attentions
+    that it is asked for.
+    """
     return str(getattr(hook, "__module__", "")) == _CAPTURING
 
 
@@ -344,7 +415,8 @@ def trace_call(
     mask_is_full: bool,
     keep_events: bool = False,
 ) -> TracedSteps:
-    """Trace a call of ``steps`` steps: its first ones, and its last one in a call that begins shortly before the end.
+    """Trace a call of ``steps`` steps: its first ones, and its last one in a call that begins
+    shortly before the end.
 
     Args:
         twin: the model under fake tensors.
@@ -355,26 +427,37 @@ def trace_call(
 
     Raises whatever the model's code raises under fake tensors.
     """
-    first = trace_steps(twin, arguments, steps=min(STEPS, steps), mask_is_full=mask_is_full, keep_events=keep_events)
+    first = trace_steps(
+        twin, arguments, steps=min(STEPS, steps), mask_is_full=mask_is_full, keep_events=keep_events
+    )
     if steps <= STEPS:
         return first
-    end = trace_steps(twin, _near_the_end(twin, arguments, steps), steps=_END_STEPS, mask_is_full=mask_is_full)
-    # The step after the prefill may still hold what only that made (a sliding window's longer past).
+    end = trace_steps(
+        twin, _near_the_end(twin, arguments, steps), steps=_END_STEPS, mask_is_full=mask_is_full
+    )
+    # The step after the prefill may still hold what only that made (a sliding window's longer
+    # past).
     return replace(first, end_bytes=end.peaks_bytes[-1] - end.start_bytes + first.start_bytes)
 
 
 def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the arguments with all but the last tokens of the answer as part of the prompt."""
     changed = {
-        name: value for name, value in arguments.items() if name not in {"max_length", "min_length", "min_new_tokens"}
+        name: value
+        for name, value in arguments.items()
+        if name not in {"max_length", "min_length", "min_new_tokens"}
     }
     changed["max_new_tokens"] = _END_STEPS
-    main = next(arguments[n] for n in (*_PROMPTS, *arguments) if isinstance(arguments.get(n), torch.Tensor))
+    main = next(
+        arguments[n] for n in (*_PROMPTS, *arguments) if isinstance(arguments.get(n), torch.Tensor)
+    )
     if getattr(twin.model.config, "is_encoder_decoder", False):
         begun = arguments.get("decoder_input_ids")
         length = (0 if begun is None else begun.shape[1]) + steps - _END_STEPS
         with _disable_current_modes(), twin.mode:
-            changed["decoder_input_ids"] = torch.ones((main.shape[0], length), dtype=torch.long, device=main.device)
+            changed["decoder_input_ids"] = torch.ones(
+                (main.shape[0], length), dtype=torch.long, device=main.device
+            )
         return changed
     prompt = main.shape[1]
     for name, value in changed.items():
@@ -386,15 +469,29 @@ def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[
 
 
 def trace_steps(
-    twin: Twin, arguments: Mapping[str, Any], *, steps: int, mask_is_full: bool, keep_events: bool = False
+    twin: Twin,
+    arguments: Mapping[str, Any],
+    *,
+    steps: int,
+    mask_is_full: bool,
+    keep_events: bool = False,
 ) -> TracedSteps:
-    """Run the first ``steps`` steps of ``twin.model.generate(**arguments)``; real tensors among the arguments become fake.
+    """Run the first ``steps`` steps of ``twin.model.generate(**arguments)``; real tensors among the
+    arguments become fake.
 
-    The arguments are those of ``trace_call``. Raises whatever the model's code raises under fake tensors.
+    The arguments are those of ``trace_call``. Raises whatever the model's code raises under fake
+    tensors.
     """
     storages = LiveStorages(keep_events=keep_events)
     watch = _Watch(storages, twin, mask_is_full=mask_is_full)
-    with _ONE_AT_A_TIME, _disable_current_modes(), twin.mode, _as_if_real(), warnings.catch_warnings(), torch.no_grad():
+    with (
+        _ONE_AT_A_TIME,
+        _disable_current_modes(),
+        twin.mode,
+        _as_if_real(),
+        warnings.catch_warnings(),
+        torch.no_grad(),
+    ):
         warnings.simplefilter("ignore")
         faked = {name: _fake(twin.mode, value) for name, value in arguments.items()}
         for tensor in (*twin.model.parameters(), *twin.model.buffers()):
@@ -403,7 +500,8 @@ def trace_steps(
         for value in faked.values():
             storages.adopt(value)
         storages.reset_peak()
-        start_bytes, ends = storages.bytes, _Steps(storages, steps)
+        start_bytes = storages.bytes
+        ends = _Steps(storages, steps)
         with watch, as_on_device(watch.device_type), FakeCopies(), FakeMemory():
             try:
                 twin.model.generate(**faked, stopping_criteria=StoppingCriteriaList([ends]))
@@ -425,16 +523,23 @@ def trace_steps(
 
 @contextlib.contextmanager
 def _as_if_real() -> Iterator[None]:
-    """Hide from transformers that tensors are fake, as it would keep masks that an ordinary call leaves out; let their modules be moved."""
+    """Hide from transformers that tensors are fake, as it would keep masks that an ordinary call
+    leaves out; let their modules be moved.
+    """
     from transformers.utils import import_utils
 
-    asks, log = getattr(import_utils, "is_fake_tensor", None), logging.getLogger("torch._subclasses.fake_tensor")
+    asks = getattr(import_utils, "is_fake_tensor", None)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # its exception already reports an operation without a shape rule
+    log.setLevel(
+        logging.CRITICAL
+    )  # its exception already reports an operation without a shape rule
     try:
         if asks is not None:
             own = threading.get_ident()
-            import_utils.is_fake_tensor = lambda x: False if threading.get_ident() == own else asks(x)
+            import_utils.is_fake_tensor = lambda x: (
+                False if threading.get_ident() == own else asks(x)
+            )
         with moving_fakes():
             yield
     finally:
@@ -450,7 +555,9 @@ def rows_like(twin: Twin, tensor: Any, rows: int) -> Any:
 
 
 def is_full(mask: Any) -> bool:
-    """Whether a real attention mask hides nothing; a simulated device does not see the question, and a full one needs no room for it."""
+    """Whether a real attention mask hides nothing; a simulated device does not see the question,
+    and a full one needs no room for it.
+    """
     with _disable_current_modes():
         return mask is None or not bool((mask.detach().to("cpu") == 0).any())
 
@@ -466,7 +573,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
         super().__init__()
-        self._storages, self._mask_is_full = storages, mask_is_full
+        self._storages = storages
+        self._mask_is_full = mask_is_full
         self.drawn = Drawn()
         self._ends_s = time.monotonic() + _LONGEST_S
         self.device_type = next((tensor.device.type for tensor in twin.model.parameters()), None)
@@ -476,9 +584,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         if func is _READ:
             if time.monotonic() > self._ends_s:
                 raise TimeoutError(f"the trace has not ended after {_LONGEST_S:.0f} s")
-            is_known = getattr(args[0], "constant", None) is not None  # made of numbers alone (LED's count of windows)
-            return func(*args) if is_known else _answer(args[0])
-        out = _grouped_product(*args, **(kwargs or {})) if func is _GROUPED else func(*args, **(kwargs or {}))
+            is_known = (
+                getattr(args[0], "constant", None) is not None
+            )  # made of numbers alone (LED's count of windows)
+            if is_known:
+                return func(*args)
+            return _answer(args[0])
+        if func is _GROUPED:
+            out = _grouped_product(*args, **(kwargs or {}))
+        else:
+            out = func(*args, **(kwargs or {}))
         self.drawn.note(func, args, kwargs or {}, out)
         if isinstance(out, torch.Tensor):
             self._note_answer(func._schema.name, args, out)
@@ -494,7 +609,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _adopt(self, out: Any) -> None:
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == (self.device_type or leaf.device.type):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == (
+                self.device_type or leaf.device.type
+            ):
                 self._storages.adopt(leaf)  # not what waits on the host
         self._storages.note_peak()
 
@@ -504,18 +621,29 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         if name == "aten::sum" and len(args) == 1 and first.dtype == torch.bool:
             out._oomguard_counted = first.dim(), first.numel()
         # The padding mask is asked whole, by how many of it are true (that is faster) or by all.
-        counted = getattr(first, "_oomguard_counted", None) if name == "aten::eq" else None
+        if name == "aten::eq":
+            counted = getattr(first, "_oomguard_counted", None)
+        else:
+            counted = None
         if counted is not None and counted[0] > 1 and args[1] == counted[1]:
             out._oomguard_true = self._mask_is_full
         # One entry a row is asked whether rows are packed, and they are not.
-        elif name in _READ_AS_TRUE or (name == "aten::all" and (self._mask_is_full or first.dim() < 2)):
+        elif name in _READ_AS_TRUE or (
+            name == "aten::all" and (self._mask_is_full or first.dim() < 2)
+        ):
             out._oomguard_true = True
 
 
 def _grouped_product(first: Any, second: Any, *_: Any, **options: Any) -> Any:
-    """The experts' product has a shape rule for bfloat16 only (torch 2.13), real tensors of other types multiply all the same."""
+    """The experts' product has a shape rule for bfloat16 only (torch 2.13), real tensors of other
+    types multiply all the same.
+    """
     groups = (
-        () if first.dim() != second.dim() else (second.shape[0],) if first.dim() == 3 else (options["offs"].shape[0],)
+        ()
+        if first.dim() != second.dim()
+        else (second.shape[0],)
+        if first.dim() == 3
+        else (options["offs"].shape[0],)
     )
     shape = (*groups, first.shape[-2], second.shape[-1])
     return torch.empty(shape, dtype=options.get("out_dtype") or first.dtype, device=first.device)
@@ -524,14 +652,17 @@ def _grouped_product(first: Any, second: Any, *_: Any, **options: Any) -> Any:
 def _answer(tensor: Any) -> bool | int | float:
     if tensor.dtype == torch.bool:
         return getattr(tensor, "_oomguard_true", False)
-    return 0.0 if tensor.dtype.is_floating_point else 0
+    if tensor.dtype.is_floating_point:
+        return 0.0
+    return 0
 
 
 class _Steps(StoppingCriteria):  # type: ignore[misc]
     """Notes each step's peak, and ends the call after the last one asked for."""
 
     def __init__(self, storages: LiveStorages, steps: int) -> None:
-        self._storages, self._steps = storages, steps
+        self._storages = storages
+        self._steps = steps
         self.peaks_bytes: list[int] = []
         self.events_seen: list[int] = []
 

@@ -1,4 +1,6 @@
-"""The records of a call of ``generate`` before it is made: its numbers, and where the bytes of the GPU go."""
+"""The records of a call of ``generate`` before it is made: its numbers, and where the bytes of the
+GPU go.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from oomguard.core.records import Record
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """The numbers of one call of ``generate``; ``config`` is the model's, ``dtype`` torch's name for the type of the weights."""
+    """The numbers of one call of ``generate``; ``config`` is the model's, ``dtype`` torch's name
+    for the type of the weights.
+    """
 
     config: Mapping[str, Any]
     batch_size: int

@@ -1,7 +1,9 @@
-"""Peak memory of a transformers ``generate``, from running the model's own code under fake tensors in a child process.
+"""Peak memory of a transformers ``generate``, from running the model's own code under fake tensors
+in a child process.
 
-It takes no GPU and no weights, and seconds for a model of eight billion parameters. It runs in a child, since fake tensors of a
-CUDA build would create a context on the device. Scratch memory of kernels and the caching allocator's rounding are not in it.
+It takes no GPU and no weights, and seconds for a model of eight billion parameters. It runs in a
+child, since fake tensors of a CUDA build would create a context on the device. Scratch memory of
+kernels and the caching allocator's rounding are not in it.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ from oomguard.core.installation import install_hint
 from oomguard.estimate.call.planned_call import PlannedCall
 from oomguard.estimate.child_python import ask_child
 
-# What running a call's first steps under fake tensors showed: the bytes alive at each, and what follows for the rest.
+# What running a call's first steps under fake tensors showed: the bytes alive at each, and what
+# follows for the rest.
 
-# Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm up.
+# Steps to run before the rest is drawn as a line: the first is the prefill, the next may still warm
+# up.
 STEPS: Final = 5
-# Steps that a storage outlives at most where steps repeat: what a step gave is at hand in the next, and its views until the one after.
+# Steps that a storage outlives at most where steps repeat: what a step gave is at hand in the next,
+# and its views until the one after.
 _OLDEST: Final = 2
-# Steps to repeat for the allocator's replay, and their events: its waste shows long before that many, and a replay is asked for often.
+# Steps to repeat for the allocator's replay, and their events: its waste shows long before that
+# many, and a replay is asked for often.
 _MOST_REPEATS: Final = 256
 _LEAST_REPEATS: Final = 16
 _MOST_EVENTS: Final = 40_000
@@ -36,7 +42,8 @@ class TracedSteps:
         weights_bytes: the weights.
         start_bytes: all that was alive when the call began, weights included.
         peaks_bytes: the peak of each step, with all of that.
-        events: where asked for, allocations and ends in order: (storage number, bytes, or 0 for its end).
+        events: where asked for, allocations and ends in order: (storage number, bytes, or 0 for its
+            end).
         events_seen: the number of events up to the end of each step.
         end_bytes: the peak of the call's last step, where it was traced apart from the first ones.
     """
@@ -51,7 +58,8 @@ class TracedSteps:
     def last_step_bytes(self, steps: int) -> int:
         """Return the largest peak of the steps after the first; 0 where there is only one.
 
-        Steps beyond those traced end at ``end_bytes`` where that was traced; else each adds as much as the last one did.
+        Steps beyond those traced end at ``end_bytes`` where that was traced; else each adds as much
+        as the last one did.
         """
         peaks = self.peaks_bytes
         if len(peaks) < 2:
@@ -67,14 +75,18 @@ class TracedSteps:
         return max(self.peaks_bytes[0], self.last_step_bytes(steps))
 
     def all_events(self, steps: int) -> Iterator[tuple[int, int]]:
-        """Yield the allocations and ends of ``steps`` steps: those traced, then the last step for each that is left.
+        """Yield the allocations and ends of ``steps`` steps: those traced, then the last step for
+        each that is left.
 
-        Every size grows as it did between the last two traced steps; of very many steps one stands for several. Where the last
-        two did not do the same, only the traced ones are yielded.
+        Every size grows as it did between the last two traced steps; of very many steps one stands
+        for several. Where the last two did not do the same, only the traced ones are yielded.
         """
         yield from self.events
         left = steps - len(self.events_seen)
-        pattern = self._pattern() if left > 0 else None
+        if left > 0:
+            pattern = self._pattern()
+        else:
+            pattern = None
         if pattern is None:
             return
         born = {
@@ -84,7 +96,9 @@ class TracedSteps:
             if entry.bytes
         }
         fresh = max(number for number, _ in self.events)
-        repeats = min(left, _MOST_REPEATS, max(_LEAST_REPEATS, _MOST_EVENTS // max(1, len(pattern))))
+        repeats = min(
+            left, _MOST_REPEATS, max(_LEAST_REPEATS, _MOST_EVENTS // max(1, len(pattern)))
+        )
         for step in range(1, repeats + 1):
             for at, entry in enumerate(pattern):
                 if entry.bytes:
@@ -95,7 +109,9 @@ class TracedSteps:
                     yield born.pop((step - entry.age, entry.place)), 0
 
     def _pattern(self) -> list[_Repeated] | None:
-        """Return what the last step does, None where one of the steps before it did something else."""
+        """Return what the last step does, None where one of the steps before it did
+        something else.
+        """
         if len(self.events_seen) < 2 + _OLDEST:
             return None
         ends = self.events_seen[-2 - _OLDEST :]
@@ -143,7 +159,11 @@ class _Repeated:
 
 
 _LIMIT_S: Final = 600
-_ENVIRONMENT: Final = {"CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+_ENVIRONMENT: Final = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def traced_steps(call: PlannedCall) -> TracedSteps:
@@ -156,7 +176,10 @@ def traced_steps(call: PlannedCall) -> TracedSteps:
     for name in ("batch_size", "prompt_tokens", "max_new_tokens", "num_beams"):
         if getattr(call, name) <= 0:
             raise SettingError(f"{name} is {getattr(call, name)}")
-    question = {**{name: getattr(call, name) for name in call.__slots__}, "config": dict(call.config)}
+    question = {
+        **{name: getattr(call, name) for name in call.__slots__},
+        "config": dict(call.config),
+    }
     answer = ask_child(
         "oomguard.estimate.call.trace_process",
         question,

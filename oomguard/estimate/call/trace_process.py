@@ -1,7 +1,7 @@
 """Run by a child process: ``generate`` of a model under fake tensors.
 
-It reads one JSON object on standard input and prints one: the bytes of the weights, the peak of each step, and the allocations
-in their order.
+It reads one JSON object on standard input and prints one: the bytes of the weights, the peak of
+each step, and the allocations in their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from oomguard.estimate.model.parameters import auto_config
 
 def trace(asked: dict[str, Any]) -> TracedSteps:
     """Answer one question; ``asked`` has the model's configuration and the call's numbers."""
-    options = {"cache_implementation": asked["cache_implementation"]} if asked["cache_implementation"] else {}
+    if asked["cache_implementation"]:
+        options = {"cache_implementation": asked["cache_implementation"]}
+    else:
+        options = {}
     with FakeTensorMode() as mode:
         model = AutoModelForCausalLM.from_config(
             auto_config(asked["config"]),
@@ -30,7 +33,8 @@ def trace(asked: dict[str, Any]) -> TracedSteps:
             dtype=getattr(torch, asked["dtype"]),
             trust_remote_code=False,
         ).eval()
-    rows, length = asked["batch_size"], asked["prompt_tokens"]
+    rows = asked["batch_size"]
+    length = asked["prompt_tokens"]
     arguments = {
         "input_ids": torch.ones((rows, length), dtype=torch.long),
         "attention_mask": torch.ones((rows, length), dtype=torch.long),
@@ -41,7 +45,9 @@ def trace(asked: dict[str, Any]) -> TracedSteps:
         "eos_token_id": None,
         **options,
     }
-    return trace_call(Twin(model, mode), arguments, asked["max_new_tokens"], mask_is_full=True, keep_events=True)
+    return trace_call(
+        Twin(model, mode), arguments, asked["max_new_tokens"], mask_is_full=True, keep_events=True
+    )
 
 
 def main() -> None:

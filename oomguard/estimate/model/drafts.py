@@ -1,7 +1,9 @@
-"""What speculative decoding adds: a draft model's weights and layers of cache, or the target's own MTP layers.
+"""What speculative decoding adds: a draft model's weights and layers of cache, or the target's own
+MTP layers.
 
-The draft runs on the last pipeline stage, sharded as the target is; its layers draw blocks from the same pool
-(vllm/config/speculative.py, v1/spec_decode, 0.32). An n-gram or suffix method holds nothing on the device.
+The draft runs on the last pipeline stage, sharded as the target is; its layers draw blocks from the
+same pool (vllm/config/speculative.py, v1/spec_decode, 0.32). An n-gram or suffix method holds
+nothing on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _MTP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A method, the tokens it drafts in a step, and the name of the draft model; None where the method has none."""
+    """A method, the tokens it drafts in a step, and the name of the draft model; None where the
+    method has none.
+    """
 
     method: str
     tokens: int
@@ -41,26 +45,38 @@ class Speculation:
 
 
 def read_speculation(text: str | None) -> Speculation | None:
-    """Read vLLM's ``speculative_config``, a JSON text; raises SettingError for what vLLM would not take."""
+    """Read vLLM's ``speculative_config``, a JSON text; raises SettingError for what vLLM would not
+    take.
+    """
     if text is None:
         return None
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingError(
-            f"speculative_config is no JSON: {error}", hint='{"model": "DRAFT", "num_speculative_tokens": 5}'
+            f"speculative_config is no JSON: {error}",
+            hint='{"model": "DRAFT", "num_speculative_tokens": 5}',
         ) from None
     if not isinstance(config, Mapping):
         raise SettingError(f"speculative_config is {text!r}, not an object")
-    model, tokens = config.get("model"), config.get("num_speculative_tokens")
+    model = config.get("model")
+    tokens = config.get("num_speculative_tokens")
     method = _method(config, model)
     if tokens is None and method in _MTP:
         tokens = 1
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= _MOST_TOKENS:
-        raise SettingError(f"speculative_config.num_speculative_tokens is {tokens!r}, not a count of tokens")
+        raise SettingError(
+            f"speculative_config.num_speculative_tokens is {tokens!r}, not a count of tokens"
+        )
     if method not in _NO_MODEL and method not in _MTP and not isinstance(model, str):
-        raise SettingError(f"speculative_config.model is {model!r}", hint="a folder or a hub name of the draft model")
-    named = model if isinstance(model, str) and method not in _NO_MODEL and method not in _MTP else None
+        raise SettingError(
+            f"speculative_config.model is {model!r}",
+            hint="a folder or a hub name of the draft model",
+        )
+    if isinstance(model, str) and method not in _NO_MODEL and method not in _MTP:
+        named = model
+    else:
+        named = None
     return Speculation(method, tokens, named)
 
 
@@ -68,4 +84,6 @@ def _method(config: Mapping[str, Any], model: object) -> str:
     method = config.get("method")
     if isinstance(method, str):
         return method
-    return model if isinstance(model, str) and model in _NO_MODEL else "draft_model"
+    if isinstance(model, str) and model in _NO_MODEL:
+        return model
+    return "draft_model"

@@ -1,4 +1,6 @@
-"""Where a model's configuration and weights are: a folder, a ``config.json``, or a name on the hub."""
+"""Where a model's configuration and weights are: a folder, a ``config.json``, or a name
+on the hub.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import Any, Final
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
 from oomguard.estimate.model.json_file import read_json, shown
-from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, gguf_bytes, is_there, read_headers, read_tensor
+from oomguard.estimate.model.weight_headers import (
+    SUFFIX,
+    Parameter,
+    gguf_bytes,
+    is_there,
+    read_headers,
+    read_tensor,
+)
 
 _HINT: Final = "name a model folder, its config.json, or a model on the hub (ORG/NAME)"
 
@@ -20,8 +29,9 @@ _HINT: Final = "name a model folder, its config.json, or a model on the hub (ORG
 class ModelFiles:
     """A parsed configuration, where it came from, and what lies beside it.
 
-    ``parameters`` are the weights' tensors, None without a safetensors file; ``processor`` is the configuration of the image
-    processor, empty without one; ``gguf_bytes`` is the size of a GGUF file, None without one.
+    ``parameters`` are the weights' tensors, None without a safetensors file; ``processor`` is the
+    configuration of the image processor, empty without one; ``gguf_bytes`` is the size of a GGUF
+    file, None without one.
     """
 
     name: str
@@ -33,13 +43,16 @@ class ModelFiles:
 
 
 def find_model(model: str) -> ModelFiles:
-    """Read what a model's folder, its ``config.json`` or the hub has of it; weights are not fetched.
+    """Read what a model's folder, its ``config.json`` or the hub has of it; weights are not
+    fetched.
 
     Args:
-        model: a folder, a ``config.json``, a GGUF file beside one, or a name on the hub (``ORG/NAME``).
+        model: a folder, a ``config.json``, a GGUF file beside one, or a name on the hub
+            (``ORG/NAME``).
 
     Raises:
-        InputError: nothing of that name is found, or a file of it is not a regular file or cannot be read.
+        InputError: nothing of that name is found, or a file of it is not a regular file or cannot
+            be read.
         ConfigError: a file of it holds something else than it should.
     """
     path = Path(model)
@@ -48,20 +61,34 @@ def find_model(model: str) -> ModelFiles:
     except (FileNotFoundError, NotADirectoryError):
         return _from_hub(_hub_name(model))
     except (OSError, ValueError) as error:  # a name too long, a null byte, a folder of someone else
-        raise InputError(f"{shown(model)}: {getattr(error, 'strerror', None) or error}", hint=_HINT) from None
+        raise InputError(
+            f"{shown(model)}: {getattr(error, 'strerror', None) or error}", hint=_HINT
+        ) from None
     if path.suffix == SUFFIX and stat.S_ISREG(mode):
         return _of_gguf(model, path)
     if not stat.S_ISDIR(mode):
         return ModelFiles(model, model, read_json(path), None)
     config = read_json(path / "config.json")
-    return ModelFiles(model, str(path / "config.json"), config, read_headers(path), _processor(path), gguf_bytes(path))
+    return ModelFiles(
+        model,
+        str(path / "config.json"),
+        config,
+        read_headers(path),
+        _processor(path),
+        gguf_bytes(path),
+    )
 
 
 def _of_gguf(model: str, path: Path) -> ModelFiles:
     config = path.with_name("config.json")
     if not is_there(config):
-        raise InputError(f"{model}: no config.json beside it", hint="put that of the model it was made from there")
-    return ModelFiles(model, str(config), read_json(config), None, _processor(path.parent), gguf_bytes(path))
+        raise InputError(
+            f"{model}: no config.json beside it",
+            hint="put that of the model it was made from there",
+        )
+    return ModelFiles(
+        model, str(config), read_json(config), None, _processor(path.parent), gguf_bytes(path)
+    )
 
 
 def _hub_name(model: str) -> str:
@@ -72,7 +99,9 @@ def _hub_name(model: str) -> str:
 
 def _processor(folder: Path) -> dict[str, Any]:
     path = folder / "preprocessor_config.json"
-    return read_json(path) if is_there(path) else {}
+    if is_there(path):
+        return read_json(path)
+    return {}
 
 
 def _from_hub(model: str) -> ModelFiles:
@@ -81,12 +110,17 @@ def _from_hub(model: str) -> ModelFiles:
         import huggingface_hub
     except ImportError:
         raise InputError(
-            f"{model}: no such folder, and huggingface_hub is not installed", hint=install_hint("hf")
+            f"{model}: no such folder, and huggingface_hub is not installed",
+            hint=install_hint("hf"),
         ) from None
     try:
         path = huggingface_hub.hf_hub_download(model, "config.json")
-    except Exception as error:  # noqa: BLE001 - offline, gated, unknown or refused: the library has a dozen exceptions
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # noqa: BLE001
+        # offline, gated, unknown or refused: the library has a dozen exceptions
+        if str(error).strip():
+            reason = str(error).strip().splitlines()[0]
+        else:
+            reason = type(error).__name__
         raise InputError(
             f"{model}: no such folder, and the hub does not give its config.json ({reason})",
             hint="name a folder or a config.json",
@@ -94,7 +128,8 @@ def _from_hub(model: str) -> ModelFiles:
     config = read_json(Path(path))
     try:
         found = huggingface_hub.get_safetensors_metadata(model)
-    except Exception:  # noqa: BLE001 - weights in another format, or headers that cannot be had: the configuration is enough
+    except Exception:  # noqa: BLE001
+        # weights in another format, or headers that cannot be had: the configuration is enough
         return ModelFiles(model, path, config, None)
     tensors = tuple(
         read_tensor(name, {"dtype": info.dtype, "shape": list(info.shape)}, path)

@@ -1,4 +1,6 @@
-"""The JSON objects of a model's folder, which a stranger wrote: bounded in bytes and depth, each key once."""
+"""The JSON objects of a model's folder, which a stranger wrote: bounded in bytes and depth, each
+key once.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,21 @@ from typing import Any, Final
 from oomguard.core.errors import ConfigError, InputError
 from oomguard.core.files import read_regular
 
-# Published configurations have up to some megabytes, indices of weights too, and both a depth below ten.
+# Published configurations have up to some megabytes, indices of weights too, and both a depth below
+# ten.
 MAX_CONFIG_BYTES: Final = 16_000_000
 MAX_DEPTH: Final = 64
 _SHOWN_CHARS: Final = 60
 
 
 def shown(value: object) -> str:
-    """Return a stranger's value for a message: on one line, without control characters, cut short."""
+    """Return a stranger's value for a message: on one line, without control characters,
+    cut short.
+    """
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    return f"{text[:_SHOWN_CHARS]}…"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -33,9 +40,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = read_regular(path, MAX_CONFIG_BYTES)
     except FileNotFoundError:
-        raise ConfigError("no such file", path=str(path), hint="a model folder holds a config.json") from None
+        raise ConfigError(
+            "no such file", path=str(path), hint="a model folder holds a config.json"
+        ) from None
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="expected a JSON file of the model") from None
+        raise InputError(
+            f"{path}: {error.strerror}", hint="expected a JSON file of the model"
+        ) from None
     return parse_object(content, path)
 
 
@@ -44,7 +55,9 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
     except _TwiceError as error:
-        raise ConfigError(f"{error} stands twice in one object, with two values", path=str(path)) from None
+        raise ConfigError(
+            f"{error} stands twice in one object, with two values", path=str(path)
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}", path=str(path)) from None
     except json.JSONDecodeError as error:
@@ -62,7 +75,9 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def mistakes_in(path: str) -> Iterator[None]:
-    """Give the ConfigErrors that are raised inside the name of their file, where they have none yet."""
+    """Give the ConfigErrors that are raised inside the name of their file, where they have none
+    yet.
+    """
     try:
         yield
     except ConfigError as error:
@@ -72,7 +87,9 @@ def mistakes_in(path: str) -> Iterator[None]:
 
 
 class _TwiceError(Exception):
-    """A key that stands twice in one object, with two values: readers differ in which of them counts."""
+    """A key that stands twice in one object, with two values: readers differ in which of them
+    counts.
+    """
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,10 @@
-"""What each layer of one rank keeps between tokens, as vLLM counts it: keys and values, a latent vector, or a state.
+"""What each layer of one rank keeps between tokens, as vLLM counts it: keys and values, a latent
+vector, or a state.
 
-Sources: vllm/v1/kv_cache_interface.py, MambaStateShapeCalculator in vllm/model_executor/layers/mamba/mamba_utils.py, and the
-model files of vLLM 0.32 and 0.33. A layer that keeps nothing is left out: an MLP in its place, or keys and values that another layer holds.
+Sources: vllm/v1/kv_cache_interface.py, MambaStateShapeCalculator in
+vllm/model_executor/layers/mamba/mamba_utils.py, and the
+model files of vLLM 0.32 and 0.33. A layer that keeps nothing is left out: an MLP in its place, or
+keys and values that another layer holds.
 """
 
 from __future__ import annotations
@@ -12,18 +15,27 @@ from typing import Final, Literal
 
 from oomguard.core.errors import ConfigError
 from oomguard.estimate.model.json_file import mistakes_in, shown
-from oomguard.estimate.model.layer_kinds import GEMMA4, MIMO, blocks_of_layers, is_searched, layer_kinds, window_tokens
+from oomguard.estimate.model.layer_kinds import (
+    GEMMA4,
+    MIMO,
+    blocks_of_layers,
+    is_searched,
+    layer_kinds,
+    window_tokens,
+)
 from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count
 
 Kind = Literal["full", "sliding", "chunked", "cross", "state"]
 
-# What engines without latent vectors pad heads of 192 to: vllm/model_executor/models/deepseek_v2.py of 0.6.6.
+# What engines without latent vectors pad heads of 192 to: vllm/model_executor/models/deepseek_v2.py
+# of 0.6.6.
 _PADDED_WIDTH: Final = 256
 _MLA_HEADS: Final = 1
 _FLOAT32_BYTES: Final = 4
-# A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four bytes for each 128 of them
-# (vllm/model_executor/models/deepseek_v2.py, 0.32).
-_INDEXER_GROUP, _SCALE_BYTES = 128, 4
+# A sparse attention's indexer keeps its own key of a token in eight bits, with a scale of four
+# bytes for each 128 of them (vllm/model_executor/models/deepseek_v2.py, 0.32).
+_INDEXER_GROUP = 128
+_SCALE_BYTES = 4
 _GEMMA4_FULL_WIDTH: Final = 512
 
 
@@ -71,23 +83,38 @@ def layer_caches(
         ConfigError: a number is missing or absurd.
     """
     found: list[LayerCache] = []
-    kinds = [(index, part) for index, kind in enumerate(layer_kinds(shape)) for part in kind.split("+")]
+    kinds = [
+        (index, part) for index, kind in enumerate(layer_kinds(shape)) for part in kind.split("+")
+    ]
     with mistakes_in(shape.path):
         for index, part in kinds:
             if part == "none":
                 continue
             if part in {"full", "sliding", "chunked", "cross"}:
-                found.append(_attention(shape, index, part, kv_element_bytes, tensor_parallel_size, latent=latent))  # type: ignore[arg-type]
+                of_layer = _attention(
+                    shape,
+                    index,
+                    part,  # type: ignore[arg-type]
+                    kv_element_bytes,
+                    tensor_parallel_size,
+                    latent=latent,
+                )
+                found.append(of_layer)
                 found += _indexer(shape, index)
             else:
                 size = _STATES[part](shape, tensor_parallel_size, state_dtype_bytes)
-                found.append(LayerCache(index, "state", state_bytes=size, checkpoints=part == "mamba2"))
+                found.append(
+                    LayerCache(index, "state", state_bytes=size, checkpoints=part == "mamba2")
+                )
     return tuple(found)
 
 
 def keeps_latent(shape: ModelShape) -> bool:
     """Whether attention keeps one latent vector a token (MLA) in place of keys and values."""
-    return bool(shape.number("kv_lora_rank")) and shape.model_type in FAMILIES["types"]["latent_attention"]
+    return (
+        bool(shape.number("kv_lora_rank"))
+        and shape.model_type in FAMILIES["types"]["latent_attention"]
+    )
 
 
 def _attention(
@@ -99,17 +126,29 @@ def _attention(
         if rope is None:
             raise ConfigError("qk_rope_head_dim is missing beside kv_lora_rank")
         # One latent vector stands for keys and values, and every rank holds it whole.
-        return LayerCache(index, "full", token_bytes=round(_MLA_HEADS * (rank + rope) * element_bytes), latent=True)
+        return LayerCache(
+            index,
+            "full",
+            token_bytes=round(_MLA_HEADS * (rank + rope) * element_bytes),
+            latent=True,
+        )
     kv_heads, key, value = _heads(shape, index, kind)
     if rank and (nope := shape.number("qk_nope_head_dim")):
-        key = value = nope + (shape.number("qk_rope_head_dim") or 0)  # unfolded, values padded to the keys
+        key = value = nope + (
+            shape.number("qk_rope_head_dim") or 0
+        )  # unfolded, values padded to the keys
         if keeps_latent(shape):
             key = value = _PADDED_WIDTH
     heads = max(1, kv_heads // ranks)  # where ranks outnumber the heads, each holds a copy of one
-    window = {"sliding": window_tokens(shape), "chunked": shape.number("attention_chunk_size") or 0}.get(kind, 0)
+    window = {
+        "sliding": window_tokens(shape),
+        "chunked": shape.number("attention_chunk_size") or 0,
+    }.get(kind, 0)
     if not heads * (key + value):
         raise ConfigError(f"layer {index} keeps no bytes: the width of its heads is 0")
-    return LayerCache(index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window)
+    return LayerCache(
+        index, kind, token_bytes=round(heads * (key + value) * element_bytes), window_tokens=window
+    )
 
 
 def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
@@ -117,23 +156,42 @@ def _heads(shape: ModelShape, index: int, kind: Kind) -> tuple[int, int, int]:
     own = shape.config.get("per_layer_config")
     if isinstance(own, Mapping):
         layer = own.get(str(index), own.get(index))
-        changed = layer if isinstance(layer, Mapping) else {}
-        found = [changed.get("num_key_value_heads", shape.kv_heads), changed.get("head_dim", shape.head_dim)]
+        if isinstance(layer, Mapping):
+            changed = layer
+        else:
+            changed = {}
+        found = [
+            changed.get("num_key_value_heads", shape.kv_heads),
+            changed.get("head_dim", shape.head_dim),
+        ]
         if not all(is_count(n) and n > 0 for n in found):
             raise ConfigError(f"per_layer_config has {shown(found)} for layer {index}")
         return found[0], found[1], found[1]
     if is_searched(shape):
         group = blocks_of_layers(shape)[index].get("n_heads_in_group")
         if not is_count(group) or not 0 < group <= shape.heads:
-            raise ConfigError(f"block_configs has n_heads_in_group {shown(group)} for layer {index}")
+            raise ConfigError(
+                f"block_configs has n_heads_in_group {shown(group)} for layer {index}"
+            )
         return shape.heads // group, shape.head_dim, shape.head_dim
     if shape.model_type.startswith(MIMO):
-        swa = "swa_" if kind == "sliding" else ""
+        if kind == "sliding":
+            swa = "swa_"
+        else:
+            swa = ""
         key = _needed(shape, f"{swa}head_dim")
-        return _needed(shape, f"{swa}num_key_value_heads"), key, shape.number(f"{swa}v_head_dim") or key
+        return (
+            _needed(shape, f"{swa}num_key_value_heads"),
+            key,
+            shape.number(f"{swa}v_head_dim") or key,
+        )
     if shape.model_type.startswith(GEMMA4) and kind == "full":
-        # Wider heads where attention is full; fewer of them where keys stand for values (configuration_gemma4.py, 5.23).
-        heads = shape.number("num_global_key_value_heads") if shape.config.get("attention_k_eq_v") else None
+        # Wider heads where attention is full; fewer of them where keys stand for values
+        # (configuration_gemma4.py, 5.23).
+        if shape.config.get("attention_k_eq_v"):
+            heads = shape.number("num_global_key_value_heads")
+        else:
+            heads = None
         width = shape.number("global_head_dim") or _GEMMA4_FULL_WIDTH
         return heads or shape.kv_heads, width, width
     return shape.kv_heads, shape.head_dim, shape.head_dim
@@ -156,21 +214,35 @@ def _needed(shape: ModelShape, *names: str) -> int:
 
 
 def _mamba1_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a Mamba layer in bytes, convolution and recurrence (mamba1_state_shape)."""
+    """Return the state of a Mamba layer in bytes, convolution and recurrence
+    (mamba1_state_shape).
+    """
     inner = shape.number("mamba_expand") or shape.number("expand") or 2
-    width = (
-        inner * shape.hidden
-        if shape.model_type == "jamba"
-        else shape.number("intermediate_size") or inner * shape.hidden
-    )
+    if shape.model_type == "jamba":
+        width = inner * shape.hidden
+    else:
+        width = shape.number("intermediate_size") or inner * shape.hidden
     kernel = _needed(shape, "conv_kernel", "mamba_d_conv")
     states = _needed(shape, "state_size", "mamba_d_state", "ssm_state_size")
-    return width // ranks * ((kernel - 1) * shape.dtype_bytes + states * (dtype_bytes or shape.dtype_bytes))
+    return (
+        width
+        // ranks
+        * ((kernel - 1) * shape.dtype_bytes + states * (dtype_bytes or shape.dtype_bytes))
+    )
 
 
 def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a Mamba 2 layer in bytes, convolution and recurrence (mamba2_state_shape)."""
-    heads = _needed(shape, "mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads", "num_attention_heads")
+    """Return the state of a Mamba 2 layer in bytes, convolution and recurrence
+    (mamba2_state_shape).
+    """
+    heads = _needed(
+        shape,
+        "mamba_n_heads",
+        "mamba_num_heads",
+        "n_mamba_heads",
+        "num_heads",
+        "num_attention_heads",
+    )
     states = _needed(shape, "mamba_d_state", "ssm_state_size", "state_size")
     kernel = _needed(shape, "mamba_d_conv", "conv_kernel")
     head = _needed(shape, "mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
@@ -179,24 +251,33 @@ def _mamba2_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int
         groups = ranks  # groups are repeated until each rank has one
     inner = shape.number("mamba_d_ssm") or heads * head
     convolution = (inner + 2 * groups * states) // ranks * (kernel - 1) * shape.dtype_bytes
-    return convolution + heads // ranks * head * states * (dtype_bytes or _mamba2_dtype_bytes(shape))
+    return convolution + heads // ranks * head * states * (
+        dtype_bytes or _mamba2_dtype_bytes(shape)
+    )
 
 
 def _mamba2_dtype_bytes(shape: ModelShape) -> int:
-    """Return the bytes of an element of the state: float32 in Nemotron-H unless its file names another type.
+    """Return the bytes of an element of the state: float32 in Nemotron-H unless its file names
+    another type.
 
     Source: vllm/model_executor/models/config.py.
     """
     if shape.model_type != "nemotron_h":
         return shape.dtype_bytes
     named = shape.config.get("mamba_ssm_cache_dtype") or "float32"
-    return _FLOAT32_BYTES if named == "float32" else shape.dtype_bytes
+    if named == "float32":
+        return _FLOAT32_BYTES
+    return shape.dtype_bytes
 
 
 def _delta_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of a gated delta net in bytes, convolution and recurrence (gated_delta_net_state_shape)."""
-    keys, values = _needed(shape, "linear_num_key_heads"), _needed(shape, "linear_num_value_heads")
-    key, value = _needed(shape, "linear_key_head_dim"), _needed(shape, "linear_value_head_dim")
+    """Return the state of a gated delta net in bytes, convolution and recurrence
+    (gated_delta_net_state_shape).
+    """
+    keys = _needed(shape, "linear_num_key_heads")
+    values = _needed(shape, "linear_num_value_heads")
+    key = _needed(shape, "linear_key_head_dim")
+    value = _needed(shape, "linear_value_head_dim")
     kernel = _needed(shape, "linear_conv_kernel_dim")
     convolution = (2 * key * keys + value * values) // ranks * (kernel - 1) * shape.dtype_bytes
     named = shape.config.get("mamba_ssm_dtype")
@@ -206,12 +287,16 @@ def _delta_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
 
 
 def _kda_bytes(shape: ModelShape, ranks: int, dtype_bytes: int | None) -> int:
-    """Return the state of Kimi's delta attention in bytes, convolution and recurrence (kda_state_shape, kda_state_dtype)."""
+    """Return the state of Kimi's delta attention in bytes, convolution and recurrence
+    (kda_state_shape, kda_state_dtype).
+    """
     part = shape.config["linear_attn_config"]
     found = [part.get(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size")]
     counts = [n for n in found if is_count(n) and n > 0]
     if len(counts) != len(found):
-        raise ConfigError(f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {shown(found)}")
+        raise ConfigError(
+            f"linear_attn_config has num_heads, head_dim and short_conv_kernel_size {shown(found)}"
+        )
     heads, width, kernel = counts
     convolution = 3 * heads * width // ranks * (kernel - 1) * shape.dtype_bytes
     return convolution + heads // ranks * width * width * (dtype_bytes or _FLOAT32_BYTES)

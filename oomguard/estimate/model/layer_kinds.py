@@ -1,7 +1,8 @@
-"""The kind of each layer of a model: full, sliding or chunked attention, a kind of recurrent state, or nothing that it keeps.
+"""The kind of each layer of a model: full, sliding or chunked attention, a kind of recurrent state,
+or nothing that it keeps.
 
-Published configurations say it in a dozen ways: ``layer_types``, a pattern of letters or numbers, a period, lists of indices.
-families.toml has which type is read in which way.
+Published configurations say it in a dozen ways: ``layer_types``, a pattern of letters or numbers, a
+period, lists of indices. families.toml has which type is read in which way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from oomguard.estimate.model.shape import FAMILIES, ModelShape
 GEMMA4: Final = "gemma4"
 MIMO: Final = "mimo_v2"
 # Fields of ``names.not_read`` that are read in these families.
-_READ_IN: Final = {GEMMA4: {"global_head_dim", "num_global_key_value_heads"}, MIMO: {"hybrid_layer_pattern"}}
+_READ_IN: Final = {
+    GEMMA4: {"global_head_dim", "num_global_key_value_heads"},
+    MIMO: {"hybrid_layer_pattern"},
+}
 _TYPES: Final[Mapping[str, str]] = FAMILIES["layer_types"]
 _LETTERS: Final[Mapping[str, str]] = FAMILIES["layer_letters"]
 _Reader = Callable[[ModelShape], tuple[str, ...]]
@@ -25,21 +29,37 @@ _Reader = Callable[[ModelShape], tuple[str, ...]]
 
 def not_read(shape: ModelShape) -> tuple[str, ...]:
     """Return the fields that change the cache and that nothing here reads."""
-    read = {"block_configs"} if is_searched(shape) else set()
-    read |= {name for family, names in _READ_IN.items() if shape.model_type.startswith(family) for name in names}
-    return tuple(name for name in FAMILIES["names"]["not_read"] if shape.config.get(name) and name not in read)
+    if is_searched(shape):
+        read = {"block_configs"}
+    else:
+        read = set()
+    read |= {
+        name
+        for family, names in _READ_IN.items()
+        if shape.model_type.startswith(family)
+        for name in names
+    }
+    return tuple(
+        name
+        for name in FAMILIES["names"]["not_read"]
+        if shape.config.get(name) and name not in read
+    )
 
 
 def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Return each layer's kind in order: ``full``, ``sliding``, ``chunked``, ``cross``, a kind of state, ``none``, or two joined by ``+``.
+    """Return each layer's kind in order: ``full``, ``sliding``, ``chunked``, ``cross``, a kind of
+    state, ``none``, or two joined by ``+``.
 
     Raises:
-        ConfigError: the configuration names a kind that is not known, or kinds for another number of layers.
+        ConfigError: the configuration names a kind that is not known, or kinds for another number
+            of layers.
     """
     with mistakes_in(shape.path):
         kinds = _reader(shape)(shape)
         if len(kinds) != shape.layers:
-            raise ConfigError(f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}")
+            raise ConfigError(
+                f"the layer types name {len(kinds)} layers, num_hidden_layers is {shape.layers}"
+            )
         shared = shape.number("num_kv_shared_layers") or 0
         if shared >= shape.layers:
             raise ConfigError(f"num_kv_shared_layers is {shared} of {shape.layers} layers")
@@ -47,7 +67,9 @@ def layer_kinds(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _reader(shape: ModelShape) -> _Reader:
-    """Return what reads the kinds: the family's own reader, else that of a field in the file, else ``layer_types``."""
+    """Return what reads the kinds: the family's own reader, else that of a field in the file, else
+    ``layer_types``.
+    """
     if (own := FAMILIES["layers_read_as"].get(shape.model_type)) is not None:
         return _READERS[own]
     if (period := FAMILIES["full_attention_every"].get(shape.model_type)) is not None:
@@ -62,10 +84,14 @@ def _by_types(shape: ModelShape) -> tuple[str, ...]:
     if isinstance(types, list) and types:
         kinds = []
         for name in types:
-            kind = _TYPES.get(name) if isinstance(name, str) else None
+            if isinstance(name, str):
+                kind = _TYPES.get(name)
+            else:
+                kind = None
             if kind is None:
                 raise ConfigError(f"layer_types has {shown(name)}, which is not known")
-            # transformers also writes sliding layers where no window is set: vLLM then attends in full.
+            # transformers also writes sliding layers where no window is set: vLLM then attends in
+            # full.
             kinds.append("full" if kind == "sliding" and not window else kind)
         return tuple(kinds)
     return ("sliding" if window else "full",) * shape.layers
@@ -79,7 +105,9 @@ def window_tokens(shape: ModelShape) -> int:
 
 
 def _every(shape: ModelShape, *, field: str, default: int) -> tuple[str, ...]:
-    """Read a period: every n-th layer attends in full and the others slide; ``field`` has n, else it is ``default``."""
+    """Read a period: every n-th layer attends in full and the others slide; ``field`` has n, else
+    it is ``default``.
+    """
     if isinstance(shape.config.get("layer_types"), list):
         return _by_types(shape)
     if not window_tokens(shape):
@@ -89,7 +117,9 @@ def _every(shape: ModelShape, *, field: str, default: int) -> tuple[str, ...]:
 
 
 def _llama4(shape: ModelShape) -> tuple[str, ...]:
-    """Read Llama 4's layers: those with rotary positions attend in chunks, every n-th, without them, in full."""
+    """Read Llama 4's layers: those with rotary positions attend in chunks, every n-th, without
+    them, in full.
+    """
     types = shape.config.get("layer_types")
     if isinstance(types, list) and types:
         return _by_types(shape)
@@ -118,7 +148,8 @@ def _mamba2(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _jamba(shape: ModelShape) -> tuple[str, ...]:
-    period, offset = shape.number("attn_layer_period") or 8, shape.number("attn_layer_offset") or 4
+    period = shape.number("attn_layer_period") or 8
+    offset = shape.number("attn_layer_offset") or 4
     return tuple("full" if i % period == offset % period else "mamba1" for i in range(shape.layers))
 
 
@@ -126,10 +157,14 @@ def _nemotron_h(shape: ModelShape) -> tuple[str, ...]:
     pattern = shape.config.get("hybrid_override_pattern")
     if not isinstance(pattern, str):
         types = shape.config.get("layers_block_type")
-        return _by_names(types) if isinstance(types, list) else _by_types(shape)
+        if isinstance(types, list):
+            return _by_names(types)
+        return _by_types(shape)
     unknown = sorted(set(pattern) - set(_LETTERS))
     if unknown:
-        raise ConfigError(f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}")
+        raise ConfigError(
+            f"hybrid_override_pattern has {unknown[0]!r}, known are {' '.join(_LETTERS)}"
+        )
     return tuple(_LETTERS[letter] for letter in pattern)
 
 
@@ -163,7 +198,10 @@ def _lfm2(shape: ModelShape) -> tuple[str, ...]:
     if isinstance(shape.config.get("layer_types"), list):
         return _by_types(shape)
     listed = _indices(shape, "full_attn_idxs")
-    ids = set(range(shape.layers)) if listed is None else listed
+    if listed is None:
+        ids = set(range(shape.layers))
+    else:
+        ids = listed
     return tuple("full" if i in ids else "conv" for i in range(shape.layers))
 
 
@@ -173,7 +211,9 @@ def _encoder_decoder(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
-    """Read a pattern of 1 for a window and 0 for full attention (vllm/model_executor/models/mimo_v2.py, 0.32)."""
+    """Read a pattern of 1 for a window and 0 for full attention
+    (vllm/model_executor/models/mimo_v2.py, 0.32).
+    """
     pattern = shape.config["hybrid_layer_pattern"]
     if shape.model_type.startswith(MIMO):
         if not isinstance(pattern, list) or not all(number in (0, 1) for number in pattern):
@@ -183,18 +223,27 @@ def _by_numbers(shape: ModelShape) -> tuple[str, ...]:
 
 
 def is_searched(shape: ModelShape) -> bool:
-    """Whether a searched architecture's ``block_configs`` has each layer's attention; other fields of that name do not."""
+    """Whether a searched architecture's ``block_configs`` has each layer's attention; other fields
+    of that name do not.
+    """
     blocks = shape.config.get("block_configs")
-    own = blocks[: shape.layers] if isinstance(blocks, list) else []
+    if isinstance(blocks, list):
+        own = blocks[: shape.layers]
+    else:
+        own = []
     return any(isinstance(block, Mapping) and "attention" in block for block in own)
 
 
 def blocks_of_layers(shape: ModelShape) -> tuple[Mapping[str, Any], ...]:
-    """Return each layer's attention in a searched architecture (vllm/model_executor/models/nemotron_nas.py, 0.32)."""
+    """Return each layer's attention in a searched architecture
+    (vllm/model_executor/models/nemotron_nas.py, 0.32).
+    """
     blocks = shape.config["block_configs"]
     parts = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
     if len(parts) != shape.layers or not all(isinstance(part, Mapping) for part in parts):
-        raise ConfigError(f"block_configs does not say the attention of each of {shape.layers} layers")
+        raise ConfigError(
+            f"block_configs does not say the attention of each of {shape.layers} layers"
+        )
     return tuple(part for part in parts if isinstance(part, Mapping))
 
 
@@ -215,9 +264,14 @@ def _indices(shape: ModelShape, name: str) -> set[int] | None:
 
 
 def _by_linear_attention(shape: ModelShape) -> tuple[str, ...]:
-    """Read the layers of delta attention, counted from 1 (vllm/transformers_utils/configs/kimi_linear.py, 0.32)."""
+    """Read the layers of delta attention, counted from 1
+    (vllm/transformers_utils/configs/kimi_linear.py, 0.32).
+    """
     part = shape.config["linear_attn_config"]
-    listed = part.get("kda_layers") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping):
+        listed = part.get("kda_layers")
+    else:
+        listed = None
     if not isinstance(listed, list):
         raise ConfigError("linear_attn_config has no list kda_layers")
     delta = {number for number in listed if isinstance(number, int)}

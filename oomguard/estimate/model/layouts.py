@@ -1,6 +1,8 @@
-"""A decoder's parameters by its type's layout, without building it: names and dimensions are data, in layouts.toml.
+"""A decoder's parameters by its type's layout, without building it: names and dimensions are data,
+in layouts.toml.
 
-transformers builds the same in seconds, once it and torch are imported; a plan needs neither where a layout has the type.
+transformers builds the same in seconds, once it and torch are imported; a plan needs neither where
+a layout has the type.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from oomguard.core.files import read_tables
 from oomguard.estimate.model.shape import ModelShape, is_count
 from oomguard.estimate.model.weight_headers import Parameter
 
-# A vision encoder's parameters by its model's type, without building it: names and dimensions are data, in encoder_layouts.toml.
+# A vision encoder's parameters by its model's type, without building it: names and dimensions are
+# data, in encoder_layouts.toml.
 
 _ENCODER_LAYOUTS_FILE: Final = Path(__file__).with_name("encoder_layouts.toml")
 _SYMBOL: Final = re.compile(r"[A-Z]")
@@ -24,16 +27,20 @@ _COLORS: Final = 3
 
 
 def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
-    """Return the parameters of a model's vision encoder, of its projector too; None where no layout has its type."""
-    layout, vision = (
-        _encoder_layouts_layouts().get(str(shape.outer.get("model_type"))),
-        shape.outer.get("vision_config"),
-    )
+    """Return the parameters of a model's vision encoder, of its projector too; None where no layout
+    has its type.
+    """
+    layout = _encoder_layouts_layouts().get(str(shape.outer.get("model_type")))
+    vision = shape.outer.get("vision_config")
     if layout is None or not isinstance(vision, Mapping):
         return None
     symbols = {"H": shape.hidden, **_encoder_layouts_symbols(shape.outer, vision)}
-    blocks = [layout["layer"], *(block for field, block in layout["where"].items() if vision.get(field))]
-    layers, needed = _count(vision, "num_hidden_layers"), _SYMBOL.findall(" ".join(_texts(blocks, layout["around"])))
+    blocks = [
+        layout["layer"],
+        *(block for field, block in layout["where"].items() if vision.get(field)),
+    ]
+    layers = _count(vision, "num_hidden_layers")
+    needed = _SYMBOL.findall(" ".join(_texts(blocks, layout["around"])))
     if layers is None or not set(needed) <= set(symbols):
         return None
 
@@ -42,15 +49,26 @@ def laid_out_encoder(shape: ModelShape) -> tuple[Parameter, ...] | None:
             size = tuple(dimension(part, symbols) for part in text.split(","))
             yield Parameter(prefix + name, size, prod(size) * shape.dtype_bytes)
 
-    found = [row for i in range(layers) for block in blocks for row in rows(block, f"{layout['prefix']}{i}.")]
+    found = [
+        row
+        for i in range(layers)
+        for block in blocks
+        for row in rows(block, f"{layout['prefix']}{i}.")
+    ]
     return (*found, *rows(layout["around"], ""))
 
 
 def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
     """Return the symbols whose numbers a configuration has."""
-    patch, side, merge = (_count(vision, name) for name in ("patch_size", "image_size", "spatial_merge_size"))
-    width, ratio = _count(vision, "embed_dim") or _count(vision, "hidden_size"), outer.get("downsample_ratio")
-    share = ratio if isinstance(ratio, float) and 0 < ratio <= 1 else None
+    patch, side, merge = (
+        _count(vision, name) for name in ("patch_size", "image_size", "spatial_merge_size")
+    )
+    width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
+    ratio = outer.get("downsample_ratio")
+    if isinstance(ratio, float) and 0 < ratio <= 1:
+        share = ratio
+    else:
+        share = None
     found = {
         "W": width,
         "I": _count(vision, "intermediate_size"),
@@ -64,7 +82,9 @@ def _encoder_layouts_symbols(outer: Mapping[str, Any], vision: Mapping[str, Any]
 
 def _count(part: Mapping[str, Any], name: str) -> int | None:
     value = part.get(name)
-    return value if is_count(value) and value > 0 else None
+    if is_count(value) and value > 0:
+        return value
+    return None
 
 
 def _texts(blocks: Iterable[Mapping[str, str]], around: Mapping[str, str]) -> Iterator[str]:
@@ -75,14 +95,19 @@ def _texts(blocks: Iterable[Mapping[str, str]], around: Mapping[str, str]) -> It
 def dimension(text: str, symbols: Mapping[str, int]) -> int:
     """Return a dimension of a layout, a sum of products of symbols and counts."""
     products = ([part.strip() for part in product.split("*")] for product in text.split("+"))
-    return sum(prod(symbols[part] if part in symbols else int(part) for part in product) for product in products)
+    return sum(
+        prod(symbols[part] if part in symbols else int(part) for part in product)
+        for product in products
+    )
 
 
 @functools.cache
 def _encoder_layouts_layouts() -> Mapping[str, Mapping[str, Any]]:
     return {
         kind: layout
-        for layout in read_tables("encoder_layouts", [_ENCODER_LAYOUTS_FILE])[_ENCODER_LAYOUTS_FILE]["encoders"]
+        for layout in read_tables("encoder_layouts", [_ENCODER_LAYOUTS_FILE])[
+            _ENCODER_LAYOUTS_FILE
+        ]["encoders"]
         for kind in layout["types"]
     }
 
@@ -93,17 +118,22 @@ _BY_LAYER: Final = ("mlp_layer_types", "per_layer_config", "block_configs")
 
 
 def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
-    """Return every parameter of a decoder, and of its encoder; None where no layout has a type, or the file says what none holds.
+    """Return every parameter of a decoder, and of its encoder; None where no layout has a type, or
+    the file says what none holds.
 
     Args:
         shape: the model's numbers.
         tied: whether the embedding is the head.
     """
     layout = _layouts().get(shape.model_type)
-    encoder = laid_out_encoder(shape) if shape.has_encoder else ()
+    if shape.has_encoder:
+        encoder = laid_out_encoder(shape)
+    else:
+        encoder = ()
     if layout is None or encoder is None or not _holds(layout, shape):
         return None
-    symbols, blocks = _symbols(shape), _blocks()
+    symbols = _symbols(shape)
+    blocks = _blocks()
 
     def rows(names: list[str], prefix: str) -> Iterator[Parameter]:
         for name in names:
@@ -114,15 +144,23 @@ def laid_out(shape: ModelShape, *, tied: bool) -> tuple[Parameter, ...] | None:
     chosen = [name for row in layout.get("where", ()) for name in _chosen(row, shape)]
     dense = layout.get("dense", [])
     sparse = layout.get("sparse", dense)
-    behind = shape.number(layout["sparse_behind"]) or 0 if "sparse_behind" in layout else 0
+    if "sparse_behind" in layout:
+        behind = shape.number(layout["sparse_behind"]) or 0
+    else:
+        behind = 0
     heads = ["model.embed_tokens.weight"] + ([] if tied else ["lm_head.weight"])
     table = (shape.vocab, shape.hidden)
     found = [Parameter(name, table, prod(table) * shape.dtype_bytes) for name in heads]
     for index in range(shape.layers):
-        mlp = sparse if index >= behind else dense
+        if index >= behind:
+            mlp = sparse
+        else:
+            mlp = dense
         found += rows([*layout["layer"], *chosen, *mlp], f"model.layers.{index}.")
     found += (*rows(layout["around"], ""), *encoder)
-    return None if any(parameter.elements == 0 for parameter in found) else tuple(found)  # a number is not in the file
+    return (
+        None if any(parameter.elements == 0 for parameter in found) else tuple(found)
+    )  # a number is not in the file
 
 
 @functools.cache
@@ -146,12 +184,18 @@ def _holds(layout: Mapping[str, Any], shape: ModelShape) -> bool:
         return False
     if any(shape.number(name) is None for name in layout.get("needs", ())):
         return False
-    return all(shape.config.get(name) in (None, value) for name, value in layout.get("plain", {}).items())
+    return all(
+        shape.config.get(name) in (None, value) for name, value in layout.get("plain", {}).items()
+    )
 
 
 def _chosen(row: Mapping[str, Any], shape: ModelShape) -> list[str]:
     said = shape.config.get(row["field"])
-    blocks: list[str] = row["blocks"] if (row.get("default") if said is None else said) else row.get("otherwise", [])
+    blocks: list[str] = (
+        row["blocks"]
+        if (row.get("default") if said is None else said)
+        else row.get("otherwise", [])
+    )
     return blocks
 
 

@@ -1,4 +1,6 @@
-"""A model's parameters without its weights: as transformers builds them on the meta device, else counted from its shape."""
+"""A model's parameters without its weights: as transformers builds them on the meta device, else
+counted from its shape.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.shape import FAMILIES, ModelShape
 from oomguard.estimate.model.weight_headers import Parameter
 
-# Whether a configuration may be built: transformers makes a module, a name or a row for all that a stranger's file counts.
+# Whether a configuration may be built: transformers makes a module, a name or a row for all that a
+# stranger's file counts.
 #
-# It has no limit of its own, and ten billion layers are a list of ten billion names before anything says that they are absurd.
+# It has no limit of its own, and ten billion layers are a list of ten billion names before anything
+# says that they are absurd.
 
 # What is made one by one, by the names of fields; widths and lengths in tokens are not.
-_MADE: Final = re.compile(r"layer|depth|block|stage|expert|head|level|branch|codebook|stack|^n_|^num_")
+_MADE: Final = re.compile(
+    r"layer|depth|block|stage|expert|head|level|branch|codebook|stack|^n_|^num_"
+)
 _WIDTH: Final = re.compile(
     r"size|dim|width|token|length|positions|ctx|embd|embed|inner|vocab|channels|patch|_ids?$|params|parameters"
 )
@@ -51,7 +57,9 @@ def is_buildable(config: Mapping[str, Any]) -> bool:
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Yield each finite number at any depth with the name of the field that it stands in, or in a list of."""
+    """Yield each finite number at any depth with the name of the field that it stands in, or in a
+    list of.
+    """
     left: list[tuple[str, Any]] = list(config.items())
     while left:
         name, value = left.pop()
@@ -66,24 +74,31 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
 def built_on_meta(shape: ModelShape) -> tuple[Parameter, ...] | None:
     """Build every parameter with transformers on the meta device, no byte of it allocated.
 
-    A model of several parts is built with all of them. Return None where transformers is absent or does not know the model, and
-    for counts that would make it endless.
+    A model of several parts is built with all of them. Return None where transformers is absent or
+    does not know the model, and for counts that would make it endless.
     """
     if not is_buildable(shape.outer) or not _importable():
         return None
     with _quiet():
         try:
             return tuple(_build(shape))
-        except Exception:  # noqa: BLE001 - remote code, a new family, fields another version wants: counted from the shape
+        except Exception:  # noqa: BLE001
+            # remote code, a new family, fields another version wants: counted from the shape
             return None
 
 
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with what transformers fills in: published files leave out heads, layers, even the vocabulary.
+    """Return a configuration with what transformers fills in: published files leave out heads,
+    layers, even the vocabulary.
 
-    It comes back as it is where transformers is absent or does not know the model, and for counts that would make it endless.
+    It comes back as it is where transformers is absent or does not know the model, and for counts
+    that would make it endless.
     """
-    if not is_buildable(config) or not isinstance(config.get("model_type"), str) or not _importable():
+    if (
+        not is_buildable(config)
+        or not isinstance(config.get("model_type"), str)
+        or not _importable()
+    ):
         return config
     with _quiet():
         try:
@@ -107,8 +122,8 @@ def _importable() -> bool:
 
 
 _NO_FIELDS: Final = frozenset({"model_type", "quantization_config"})
-# Fields that name code for transformers to load: classes in files beside the configuration or on the hub, and attention kernels
-# on the hub (``attn_implementation`` takes ORG/NAME).
+# Fields that name code for transformers to load: classes in files beside the configuration or on
+# the hub, and attention kernels on the hub (``attn_implementation`` takes ORG/NAME).
 _CODE_FIELDS: Final = frozenset(
     {
         "_attn_implementation",
@@ -122,35 +137,53 @@ _CODE_FIELDS: Final = frozenset(
 
 
 def auto_config(config: Mapping[str, Any]) -> Any:
-    """Return transformers' own object of a configuration, as of a model that is not quantised; raises what transformers does.
+    """Return transformers' own object of a configuration, as of a model that is not quantised;
+    raises what transformers does.
 
-    A configuration is a stranger's: the fields that name code are left out of it, at every depth, and one whose counts
-    would make it endless is a ConfigError.
+    A configuration is a stranger's: the fields that name code are left out of it, at every depth,
+    and one whose counts would make it endless is a ConfigError.
     """
     if not is_buildable(config):
         raise ConfigError("its counts of layers, experts or modules are larger than any model's")
     from transformers import AutoConfig
 
-    fields = {name: _without_code(value) for name, value in config.items() if name not in _NO_FIELDS | _CODE_FIELDS}
+    fields = {
+        name: _without_code(value)
+        for name, value in config.items()
+        if name not in _NO_FIELDS | _CODE_FIELDS
+    }
     return AutoConfig.for_model(config["model_type"], **fields)
 
 
 def _without_code(value: Any) -> Any:
     """Return a value without the fields that name code, in every object that it holds."""
     if isinstance(value, Mapping):
-        return {name: _without_code(inner) for name, inner in value.items() if name not in _CODE_FIELDS}
-    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
+        return {
+            name: _without_code(inner) for name, inner in value.items() if name not in _CODE_FIELDS
+        }
+    if isinstance(value, list):
+        return [_without_code(inner) for inner in value]
+    return value
 
 
 def _build(shape: ModelShape) -> Iterator[Parameter]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSpeechSeq2Seq,
+    )
 
-    kind, whole = AutoModelForCausalLM, dict(shape.config)
+    kind = AutoModelForCausalLM
+    whole = dict(shape.config)
     if shape.model_type in FAMILIES["encoder_decoder"]:
-        kind, whole = AutoModelForSpeechSeq2Seq, dict(shape.outer)
-    elif shape.has_encoder:  # tied by the language model's part, whatever the outer class defaults to
-        kind, whole = AutoModelForImageTextToText, {**_loaded_part(shape.outer), "tie_word_embeddings": is_tied(shape)}
+        kind = AutoModelForSpeechSeq2Seq
+        whole = dict(shape.outer)
+    elif (
+        shape.has_encoder
+    ):  # tied by the language model's part, whatever the outer class defaults to
+        kind = AutoModelForImageTextToText
+        whole = {**_loaded_part(shape.outer), "tie_word_embeddings": is_tied(shape)}
     whole["model_type"] = str(whole.get("model_type") or shape.model_type)
     with torch.device("meta"):
         model = kind.from_config(auto_config(whole), dtype=torch.bfloat16, trust_remote_code=False)
@@ -162,18 +195,24 @@ def _build(shape: ModelShape) -> Iterator[Parameter]:
 
 
 def _loaded_part(outer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a model's configuration that an engine loads: of one that also speaks the thinker alone.
+    """Return the part of a model's configuration that an engine loads: of one that also speaks the
+    thinker alone.
 
     Source: vllm/model_executor/models/qwen2_5_omni_thinker.py, 0.12 to 0.27.
     """
     part = outer.get("thinker_config")
-    return {"model_type": f"{outer.get('model_type')}_thinker", **part} if isinstance(part, Mapping) else outer
+    if isinstance(part, Mapping):
+        return {"model_type": f"{outer.get('model_type')}_thinker", **part}
+    return outer
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' remarks on a configuration, which do not concern the reader of a plan."""
-    logger, before = logging.getLogger("transformers"), os.environ.get("TRANSFORMERS_VERBOSITY")
+    """Silence transformers' remarks on a configuration, which do not concern the reader
+    of a plan.
+    """
+    logger = logging.getLogger("transformers")
+    before = os.environ.get("TRANSFORMERS_VERBOSITY")
     level = logger.level
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     logger.setLevel(logging.ERROR)
@@ -188,20 +227,27 @@ def _quiet() -> Iterator[None]:
 
 
 def counted(shape: ModelShape) -> tuple[Parameter, ...]:
-    """Count the parameters of a decoder from its shape: a few percent off in most families, much in some (``well_counted``)."""
+    """Count the parameters of a decoder from its shape: a few percent off in most families, much in
+    some (``well_counted``).
+    """
     rows = [_parameter("model.embed_tokens.weight", (shape.vocab, shape.hidden), shape)]
     if not is_tied(shape):
         rows.append(_parameter("lm_head.weight", (shape.vocab, shape.hidden), shape))
     kinds = layer_kinds(shape)
     for i, kind in enumerate(kinds):
-        rows += [_parameter(f"model.layers.{i}.{name}", size, shape) for name, size in _layer(shape, i, kind)]
+        rows += [
+            _parameter(f"model.layers.{i}.{name}", size, shape)
+            for name, size in _layer(shape, i, kind)
+        ]
     return (*rows, _parameter("model.norm.weight", (shape.hidden,), shape))
 
 
 def is_tied(shape: ModelShape) -> bool:
     """Whether the embedding is the head, by the file or its type's default."""
     named = shape.config.get("tie_word_embeddings", shape.outer.get("tie_word_embeddings"))
-    return shape.model_type.startswith(tuple(FAMILIES["types"]["tied_by_default"])) if named is None else bool(named)
+    if named is None:
+        return shape.model_type.startswith(tuple(FAMILIES["types"]["tied_by_default"]))
+    return bool(named)
 
 
 def well_counted(shape: ModelShape) -> bool:
@@ -220,12 +266,16 @@ def _parameter(name: str, size: tuple[int, ...], shape: ModelShape) -> Parameter
 
 
 def has_gate(shape: ModelShape) -> bool:
-    """Return whether the MLP has a gate and an up projection, not one matrix before its activation."""
+    """Return whether the MLP has a gate and an up projection, not one matrix before its
+    activation.
+    """
     return shape.model_type not in FAMILIES["types"]["two_matrices"]
 
 
 def has_plain_activation(shape: ModelShape) -> bool:
-    """Return whether the MLP has no gate, and an activation that is one operation: it makes one tensor and no others."""
+    """Return whether the MLP has no gate, and an activation that is one operation: it makes one
+    tensor and no others.
+    """
     activation = shape.config.get("hidden_act", shape.config.get("activation_function"))
     return not has_gate(shape) and activation in FAMILIES["types"]["plain_activations"]
 
@@ -235,12 +285,15 @@ def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tupl
     yield "input_layernorm.weight", (hidden,)
     yield "post_attention_layernorm.weight", (hidden,)
     if kind.partition("+")[0] in {"full", "sliding", "chunked"} or "+" in kind or kind == "none":
-        width, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        width = shape.heads * shape.head_dim
+        kv = shape.kv_heads * shape.head_dim
         yield "self_attn.q_proj.weight", (width, hidden)
         yield "self_attn.k_proj.weight", (kv, hidden)
         yield "self_attn.v_proj.weight", (kv, hidden)
         yield "self_attn.o_proj.weight", (hidden, width)
-    if kind.startswith(("mamba", "delta", "conv", "kda")):  # two or three projections of about twice the width
+    if kind.startswith(
+        ("mamba", "delta", "conv", "kda")
+    ):  # two or three projections of about twice the width
         yield "mixer.in_proj.weight", (4 * hidden, hidden)
         yield "mixer.out_proj.weight", (hidden, 2 * hidden)
     experts = shape.number("num_experts") or 0
@@ -251,7 +304,9 @@ def _layer(shape: ModelShape, index: int, kind: str) -> Iterator[tuple[str, tupl
         yield "mlp.gate.weight", (experts, hidden)
         yield "mlp.experts.gate_up_proj", (experts, 2 * width, hidden)
         yield "mlp.experts.down_proj", (experts, hidden, width)
-        shared = shape.number("shared_expert_intermediate_size") or width * (shape.number("n_shared_experts") or 0)
+        shared = shape.number("shared_expert_intermediate_size") or width * (
+            shape.number("n_shared_experts") or 0
+        )
         if shared:
             yield "mlp.shared_experts.gate_up_proj.weight", (2 * shared, hidden)
             yield "mlp.shared_experts.down_proj.weight", (hidden, shared)

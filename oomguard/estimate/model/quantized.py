@@ -1,4 +1,6 @@
-"""Bytes of quantised weights by the configuration alone: which modules are quantised, and to how many bits (quantized_bits.py)."""
+"""Bytes of quantised weights by the configuration alone: which modules are quantised, and to how
+many bits (quantized_bits.py).
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,18 @@ from oomguard.estimate.model.json_file import mistakes_in, shown
 from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape
 from oomguard.estimate.model.weight_headers import Parameter
 
-# Bits of one element of a quantised matrix by method, with its share of scales and zero points, from the configuration alone.
+# Bits of one element of a quantised matrix by method, with its share of scales and zero points,
+# from the configuration alone.
 #
-# Sources: the formats' own documentation (AWQ, GPTQ, AQLM, compressed-tensors, bitsandbytes, OCP microscaling) and the parameters that
-# vllm/model_executor/layers/quantization creates for them (0.33).
+# Sources: the formats' own documentation (AWQ, GPTQ, AQLM, compressed-tensors, bitsandbytes, OCP
+# microscaling) and the parameters that vllm/model_executor/layers/quantization creates for them
+# (0.33).
 
 _SCALE_BYTES: Final = 2
 _BITS: Final = frozenset({"bits", "num_bits"})
 _MOST_BITS: Final = 64
-# ModelOpt's formats, each with its scales: one of eight bits for 16 or 32 elements, of half precision for 128, none a tensor's.
+# ModelOpt's formats, each with its scales: one of eight bits for 16 or 32 elements, of half
+# precision for 128, none a tensor's.
 ALGORITHM_BITS: Final[Mapping[str, float]] = {
     "FP8": 8.0,
     "FP8_PB_WO": 8 + 32 / 128**2,
@@ -38,18 +43,27 @@ ALGORITHM_BITS: Final[Mapping[str, float]] = {
 def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the groups of a configuration that has weights of several formats."""
     groups = config.get("config_groups")
-    return [g for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+    if isinstance(groups, Mapping):
+        return [g for g in groups.values() if isinstance(g, Mapping)]
+    return []
 
 
 def _grouped(config: Mapping[str, Any]) -> float:
-    """Return the bits of AWQ and GPTQ, which have a scale and a zero point for each group of a column."""
-    bits, group = _number(config, "bits", 4), _number(config, "group_size", 128)
+    """Return the bits of AWQ and GPTQ, which have a scale and a zero point for each group of a
+    column.
+    """
+    bits = _number(config, "bits", 4)
+    group = _number(config, "group_size", 128)
     return bits + ((8 * _SCALE_BYTES + bits) / group if group > 0 else 0)
 
 
 def _fp8(config: Mapping[str, Any]) -> float:
     block = config.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block):
+    if (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(isinstance(n, int) and n > 0 for n in block)
+    ):
         return 8 + 32 / int(block[0] * block[1])
     return 8.0
 
@@ -64,14 +78,20 @@ def _modelopt(config: Mapping[str, Any]) -> float:
     algorithm = str(config.get("quant_algo") or config.get("quantization", {})).upper()
     if "MIXED" in algorithm:
         return 0.0  # of a module that it does not name
-    return 4 + 8 / 16 if "FP4" in algorithm else 8.0
+    if "FP4" in algorithm:
+        return 4 + 8 / 16
+    return 8.0
 
 
 def _aqlm(config: Mapping[str, Any]) -> float:
-    """Return AQLM's codes of one element; each stands for a group of them (vllm/model_executor/layers/quantization/aqlm.py, 0.10)."""
+    """Return AQLM's codes of one element; each stands for a group of them
+    (vllm/model_executor/layers/quantization/aqlm.py, 0.10).
+    """
     group = _number(config, "in_group_size", 8) * _number(config, "out_group_size", 1)
     code = 8 if _number(config, "nbits_per_codebook", 16) <= 8 else 16  # kept as int8 or int16
-    return _number(config, "num_codebooks", 1) * code / group if group > 0 else 0.0
+    if group > 0:
+        return _number(config, "num_codebooks", 1) * code / group
+    return 0.0
 
 
 def codebook_bytes(config: Mapping[str, Any]) -> int:
@@ -91,10 +111,17 @@ def _compressed(config: Mapping[str, Any]) -> float:
 
 def bits_of_group(weights: Mapping[str, Any]) -> float:
     """Return the bits of the weights of one group."""
-    bits, size = _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
+    bits = _number(weights, "num_bits", 8)
+    size = _number(weights, "group_size", 0)
     # Formats of four bits and floating point have scales of one byte.
-    scale = 1 if weights.get("type") == "float" and bits == 4 else _SCALE_BYTES
-    extra = 8 * scale / size if size > 0 else 0.0
+    if weights.get("type") == "float" and bits == 4:
+        scale = 1
+    else:
+        scale = _SCALE_BYTES
+    if size > 0:
+        extra = 8 * scale / size
+    else:
+        extra = 0.0
     if size > 0 and weights.get("symmetric") is False:
         extra += bits / size
     return bits + extra
@@ -131,7 +158,8 @@ METHODS: Final[Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
 }
 
 
-# The modules that a quantised checkpoint names, as left alone or as one of a group: names, globs and patterns of a stranger.
+# The modules that a quantised checkpoint names, as left alone or as one of a group: names, globs
+# and patterns of a stranger.
 
 # Published files have a handful of patterns; each is tried on every module.
 _MOST_PATTERNS: Final = 500
@@ -139,12 +167,14 @@ _MOST_PATTERN_CHARS: Final = 1000
 # Processor time of all patterns of one model together.
 _SEARCH_LIMIT_S: Final = 2.0
 _REGULAR: Final = "re:"
-# Files and engines call the decoder otherwise: backbone.layers.4, model.language_model.layers.4, model.layers.4.
+# Files and engines call the decoder otherwise: backbone.layers.4, model.language_model.layers.4,
+# model.layers.4.
 _DECODER: Final = re.compile(r"^(?:(?:model|backbone|language_model|transformer)\.)+(?=layers\.\d)")
 
 
 class ModuleNames:
-    """Some modules, by what the configuration says of them; what a model calls its decoder before the layers does not count.
+    """Some modules, by what the configuration says of them; what a model calls its decoder before
+    the layers does not count.
 
     Args:
         said: names of modules, globs, and patterns that begin with ``re:``.
@@ -160,17 +190,29 @@ class ModuleNames:
         self._lengths = frozenset(name.count(".") + 1 for name in self._names)
         if len(self._patterns) > _MOST_PATTERNS:
             raise ConfigError(
-                f"quantization_config has {len(self._patterns)} patterns, at most {_MOST_PATTERNS} are read"
+                f"quantization_config has {len(self._patterns)} patterns, at most {_MOST_PATTERNS} "
+                "are read"
             )
-        too_long = next((entry for entry in self._patterns if len(entry) > _MOST_PATTERN_CHARS), None)
+        too_long = next(
+            (entry for entry in self._patterns if len(entry) > _MOST_PATTERN_CHARS), None
+        )
         if too_long is not None:
-            raise ConfigError(f"quantization_config has the pattern {shown(too_long)} of {len(too_long)} characters")
+            raise ConfigError(
+                f"quantization_config has the pattern {shown(too_long)} of {len(too_long)} "
+                "characters"
+            )
         self._spent_s = 0.0
 
     def has(self, module: str) -> bool:
-        """Whether a module, or one that it lies in, is one of them; raises ConfigError where the patterns take too long."""
+        """Whether a module, or one that it lies in, is one of them; raises ConfigError where the
+        patterns take too long.
+        """
         parts = _DECODER.sub("", module).split(".")
-        runs = (parts[i : i + length] for length in self._lengths for i in range(len(parts) - length + 1))
+        runs = (
+            parts[i : i + length]
+            for length in self._lengths
+            for i in range(len(parts) - length + 1)
+        )
         if any(".".join(run) in self._names for run in runs):
             return True
         began = time.thread_time()
@@ -194,12 +236,15 @@ def _is_pattern(entry: str) -> bool:
 
 def _too_slow() -> ConfigError:
     return ConfigError(
-        f"quantization_config has patterns that take more than {_SEARCH_LIMIT_S:g} s on the model's modules"
+        f"quantization_config has patterns that take more than {_SEARCH_LIMIT_S:g} s on the "
+        "model's modules"
     )
 
 
 def _matcher(entry: str) -> Callable[[str], Any] | None:
-    """Return what tells whether a module matches a pattern; None for an invalid one, as the engines ignore it."""
+    """Return what tells whether a module matches a pattern; None for an invalid one, as the engines
+    ignore it.
+    """
     if not entry.startswith(_REGULAR):
         return re.compile(fnmatch.translate(entry)).match
     import regex
@@ -217,7 +262,9 @@ def _matcher(entry: str) -> Callable[[str], Any] | None:
 
 
 _LINEAR: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.")
-_NEVER: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary")
+_NEVER: Final = re.compile(
+    r"norm|\.gate\.weight$|\.router\b|shared_expert_gate|conv1d|A_log|dt_bias|\.D$|embed|rotary"
+)
 _HEAD: Final = re.compile(r"(?:^|\.)lm_head\.weight$")
 _REPACKED: Final = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
 _WHOLE_NUMBERS: Final = _REPACKED | {"auto-round"}
@@ -227,9 +274,10 @@ _WHOLE_NUMBERS: Final = _REPACKED | {"auto-round"}
 class Format:
     """Bits of one element with its share of scales and zero points.
 
-    ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names. ``groups`` are modules
-    with bits of their own, ``expert_bits`` those of the experts where the file says them apart. Where there are groups,
-    ``bits`` are those of the others, 0 where they stay as they are. ``head_bits`` are those of the head, 0 for one that is not quantised;
+    ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names.
+    ``groups`` are modules with bits of their own, ``expert_bits`` those of the experts where the
+    file says them apart. Where there are groups, ``bits`` are those of the others, 0 where they
+    stay as they are. ``head_bits`` are those of the head, 0 for one that is not quantised;
     ``table_bytes`` is what each matrix has whatever its size, a codebook.
     """
 
@@ -277,18 +325,27 @@ def _quantized(parameter: Parameter, form: Format) -> Parameter:
     module = name.removesuffix(".weight")
     if (form.experts_only and not parameter.of_experts) or form.ignored.has(module):
         return parameter
-    bits = form.expert_bits if parameter.of_experts and form.expert_bits else form.bits_of(module)
-    return replace(parameter, bytes=round(parameter.elements * bits / 8) + form.table_bytes) if bits else parameter
+    if parameter.of_experts and form.expert_bits:
+        bits = form.expert_bits
+    else:
+        bits = form.bits_of(module)
+    if bits:
+        return replace(parameter, bytes=round(parameter.elements * bits / 8) + form.table_bytes)
+    return parameter
 
 
 def quantization_config(shape: ModelShape) -> Mapping[str, Any] | None:
     """Return what the checkpoint says of its own quantization, None where it is not quantised."""
     config = shape.config.get("quantization_config") or shape.outer.get("quantization_config")
-    return config if isinstance(config, Mapping) else None
+    if isinstance(config, Mapping):
+        return config
+    return None
 
 
 def is_repacked(shape: ModelShape) -> bool:
-    """Whether the checkpoint's weights are of whole numbers, which the engine packs again for Marlin's kernels."""
+    """Whether the checkpoint's weights are of whole numbers, which the engine packs again for
+    Marlin's kernels.
+    """
     method = (quantization_config(shape) or {}).get("quant_method")
     return method in _REPACKED
 
@@ -300,7 +357,8 @@ def is_nvfp4(shape: ModelShape) -> bool:
 
 
 def quantizes_cache(shape: ModelShape) -> bool:
-    """Whether the checkpoint asks for keys and values in eight bits: vLLM's ``auto`` then means fp8.
+    """Whether the checkpoint asks for keys and values in eight bits: vLLM's ``auto`` then means
+    fp8.
 
     Sources: vllm/utils/torch_utils.py and model_executor/layers/attention/attention.py, 0.32.
     """
@@ -313,36 +371,50 @@ def quantizes_cache(shape: ModelShape) -> bool:
 
 
 def quantizes_mtp(shape: ModelShape) -> bool:
-    """Whether the layers that predict further tokens are quantised as the decoder is; files mostly leave them as they are."""
+    """Whether the layers that predict further tokens are quantised as the decoder is; files mostly
+    leave them as they are.
+    """
     config = quantization_config(shape)
     if config is None:
         return True
     if isinstance(layers := config.get("quantized_layers"), Mapping):
         return any("mtp" in str(module) for module in layers)
     ignored = ModuleNames(_ignored(config))
-    return not any(ignored.has(module) for module in ("mtp", "mtp.layers.0.mlp", f"layers.{shape.layers}.mlp"))
+    return not any(
+        ignored.has(module) for module in ("mtp", "mtp.layers.0.mlp", f"layers.{shape.layers}.mlp")
+    )
 
 
 def _ignored(config: Mapping[str, Any]) -> list[str]:
     """Return what a configuration says of modules that stay as they are."""
     fields = (config.get(key) for key in FAMILIES["names"]["not_quantized"])
-    return [name for names in fields if isinstance(names, list) for name in names if isinstance(name, str)]
+    return [
+        name
+        for names in fields
+        if isinstance(names, list)
+        for name in names
+        if isinstance(name, str)
+    ]
 
 
 def _check_method(config: Mapping[str, Any], asked: str | None) -> None:
-    """Raise SettingError where another method is asked for than the checkpoint's own, which the engine refuses."""
+    """Raise SettingError where another method is asked for than the checkpoint's own, which the
+    engine refuses.
+    """
     method = str(config.get("quant_method") or "").replace("_", "-")
     wanted = (asked or "").replace("_", "-").removesuffix("-marlin")
     if wanted and method and wanted not in {method, method.removesuffix("-marlin")}:
         raise SettingError(
-            f"quantization is {asked!r}, the checkpoint is quantised with {method!r}", hint="leave it out"
+            f"quantization is {asked!r}, the checkpoint is quantised with {method!r}",
+            hint="leave it out",
         )
 
 
 def loaded(
     parameters: Iterable[Parameter], shape: ModelShape, asked: str | None, assumed: list[str]
 ) -> tuple[Parameter, ...]:
-    """Return a file's own tensors with the bytes they take once loaded: packed ones as they are, plain ones in the engine's type.
+    """Return a file's own tensors with the bytes they take once loaded: packed ones as they are,
+    plain ones in the engine's type.
 
     The arguments and errors are those of ``quantized``.
     """
@@ -350,7 +422,9 @@ def loaded(
     if config is not None:
         _check_method(config, asked)
         return tuple(parameters)
-    plain = (replace(p, bytes=p.elements * shape.dtype_bytes) if p.floating else p for p in parameters)
+    plain = (
+        replace(p, bytes=p.elements * shape.dtype_bytes) if p.floating else p for p in parameters
+    )
     return quantized(plain, shape, asked, assumed)
 
 
@@ -358,15 +432,22 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
     config = quantization_config(shape)
     if config is not None:
         _check_method(config, asked)
-        return _from_config(config, assumed, expert_bits=_EXPERT_BITS.get(str(shape.config.get("expert_dtype")), 0.0))
+        return _from_config(
+            config,
+            assumed,
+            expert_bits=_EXPERT_BITS.get(str(shape.config.get("expert_dtype")), 0.0),
+        )
     if asked is None:
         return None
     if asked not in _ASKED:
         raise SettingError(
-            f"quantization {asked!r} needs a checkpoint that is quantised so; the model's configuration has no quantization_config",
+            f"quantization {asked!r} needs a checkpoint that is quantised so; the model's "
+            "configuration has no quantization_config",
             hint=_OF_FILES.get(asked, f"while loading: {', '.join(_ASKED)}"),
         )
-    assumed.append(f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are")
+    assumed.append(
+        f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are"
+    )
     return Format(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
 
 
@@ -374,44 +455,70 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
 _ASKED: Final = {"fp8": 8.0, "bitsandbytes": 4 + 32 / 64, "experts_int8": 8.0}
 _EXPERTS_ONLY: Final = frozenset({"experts_int8", "mxfp4"})
 # Formats that a file beside the configuration tells.
-_OF_FILES: Final = {"gguf": "its bits are in the file: name FILE.gguf, with the model's config.json beside it"}
+_OF_FILES: Final = {
+    "gguf": "its bits are in the file: name FILE.gguf, with the model's config.json beside it"
+}
 
 
-# Experts of another format than the rest (DeepSeek-V4): four bits, and a scale of eight for each 32.
+# Experts of another format than the rest (DeepSeek-V4): four bits, and a scale of eight for each
+# 32.
 _EXPERT_BITS: Final[Mapping[str, float]] = {"fp4": 4 + 8 / 32}
 
 
-def _from_config(config: Mapping[str, Any], assumed: list[str], expert_bits: float) -> Format | None:
+def _from_config(
+    config: Mapping[str, Any], assumed: list[str], expert_bits: float
+) -> Format | None:
     method = str(config.get("quant_method") or "")
-    bits = METHODS[method](config) if method in METHODS else None
+    if method in METHODS:
+        bits = METHODS[method](config)
+    else:
+        bits = None
     if bits is None:
-        assumed.append(f"quantization method {shown(method)} is not known: weights as if not quantised, an upper bound")
+        assumed.append(
+            f"quantization method {shown(method)} is not known: weights as if not quantised, an "
+            "upper bound"
+        )
         return None
     ignored = _ignored(config)
     if not ignored and method in _WHOLE_NUMBERS:
         ignored = FAMILIES["names"]["encoder_modules"]
     groups = tuple(_groups(config)) + tuple(_named_layers(config))
     alone = not groups or any(_targets(group, modules=False) for group in config_groups(config))
-    form = Format(bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits)
-    table = codebook_bytes(config) if method == "aqlm" else 0
-    return replace(form, head_bits=_head_bits(config, form, names_some=bool(ignored)), table_bytes=table)
+    form = Format(
+        bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits
+    )
+    if method == "aqlm":
+        table = codebook_bytes(config)
+    else:
+        table = 0
+    return replace(
+        form, head_bits=_head_bits(config, form, names_some=bool(ignored)), table_bytes=table
+    )
 
 
 def _head_bits(config: Mapping[str, Any], form: Format, *, names_some: bool) -> float:
     """Return the bits of the head, 0 where it stays as it is.
 
-    ModelOpt's files name all that they leave alone, and quantise a head that is not among it; GPTQ's and AutoRound's say ``lm_head``.
-    Sources: get_quant_method in vllm/model_executor/layers/quantization/modelopt.py, gptq_marlin.py.
+    ModelOpt's files name all that they leave alone, and quantise a head that is not among it;
+    GPTQ's and AutoRound's say ``lm_head``.
+    Sources: get_quant_method in vllm/model_executor/layers/quantization/modelopt.py,
+        gptq_marlin.py.
     """
     if form.ignored.has("lm_head"):
         return 0.0
     if str(config.get("quant_method")).startswith("modelopt"):
-        return form.bits_of("lm_head") if names_some else 0.0
-    return form.bits if config.get("lm_head") is True else 0.0
+        if names_some:
+            return form.bits_of("lm_head")
+        return 0.0
+    if config.get("lm_head") is True:
+        return form.bits
+    return 0.0
 
 
 def _named_layers(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
-    """Yield the groups of a ModelOpt checkpoint of several formats (MIXED_PRECISION), which names the format of each module."""
+    """Yield the groups of a ModelOpt checkpoint of several formats (MIXED_PRECISION), which names
+    the format of each module.
+    """
     layers = config.get("quantized_layers")
     named: dict[str, list[str]] = {}
     for module, said in layers.items() if isinstance(layers, Mapping) else ():
@@ -425,15 +532,21 @@ def _named_layers(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleName
 def _groups(config: Mapping[str, Any]) -> Iterator[tuple[float, ModuleNames]]:
     """Yield the groups of a configuration that name modules, with the bits of their weights."""
     for group in config_groups(config):
-        modules, weights = _targets(group, modules=True), group.get("weights")
+        modules = _targets(group, modules=True)
+        weights = group.get("weights")
         if modules and isinstance(weights, Mapping):
             yield bits_of_group(weights), ModuleNames(modules)
 
 
 def _targets(group: Mapping[str, Any], *, modules: bool) -> list[str]:
-    """Return the targets of a group that are modules, or those that are classes of them, as ``Linear``."""
+    """Return the targets of a group that are modules, or those that are classes of them, as
+    ``Linear``.
+    """
     named = group.get("targets")
-    found = [target for target in named if isinstance(target, str)] if isinstance(named, list) else []
+    if isinstance(named, list):
+        found = [target for target in named if isinstance(target, str)]
+    else:
+        found = []
     return [target for target in found if _is_module(target) == modules]
 
 

@@ -1,4 +1,6 @@
-"""The numbers in a model's ``config.json`` that its memory follows from, whatever its family calls them."""
+"""The numbers in a model's ``config.json`` that its memory follows from, whatever its family calls
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from oomguard.core.errors import ConfigError
 from oomguard.core.files import read_tables
 from oomguard.estimate.model.json_file import mistakes_in, shown
 
-# What the published families of models call things, and what their configurations leave to a default: one data file.
+# What the published families of models call things, and what their configurations leave to a
+# default: one data file.
 
 _FILE: Final = Path(__file__).with_name("families.toml")
 FAMILIES: Final[dict[str, Any]] = read_tables("families", [_FILE])[_FILE]
 
 
 def encoder_decoder(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]] | None:
-    """Return what a model of an encoder and a decoder calls the numbers of both, None for any other."""
+    """Return what a model of an encoder and a decoder calls the numbers of both, None for any
+    other.
+    """
     kind = config.get("model_type")
     found: Mapping[str, Mapping[str, str]] | None = (
         FAMILIES["encoder_decoder"].get(kind) if isinstance(kind, str) else None
@@ -31,7 +36,9 @@ DTYPE_BYTES: Final[Mapping[str, int]] = FAMILIES["dtype_bytes"]
 # Larger than in any model: above it a value is a mistake, which arithmetic would only hide.
 MAX_COUNT: Final = 10**9
 MAX_LAYERS: Final = 1000
-_ONE_FOR_ALL: Final = frozenset({"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "head_dim"})
+_ONE_FOR_ALL: Final = frozenset(
+    {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "head_dim"}
+)
 _MAX_FACTOR: Final = 100_000
 
 
@@ -39,9 +46,9 @@ _MAX_FACTOR: Final = 100_000
 class ModelShape:
     """One decoder, in counts and not in bytes.
 
-    ``config`` is the language model's part of the configuration, ``outer`` the whole file. ``default_length`` is the longest
-    request where the user gives none, ``max_positions`` the longest that the model is for; each None where the file does not
-    say.
+    ``config`` is the language model's part of the configuration, ``outer`` the whole file.
+    ``default_length`` is the longest request where the user gives none, ``max_positions`` the
+    longest that the model is for; each None where the file does not say.
     """
 
     config: Mapping[str, Any]
@@ -62,16 +69,23 @@ class ModelShape:
     def has_encoder(self) -> bool:
         """Whether the model has an encoder of images or audio beside the language model."""
         encoders = FAMILIES["names"]["encoders"]
-        return self.outer is not self.config or any(isinstance(self.outer.get(part), Mapping) for part in encoders)
+        return self.outer is not self.config or any(
+            isinstance(self.outer.get(part), Mapping) for part in encoders
+        )
 
     @property
     def unknown_dtype(self) -> str | None:
-        """The data type that the file names and nobody knows, None where it is known or the file names none."""
+        """The data type that the file names and nobody knows, None where it is known or the file
+        names none.
+        """
         name = _dtype(self.config, self.outer)
-        return None if name is None or name in DTYPE_BYTES else name
+        if name is None or name in DTYPE_BYTES:
+            return None
+        return name
 
     def number(self, name: str) -> int | None:
-        """Return a count under any of its names, of a list the largest; None where it is missing or null.
+        """Return a count under any of its names, of a list the largest; None where it is missing or
+        null.
 
         Raises:
             ConfigError: the count is absurd.
@@ -81,12 +95,18 @@ class ModelShape:
 
 
 def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelShape:
-    """Read the numbers of a parsed configuration; raises ConfigError with the field that is missing or absurd."""
+    """Read the numbers of a parsed configuration; raises ConfigError with the field that is missing
+    or absurd.
+    """
     text = text_part(config)
     with mistakes_in(path):
         heads_or_none = count_of(text, "num_attention_heads")
-        layers, hidden = _needed(text, "num_hidden_layers"), _needed(text, "hidden_size")
-        heads = 1 if heads_or_none is None and _attention_free(text) else _needed(text, "num_attention_heads")
+        layers = _needed(text, "num_hidden_layers")
+        hidden = _needed(text, "hidden_size")
+        if heads_or_none is None and _attention_free(text):
+            heads = 1
+        else:
+            heads = _needed(text, "num_attention_heads")
         return ModelShape(
             config=text,
             outer=config,
@@ -107,11 +127,14 @@ def read_shape(config: Mapping[str, Any], path: str = "config.json") -> ModelSha
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a configuration; all of it where there is only one part.
 
-    Of a model of an encoder and a decoder that is the decoder, its numbers under the names that all decoders have.
+    Of a model of an encoder and a decoder that is the decoder, its numbers under the names that all
+    decoders have.
     """
     part = config
     while True:
-        names = (name for name in FAMILIES["names"]["text_parts"] if isinstance(part.get(name), Mapping))
+        names = (
+            name for name in FAMILIES["names"]["text_parts"] if isinstance(part.get(name), Mapping)
+        )
         inner = next((part[name] for name in names), None)
         if inner is None:
             return _decoder(part)
@@ -122,7 +145,10 @@ def _decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
     both = encoder_decoder(config)
     if both is None:
         return config
-    return {**config, **{name: config[own] for name, own in both["decoder"].items() if own in config}}
+    return {
+        **config,
+        **{name: config[own] for name, own in both["decoder"].items() if own in config},
+    }
 
 
 def _model_type(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
@@ -148,7 +174,8 @@ def _needed(config: Mapping[str, Any], name: str) -> int:
 
 
 def count_of(config: Mapping[str, Any], name: str) -> int | None:
-    """Return a count under any of its names, of a list the largest; None where it is missing or null.
+    """Return a count under any of its names, of a list the largest; None where it is missing or
+    null.
 
     Raises:
         ConfigError: the count is absurd.
@@ -157,13 +184,20 @@ def count_of(config: Mapping[str, Any], name: str) -> int | None:
         value = config.get(key)
         if value is None:
             continue
-        if name not in _ONE_FOR_ALL and isinstance(value, list) and value and all(is_count(item) for item in value):
+        if (
+            name not in _ONE_FOR_ALL
+            and isinstance(value, list)
+            and value
+            and all(is_count(item) for item in value)
+        ):
             value = max(value)  # one for each layer: peaks follow from the largest
         if not is_count(value):
             raise ConfigError(f"{key} is {shown(value)}, not a count")
         assert isinstance(value, int)  # noqa: S101 - for the type checker: is_count has just asked
         if name == "num_hidden_layers" and value > MAX_LAYERS:
-            raise ConfigError(f"{key} is {value}, more than any model has: at most {MAX_LAYERS} are read")
+            raise ConfigError(
+                f"{key} is {value}, more than any model has: at most {MAX_LAYERS} are read"
+            )
         if value == 0 and name in _ONE_FOR_ALL:
             raise ConfigError(f"{key} is 0, not a count above zero")
         return value
@@ -178,20 +212,30 @@ def is_count(value: object) -> TypeGuard[int]:
 def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return how positions are stretched; empty where they are not."""
     found = config.get("rope_scaling") or config.get("rope_parameters")
-    return found if isinstance(found, Mapping) else {}
+    if isinstance(found, Mapping):
+        return found
+    return {}
 
 
 def rope_kind(config: Mapping[str, Any]) -> str:
     """Return the name of the way positions are stretched; empty where they are not."""
     scaling = rope_scaling(config)
     kind = scaling.get("rope_type") or scaling.get("type")
-    return kind if isinstance(kind, str) else ""
+    if isinstance(kind, str):
+        return kind
+    return ""
 
 
 def rope_factor(config: Mapping[str, Any]) -> float:
-    """Return the factor that positions are stretched by; 1.0 where the file gives none, or none that is sensible."""
+    """Return the factor that positions are stretched by; 1.0 where the file gives none, or none
+    that is sensible.
+    """
     factor = rope_scaling(config).get("factor")
-    if isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= _MAX_FACTOR:
+    if (
+        isinstance(factor, (int, float))
+        and not isinstance(factor, bool)
+        and 0 < factor <= _MAX_FACTOR
+    ):
         return float(factor)
     return 1.0
 
@@ -205,33 +249,49 @@ def _longest(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
     stretched = rope_scaling(text).get("original_max_position_embeddings")
     if rope_kind(text) == "yarn" and is_count(stretched):
         return int(stretched * rope_factor(text))
-    if rope_kind(text) in FAMILIES["positions"]["in_the_length"] or "gemma3" in str(outer.get("model_type")):
+    if rope_kind(text) in FAMILIES["positions"]["in_the_length"] or "gemma3" in str(
+        outer.get("model_type")
+    ):
         return longest
     return int(longest * rope_factor(text))
 
 
 def _default_length(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int | None:
-    """Return the longest request where the user gives none: for LongRoPE the length before it is stretched."""
+    """Return the longest request where the user gives none: for LongRoPE the length before it is
+    stretched.
+    """
     if rope_kind(text) == "longrope":
         return count_of(text, "original_max_position_embeddings") or _longest(text, outer)
     return _longest(text, outer)
 
 
 def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
-    """Return the heads that keep keys and values: all of them, unless the family says fewer in one of its ways."""
+    """Return the heads that keep keys and values: all of them, unless the family says fewer in one
+    of its ways.
+    """
     attention = text.get("attn_config")
-    named = count_of(attention, "num_key_value_heads") if isinstance(attention, Mapping) else None
+    if isinstance(attention, Mapping):
+        named = count_of(attention, "num_key_value_heads")
+    else:
+        named = None
     if named is None:
         named = count_of(text, "num_key_value_heads")
     if named == 0 and not _attention_free(text):
         raise ConfigError("num_key_value_heads is 0, not a count above zero")
-    kind, shared = str(text.get("model_type")), text.get("multi_query", True)
+    kind = str(text.get("model_type"))
+    shared = text.get("multi_query", True)
     if kind in FAMILIES["types"]["one_head_unless_new"]:
         if not text.get("new_decoder_architecture"):
-            return 1 if shared else heads
+            if shared:
+                return 1
+            return heads
     elif kind == "gpt_bigcode" or text.get("multi_query") is True:
-        return 1 if shared else heads
-    return heads if text.get("multi_query_attention") is False else named or heads
+        if shared:
+            return 1
+        return heads
+    if text.get("multi_query_attention") is False:
+        return heads
+    return named or heads
 
 
 def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
@@ -240,17 +300,23 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
         return named
     if hidden % heads and not _attention_free(text):
         raise ConfigError(
-            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing"
+            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is "
+            "missing"
         )
     if hidden < heads:
-        raise ConfigError(f"hidden_size is {hidden}, less than num_attention_heads {heads}, and head_dim is missing")
+        raise ConfigError(
+            f"hidden_size is {hidden}, less than num_attention_heads {heads}, and head_dim is "
+            "missing"
+        )
     return hidden // heads
 
 
 def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
-    """Return the bytes of an element of the activations: half precision where the file names no type, or float32.
+    """Return the bytes of an element of the activations: half precision where the file names no
+    type, or float32.
 
-    Source: vllm/config/model.py, _resolve_auto_dtype, which loads float32 checkpoints in half precision.
+    Source: vllm/config/model.py, _resolve_auto_dtype, which loads float32 checkpoints in half
+        precision.
     """
     name = _dtype(text, outer)
     return min(DTYPE_BYTES.get(name or "", 2), 2)
@@ -259,7 +325,10 @@ def _dtype_bytes(text: Mapping[str, Any], outer: Mapping[str, Any]) -> int:
 def _dtype(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str | None:
     """Return the data type that the file names, None where it names none."""
     for part in (text, outer):
-        key = "dtype" if part.get("dtype") else "torch_dtype"
+        if part.get("dtype"):
+            key = "dtype"
+        else:
+            key = "torch_dtype"
         name = part.get(key)
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"{key} is {shown(name)}, not the name of a data type")

@@ -1,6 +1,8 @@
-"""The vision encoder of a model, read from its configuration: widths, and the patches and tokens of its largest image.
+"""The vision encoder of a model, read from its configuration: widths, and the patches and tokens of
+its largest image.
 
-Sources: the fields of the published configurations, and vLLM's own reading of them in vllm/model_executor/models (0.32). Audio:
+Sources: the fields of the published configurations, and vLLM's own reading of them in
+vllm/model_executor/models (0.32). Audio:
 audio_encoder.py.
 """
 
@@ -13,7 +15,8 @@ from typing import Any, Final
 from oomguard.estimate.model.encoder import Encoder
 from oomguard.estimate.model.shape import FAMILIES, is_count
 
-# The vision encoder of a model that cuts each image into a fixed number of tiles and attends across to them (Llama 3.2 Vision).
+# The vision encoder of a model that cuts each image into a fixed number of tiles and attends across
+# to them (Llama 3.2 Vision).
 #
 # Source: vllm/model_executor/models/mllama.py, 0.6 to 0.10; later versions do not run it.
 
@@ -21,7 +24,9 @@ _NUMBERS: Final = ("hidden_size", "intermediate_size", "image_size", "patch_size
 _MLP_TENSORS: Final = 2
 
 
-def read_tiled_encoder(config: Mapping[str, Any], vision: Mapping[str, Any], output_width: int) -> Encoder | None:
+def read_tiled_encoder(
+    config: Mapping[str, Any], vision: Mapping[str, Any], output_width: int
+) -> Encoder | None:
     """Read the encoder; None where the model is of another family, or where a number is missing.
 
     Args:
@@ -50,41 +55,64 @@ def read_tiled_encoder(config: Mapping[str, Any], vision: Mapping[str, Any], out
     )
 
 
-_PLAIN_TENSORS, _PRODUCT_TENSORS = 2, 3
+_PLAIN_TENSORS = 2
+_PRODUCT_TENSORS = 3
 _COLORS: Final = 3
 _HEADS: Final = ("num_heads", "num_attention_heads", "attention_heads")
 _PRODUCTS: Final = frozenset({"silu", "quick_gelu", "swish"})
-# Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image are not known here.
+# Tiles and shuffles of other families (Llama 4, Idefics): with one of these the tokens of an image
+# are not known here.
 _NOT_READ: Final = ("pixel_shuffle_ratio", "scale_factor", "max_image_tiles", "max_num_tiles")
-# Text or one image becomes one vector, and the image one token, that of its class (clip.py, siglip.py).
+# Text or one image becomes one vector, and the image one token, that of its class (clip.py,
+# siglip.py).
 _DUAL_ENCODERS: Final = frozenset({"clip", "siglip"})
 
 
-def read_vision_encoder(config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int) -> Encoder | None:
+def read_vision_encoder(
+    config: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
+) -> Encoder | None:
     """Read the vision encoder from a model's whole configuration and that of its image processor.
 
-    Return None where the model has no vision encoder, or where the configuration leaves out a number that it needs.
+    Return None where the model has no vision encoder, or where the configuration leaves out a
+    number that it needs.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         thinker = config.get("thinker_config")
-        vision = thinker.get("vision_config") if isinstance(thinker, Mapping) else None
+        if isinstance(thinker, Mapping):
+            vision = thinker.get("vision_config")
+        else:
+            vision = None
     if not isinstance(vision, Mapping):
         return None
-    found = read_tiled_encoder(config, vision, output_width) or _read(config, vision, processor, output_width)
-    return None if found is None else _with_attention(config, vision, found)
+    found = read_tiled_encoder(config, vision, output_width) or _read(
+        config, vision, processor, output_width
+    )
+    if found is None:
+        return None
+    return _with_attention(config, vision, found)
 
 
-def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found: Encoder) -> Encoder:
-    """Return an encoder with what its attention makes, the pixels of its patches, and the outputs of its inner layers."""
-    kind, types = str(config.get("model_type")), FAMILIES["types"]
-    patch, frames = _side(vision, "patch_size") or 0, _count(vision, "temporal_patch_size") or 1
+def _with_attention(
+    config: Mapping[str, Any], vision: Mapping[str, Any], found: Encoder
+) -> Encoder:
+    """Return an encoder with what its attention makes, the pixels of its patches, and the outputs
+    of its inner layers.
+    """
+    kind = str(config.get("model_type"))
+    types = FAMILIES["types"]
+    patch = _side(vision, "patch_size") or 0
+    frames = _count(vision, "temporal_patch_size") or 1
     normed = vision.get("qk_normalization") is True
     turned = kind.startswith(tuple(types["rotary_encoders"]))
-    # All of these take videos (get_supported_mm_limits in vllm/model_executor/models/qwen2_vl.py), whether or not the file has their token.
+    # All of these take videos (get_supported_mm_limits in vllm/model_executor/models/qwen2_vl.py),
+    # whether or not the file has their token.
     found = replace(found, takes_video=found.takes_video or turned)
     inner = vision.get("deepstack_visual_indexes")
-    parts = 1 + len(inner) if isinstance(inner, list) else 1
+    if isinstance(inner, list):
+        parts = 1 + len(inner)
+    else:
+        parts = 1
     return replace(
         found,
         heads=next((n for name in _HEADS if (n := _count(vision, name))), 0),
@@ -99,43 +127,74 @@ def _with_attention(config: Mapping[str, Any], vision: Mapping[str, Any], found:
         output_width=parts * found.output_width,
         always_profiled=kind in types["images_always_profiled"],
         framed_videos=kind.startswith(tuple(types["framed_videos"])),
-        formatted_video_tokens=FAMILIES["formatted_videos"].get(kind, 0) if found.takes_video else 0,
+        formatted_video_tokens=FAMILIES["formatted_videos"].get(kind, 0)
+        if found.takes_video
+        else 0,
     )
 
 
 def _read(
-    config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any], output_width: int
+    config: Mapping[str, Any],
+    vision: Mapping[str, Any],
+    processor: Mapping[str, Any],
+    output_width: int,
 ) -> Encoder | None:
     # Qwen2-VL calls the encoder's width embed_dim, and its output's hidden_size.
     width = _count(vision, "embed_dim") or _count(vision, "hidden_size")
     patch = _side(vision, "patch_size")
     ratio = vision.get("mlp_ratio")
-    scaled = round(width * ratio) if width and isinstance(ratio, (int, float)) and 0 < ratio < width else None
+    if width and isinstance(ratio, (int, float)) and 0 < ratio < width:
+        scaled = round(width * ratio)
+    else:
+        scaled = None
     mlp = _count(vision, "intermediate_size") or scaled
     shuffled = [name for part in (config, vision) for name in _NOT_READ if part.get(name)]
-    if not width or not patch or not mlp or shuffled or (vision.get("image_size") and not _side(vision, "image_size")):
+    if (
+        not width
+        or not patch
+        or not mlp
+        or shuffled
+        or (vision.get("image_size") and not _side(vision, "image_size"))
+    ):
         return None
     activation = vision.get("hidden_act", "quick_gelu" if "embed_dim" in vision else "gelu")
-    tensors = _PRODUCT_TENSORS if str(activation) in _PRODUCTS else _PLAIN_TENSORS
+    if str(activation) in _PRODUCTS:
+        tensors = _PRODUCT_TENSORS
+    else:
+        tensors = _PLAIN_TENSORS
     pooled = FAMILIES["pooled_encoders"].get(str(config.get("model_type")))
     if pooled is not None:
-        return _pooled(config, vision, pooled, Encoder(width, mlp, tensors, 1, 1, output_width, takes_video=True))
+        return _pooled(
+            config,
+            vision,
+            pooled,
+            Encoder(width, mlp, tensors, 1, 1, output_width, takes_video=True),
+        )
     side = _side(vision, "image_size")
     merge = _count(vision, "spatial_merge_size") or _count(config, "spatial_merge_size") or 1
-    merged, per_token, per_tile = merge**2, 0, 0
+    merged = merge**2
+    per_token = 0
+    per_tile = 0
     if side is not None:
         patches = (side // patch) ** 2
         told = _count(config, "mm_tokens_per_image") or _count(config, "image_seq_length")
         tokens = told or _shuffled(config, patches // merged)
         merged = max(1, patches // max(1, tokens))
         most = _count(config, "max_dynamic_patch")
-        per_tile = tokens if most else 0
+        if most:
+            per_tile = tokens
+        else:
+            per_tile = 0
         tokens *= 1 + (most or _tiles(config))
     else:
-        per_token, largest = (patch * merge) ** 2, largest_pixels(processor)
+        per_token = (patch * merge) ** 2
+        largest = largest_pixels(processor)
         known = FAMILIES["largest_images"]
         by_type = known.get(str(config.get("model_type")), known["others"])
-        tokens = by_type if largest is None else largest // per_token
+        if largest is None:
+            tokens = by_type
+        else:
+            tokens = largest // per_token
     if side is not None and str(config.get("model_type")) in _DUAL_ENCODERS:
         return Encoder(width, mlp, tensors, patches, 1, output_width, most_per_prompt=1)
     return Encoder(
@@ -154,11 +213,15 @@ def _read(
 def _pooled(
     config: Mapping[str, Any], vision: Mapping[str, Any], names: Mapping[str, Any], plain: Encoder
 ) -> Encoder | None:
-    """Return an encoder whose patches are pooled to as many tokens as the file says, with the video it is profiled with."""
-    tokens, pool = _count(config, names["tokens"]), _count(vision, names["pool"])
+    """Return an encoder whose patches are pooled to as many tokens as the file says, with the video
+    it is profiled with.
+    """
+    tokens = _count(config, names["tokens"])
+    pool = _count(vision, names["pool"])
     if tokens is None or pool is None:
         return None
-    frames, each = names["frames"], names["tokens_per_frame"]
+    frames = names["frames"]
+    each = names["tokens_per_frame"]
     return replace(
         plain,
         mlp_tensors=names["mlp_tensors"],
@@ -170,22 +233,37 @@ def _pooled(
 
 
 def largest_pixels(processor: Mapping[str, Any]) -> int | None:
-    """Return the pixels of the largest image that the processor makes, None where it does not say."""
+    """Return the pixels of the largest image that the processor makes, None where it
+    does not say.
+    """
     size = processor.get("size")
-    longest = _count(size, "max_pixels") or _count(size, "longest_edge") if isinstance(size, Mapping) else None
+    if isinstance(size, Mapping):
+        longest = _count(size, "max_pixels") or _count(size, "longest_edge")
+    else:
+        longest = None
     return _count(processor, "max_pixels") or longest
 
 
 def _shuffled(config: Mapping[str, Any], tokens: int) -> int:
-    """Return the tokens after a pixel shuffle (InternVL), which keeps ``downsample_ratio`` of them along each side."""
+    """Return the tokens after a pixel shuffle (InternVL), which keeps ``downsample_ratio`` of them
+    along each side.
+    """
     ratio = config.get("downsample_ratio")
-    return round(tokens * ratio * ratio) if isinstance(ratio, float) and 0 < ratio < 1 else tokens
+    if isinstance(ratio, float) and 0 < ratio < 1:
+        return round(tokens * ratio * ratio)
+    return tokens
 
 
 def _tiles(config: Mapping[str, Any]) -> int:
-    """Return the tiles of the largest grid, beside the whole image (LLaVA-NeXT); 0 where images are not split."""
-    pinpoints, vision = config.get("image_grid_pinpoints"), config.get("vision_config")
-    side = _side(vision, "image_size") if isinstance(vision, Mapping) else None
+    """Return the tiles of the largest grid, beside the whole image (LLaVA-NeXT); 0 where images are
+    not split.
+    """
+    pinpoints = config.get("image_grid_pinpoints")
+    vision = config.get("vision_config")
+    if isinstance(vision, Mapping):
+        side = _side(vision, "image_size")
+    else:
+        side = None
     if not isinstance(pinpoints, list) or not side:
         return 0
     grids = [p for p in pinpoints if isinstance(p, list) and len(p) == 2 and all(map(is_count, p))]
@@ -202,4 +280,6 @@ def _side(part: Mapping[str, Any], name: str) -> int | None:
 
 def _count(part: Mapping[str, Any], name: str) -> int | None:
     value = part.get(name)
-    return value if is_count(value) and value > 0 else None
+    if is_count(value) and value > 0:
+        return value
+    return None

@@ -1,4 +1,6 @@
-"""The tensors that a folder's safetensors files announce in their headers: names, shapes, bytes. Weights are never read."""
+"""The tensors that a folder's safetensors files announce in their headers: names, shapes, bytes.
+Weights are never read.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from oomguard.core.files import open_regular
 from oomguard.estimate.model.json_file import parse_object, read_json, shown
 from oomguard.estimate.model.shape import FAMILIES
 
-# The largest header that safetensors itself accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE); here of all files together.
+# The largest header that safetensors itself accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE);
+# here of all files together.
 MAX_HEADERS_BYTES: Final = 100_000_000
 # Beyond any tensor: above it a shape is a mistake, which arithmetic would only hide.
 _MAX_ELEMENTS: Final = 1 << 50
@@ -33,7 +36,8 @@ _EXPERTS: Final = re.compile(r"\.experts?\b")
 class Parameter:
     """One tensor of a model: its name, its shape in elements, and the bytes it takes.
 
-    ``floating`` says that it is plain floating point, which an engine loads in the data type it runs with.
+    ``floating`` says that it is plain floating point, which an engine loads in the data type it
+    runs with.
     """
 
     name: str
@@ -67,7 +71,8 @@ def read_headers(folder: Path) -> tuple[Parameter, ...] | None:
             if len(missing) == len(names):
                 return None
             raise ConfigError(
-                f"the index names {missing[0]}, which is not there ({len(missing)} of {len(names)} are missing)",
+                f"the index names {missing[0]}, which is not there ({len(missing)} of "
+                f"{len(names)} are missing)",
                 path=str(folder),
             )
         files = [folder / name for name in sorted(names)] or files
@@ -93,13 +98,17 @@ def is_there(path: Path) -> bool:
 
 
 def _indexed(path: Path) -> set[str]:
-    """Return the files that an index names: of its own folder, since a stranger may name any other."""
+    """Return the files that an index names: of its own folder, since a stranger may
+    name any other.
+    """
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict):
         return set()
     for name in weight_map.values():
         if not isinstance(name, str) or PurePath(name).name != name:
-            raise ConfigError(f"weight_map names {shown(name)}, not a file of this folder", path=str(path))
+            raise ConfigError(
+                f"weight_map names {shown(name)}, not a file of this folder", path=str(path)
+            )
     return set(weight_map.values())
 
 
@@ -113,17 +122,33 @@ def _tensors(header: bytes, path: Path) -> Iterator[Parameter]:
 
 
 def read_tensor(name: str, entry: object, path: str | Path) -> Parameter:
-    """Read one entry of a header; raises ConfigError, naming ``path``, for one that is no tensor's."""
-    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, Mapping) else (None, None)
-    bits = _ELEMENT_BITS.get(dtype) if isinstance(dtype, str) else None
+    """Read one entry of a header; raises ConfigError, naming ``path``, for one that is
+    no tensor's.
+    """
+    dtype, shape = (
+        (entry.get("dtype"), entry.get("shape")) if isinstance(entry, Mapping) else (None, None)
+    )
+    if isinstance(dtype, str):
+        bits = _ELEMENT_BITS.get(dtype)
+    else:
+        bits = None
     if len(name) > _MAX_NAME_CHARS:
-        raise ConfigError(f"{shown(name)} is the name of a tensor, of {len(name)} characters", path=str(path))
+        raise ConfigError(
+            f"{shown(name)} is the name of a tensor, of {len(name)} characters", path=str(path)
+        )
     if bits is None:
-        raise ConfigError(f"{shown(name)} has the dtype {shown(dtype)}, which is not known", path=str(path))
-    sizes = tuple(shape) if isinstance(shape, list) else (-1,)
+        raise ConfigError(
+            f"{shown(name)} has the dtype {shown(dtype)}, which is not known", path=str(path)
+        )
+    if isinstance(shape, list):
+        sizes = tuple(shape)
+    else:
+        sizes = (-1,)
     counts = all(type(size) is int and 0 <= size <= _MAX_ELEMENTS for size in sizes)
     if not counts or len(sizes) > _MAX_DIMENSIONS or prod(sizes) > _MAX_ELEMENTS:
-        raise ConfigError(f"{shown(name)} has the shape {shown(shape)}, not a list of sizes", path=str(path))
+        raise ConfigError(
+            f"{shown(name)} has the shape {shown(shape)}, not a list of sizes", path=str(path)
+        )
     return Parameter(name, sizes, prod(sizes) * bits // 8, dtype in _FLOATING)
 
 
@@ -148,26 +173,38 @@ def _damaged(reason: str, path: Path) -> ConfigError:
     return ConfigError(f"not a safetensors file: {reason}", path=str(path))
 
 
-# GGUF: what a file of it weighs, and a model's parameters packed as in one. An engine keeps its tensors packed on the device.
+# GGUF: what a file of it weighs, and a model's parameters packed as in one. An engine keeps its
+# tensors packed on the device.
 #
-# Source: GGUFLinearMethod and GGUFEmbeddingMethod in vllm/model_executor/layers/quantization/gguf.py, 0.8.2; 3.26 GiB printed there of a
-# Llama-3.2-3B whose Q8_0 file has 3.18 GiB, the table of its positions among them.
+# Source: GGUFLinearMethod and GGUFEmbeddingMethod in
+# vllm/model_executor/layers/quantization/gguf.py, 0.8.2; 3.26 GiB printed there of a Llama-3.2-3B
+# whose Q8_0 file has 3.18 GiB, the table of its positions among them.
 
 SUFFIX: Final = ".gguf"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def gguf_bytes(path: Path) -> int | None:
-    """Return the bytes of a GGUF file, or of the only one in a folder, its parts together; None without one, or with several."""
-    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path] if path.suffix == SUFFIX else []
+    """Return the bytes of a GGUF file, or of the only one in a folder, its parts together; None
+    without one, or with several.
+    """
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+    elif path.suffix == SUFFIX:
+        files = [path]
+    else:
+        files = []
     models = {_PART.sub("", file.name) for file in files}
-    return sum(file.stat().st_size for file in files) if len(models) == 1 else None
+    if len(models) == 1:
+        return sum(file.stat().st_size for file in files)
+    return None
 
 
 def packed(parameters: Sequence[Parameter], file_bytes: int) -> tuple[Parameter, ...]:
     """Return parameters that take what the file has in all, each by its share of the elements.
 
-    Formats differ from tensor to tensor; how the whole is shared out among them matters to ranks and stages only.
+    Formats differ from tensor to tensor; how the whole is shared out among them matters to ranks
+    and stages only.
     """
     elements = sum(parameter.elements for parameter in parameters)
     return tuple(replace(p, bytes=round(p.elements * file_bytes / elements)) for p in parameters)

@@ -1,8 +1,10 @@
-"""The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's, whichever is larger.
+"""The transient peak that vLLM reserves before it sizes the KV cache: the sampler's or the MLP's,
+whichever is larger.
 
-``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) + workspace``, with R max_num_seqs, V
-the vocabulary, T max_num_batched_tokens, I the MLP's width and H the hidden size; workspaces.py has what experts and sparse
-attention work in. Where the experts' workspace is kept, attention stands beside it, which takes more than such a model's MLP.
+``max(bytes_per_logit * R * V + sampler_base, T * (3 * I + 2 * H) * element + step_base) +
+workspace``, with R max_num_seqs, V the vocabulary, T max_num_batched_tokens, I the MLP's width and
+H the hidden size; workspaces.py has what experts and sparse attention work in. Where the experts'
+workspace is kept, attention stands beside it, which takes more than such a model's MLP.
 constants.toml has the constants by version and model runner, with their sources.
 """
 
@@ -19,16 +21,24 @@ from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.quantized import is_repacked, quantization_config
 from oomguard.estimate.model.shape import ModelShape, is_count
 
-# What one token takes in a layer beside its hidden states and its MLP: attention's tensors, and the inputs of experts in eight bits.
+# What one token takes in a layer beside its hidden states and its MLP: attention's tensors, and the
+# inputs of experts in eight bits.
 
-_DELTA = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim")
+_DELTA = (
+    "linear_num_key_heads",
+    "linear_key_head_dim",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+)
 
 
 def mixer_elements(shape: ModelShape, ranks: int) -> int:
-    """Return the elements of the largest attention on one rank; latent attention has a rule of its own (activations.py).
+    """Return the elements of the largest attention on one rank; latent attention has a rule of its
+    own (activations.py).
 
-    Attention has queries, keys, values and its output. A gated delta rule has both of its projections' keys and values, its output
-    and that output's norm; its kernels do not run while a start is profiled. Source: forward of GatedDeltaNetAttention in
+    Attention has queries, keys, values and its output. A gated delta rule has both of its
+    projections' keys and values, its output and that output's norm; its kernels do not run while a
+    start is profiled. Source: forward of GatedDeltaNetAttention in
     vllm/model_executor/layers/mamba/gdn_linear_attn.py, 0.20.
 
     Args:
@@ -36,7 +46,10 @@ def mixer_elements(shape: ModelShape, ranks: int) -> int:
         ranks: ranks that share its heads.
     """
     kinds = set(layer_kinds(shape))
-    attention = 0 if shape.number("kv_lora_rank") else 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    if shape.number("kv_lora_rank"):
+        attention = 0
+    else:
+        attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     delta = 0
     if "delta" in kinds:
         key_heads, key, value_heads, value = (shape.number(name) or 0 for name in _DELTA)
@@ -45,9 +58,11 @@ def mixer_elements(shape: ModelShape, ranks: int) -> int:
 
 
 def fp8_inputs(shape: ModelShape, ranks: int) -> int:
-    """Return the bytes of one token that FP8 experts take as copies of their inputs: the layer's, and of each expert the product.
+    """Return the bytes of one token that FP8 experts take as copies of their inputs: the layer's,
+    and of each expert the product.
 
-    Source: fused_experts_impl in vllm/model_executor/layers/fused_moe/fused_moe.py, 0.6 to 0.20. A start of 0.20 printed 163 kB for
+    Source: fused_experts_impl in vllm/model_executor/layers/fused_moe/fused_moe.py, 0.6 to 0.20. A
+    start of 0.20 printed 163 kB for
     each further token of a step, with them 163.
 
     Args:
@@ -62,10 +77,11 @@ def fp8_inputs(shape: ModelShape, ranks: int) -> int:
     return shape.hidden + chosen * -(-width // ranks)
 
 
-# The buffer that fused experts and sparse attention work in: one for both, as large as the larger asks for.
+# The buffer that fused experts and sparse attention work in: one for both, as large as the larger
+# asks for.
 #
-# Sources: vllm/model_executor/layers/fused_moe and v1/worker/workspace.py (0.12 to 0.33); v1/attention/backends/mla and
-# model_executor/layers/sparse_attn_indexer.py (0.13 to 0.33).
+# Sources: vllm/model_executor/layers/fused_moe and v1/worker/workspace.py (0.12 to 0.33);
+# v1/attention/backends/mla and model_executor/layers/sparse_attn_indexer.py (0.13 to 0.33).
 
 # Keys of a sparse attention's indexer are one byte an element, with a scale of four for each 128.
 _SCALED_ELEMENTS: Final = 128
@@ -84,16 +100,27 @@ def workspace_bytes(
         longest_tokens: the longest request.
         expert_ranks: ranks that share each expert; 1 where each expert is whole.
     """
-    return max(_experts(shape, version, step_tokens, expert_ranks), _indexer(shape, version, longest_tokens))
+    return max(
+        _experts(shape, version, step_tokens, expert_ranks),
+        _indexer(shape, version, longest_tokens),
+    )
 
 
 def _experts(shape: ModelShape, version: Version, step_tokens: int, ranks: int) -> int:
-    """Return what the fused experts work in: a token's activations once for each expert it is sent to."""
-    experts, chosen = shape.number("num_experts") or 0, shape.number("num_experts_per_tok") or 0
+    """Return what the fused experts work in: a token's activations once for each expert it is sent
+    to.
+    """
+    experts = shape.number("num_experts") or 0
+    chosen = shape.number("num_experts_per_tok") or 0
     if experts <= 1 or not chosen:
         return 0
-    width = -(-(shape.number("moe_intermediate_size") or shape.number("intermediate_size") or 0) // ranks)
-    second = max(width, shape.hidden) if since("modular_experts_since", version) else width
+    width = -(
+        -(shape.number("moe_intermediate_size") or shape.number("intermediate_size") or 0) // ranks
+    )
+    if since("modular_experts_since", version):
+        second = max(width, shape.hidden)
+    else:
+        second = width
     return step_tokens * chosen * (max(2 * width, shape.hidden) + second) * shape.dtype_bytes
 
 
@@ -103,49 +130,74 @@ def has_indexer(shape: ModelShape) -> bool:
 
 
 def _indexer(shape: ModelShape, version: Version, longest_tokens: int) -> int:
-    """Return what the indexer of a sparse attention gathers its keys in: those of so many longest requests."""
+    """Return what the indexer of a sparse attention gathers its keys in: those of so many longest
+    requests.
+    """
     dim = shape.number("index_head_dim") or 0
     if not has_indexer(shape):
         return 0
     rule = constant("indexer_requests", version)
     long = longest_tokens > rule.get("long_tokens", longest_tokens)
-    requests = rule["requests_of_long"] if long else rule["requests"]
-    return int(requests) * (longest_tokens // compressed(shape)) * (dim + _SCALE_BYTES * -(-dim // _SCALED_ELEMENTS))
+    if long:
+        requests = rule["requests_of_long"]
+    else:
+        requests = rule["requests"]
+    return (
+        int(requests)
+        * (longest_tokens // compressed(shape))
+        * (dim + _SCALE_BYTES * -(-dim // _SCALED_ELEMENTS))
+    )
 
 
 def compressed(shape: ModelShape) -> int:
     """Return how many tokens one key of the indexer stands for, in models whose layers compress.
 
-    Of the ratios only the least has an indexer; the layers of the others attend to all keys. Source:
-    vllm/models/deepseek_v4/attention.py of 0.25.
+    Of the ratios only the least has an indexer; the layers of the others attend to all keys.
+    Source: vllm/models/deepseek_v4/attention.py of 0.25.
     """
     ratios = shape.config.get("compress_ratios")
-    found = [ratio for ratio in ratios if is_count(ratio) and ratio > 1] if isinstance(ratios, list) else []
+    if isinstance(ratios, list):
+        found = [ratio for ratio in ratios if is_count(ratio) and ratio > 1]
+    else:
+        found = []
     return min(found, default=1)
 
 
-# Which of vLLM's two model runners starts a model: they profile different things, and keep other numbers of steps in flight.
+# Which of vLLM's two model runners starts a model: they profile different things, and keep other
+# numbers of steps in flight.
 
 
 def model_runner(version: Version, shape: ModelShape) -> int:
-    """Return 1 or 2, by the version's default: ``VLLM_USE_V2_MODEL_RUNNER`` of the engine's environment is not known here."""
+    """Return 1 or 2, by the version's default: ``VLLM_USE_V2_MODEL_RUNNER`` of the engine's
+    environment is not known here.
+    """
     if since("second_runner_since", version):
         return 2
     for row in rows_of("second_runner", version):
-        wanted = shape.model_type in row["types"] if row["types"] else _is_dense(shape)
+        if row["types"]:
+            wanted = shape.model_type in row["types"]
+        else:
+            wanted = _is_dense(shape)
         plain = row["quantized"] or quantization_config(shape) is None
-        return 2 if wanted and plain and not shape.has_encoder else 1
+        if wanted and plain and not shape.has_encoder:
+            return 2
+        return 1
     return 1
 
 
 def _is_dense(shape: ModelShape) -> bool:
-    return (shape.number("num_experts") or 0) <= 1 and set(layer_kinds(shape)) <= {"full", "sliding"}
+    return (shape.number("num_experts") or 0) <= 1 and set(layer_kinds(shape)) <= {
+        "full",
+        "sliding",
+    }
 
 
-# prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and their log-softmax in fp32 (10
-# bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it in the step: 2.98 GiB measured on the CPU, 2.93 by this);
-# in the second so many tokens at once (vllm/v1/worker/gpu/sample/prompt_logprob.py).
-_FLOAT32_BYTES, _PROMPT_LOGPROBS_CHUNK_TOKENS = 4, 1024
+# prompt_logprobs: in the first model runner logits, the fp32 copy of those in half precision, and
+# their log-softmax in fp32 (10 bytes a logit in bf16; 8 in fp32, and 4 more for a prompt before it
+# in the step: 2.98 GiB measured on the CPU, 2.93 by this); in the second so many tokens at once
+# (vllm/v1/worker/gpu/sample/prompt_logprob.py).
+_FLOAT32_BYTES = 4
+_PROMPT_LOGPROBS_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +210,8 @@ class Peak:
         step_bytes: of the MLP in one step.
         workspace_bytes: of the buffer that experts and sparse attention work in.
         uncertainty_bytes: by how much the peak may be off, to either side.
-        sampling_bytes: of the sampler when all of it is first used. No start reserves what that takes beyond the peak.
+        sampling_bytes: of the sampler when all of it is first used. No start reserves what that
+            takes beyond the peak.
         compile_bytes: the share of the peak that only a start has whose compile cache is empty.
         pinned_bytes: what such a start may count beside the peak, of memory that it freed.
     """
@@ -198,22 +251,36 @@ def peak_activation(
         first_stage: whether the rank is on the first pipeline stage.
         last_stage: whether it is on the last one, which samples.
         longest_tokens: the longest request.
-        whole_experts: whether a rank has some experts whole (expert parallelism), not a share of each.
-        eager: whether the engine compiles nothing (``enforce_eager``); versions that never do are told by themselves.
+        whole_experts: whether a rank has some experts whole (expert parallelism), not a share of
+            each.
+        eager: whether the engine compiles nothing (``enforce_eager``); versions that never do are
+            told by themselves.
         changed: constants in place of those in the data file, for fitting them.
     """
-    row = constant("activations", version, runner=model_runner(version, shape)) | dict(changed or {})
+    row = constant("activations", version, runner=model_runner(version, shape)) | dict(
+        changed or {}
+    )
     element = shape.dtype_bytes
     rows = min(rows, step_tokens)
-    sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"] if last_stage else 0
+    if last_stage:
+        sampler = round(row["bytes_per_logit"] * rows * shape.vocab) + row["sampler_base_bytes"]
+    else:
+        sampler = 0
     width = -(-_mlp_width(shape) // tensor_parallel_size)
-    experts = 1 if whole_experts else tensor_parallel_size
+    if whole_experts:
+        experts = 1
+    else:
+        experts = tensor_parallel_size
     states = _hidden_states(version, tensor_parallel_size, eager=eager) * shape.hidden
-    token = (states + _mlp_elements(shape, version, width, eager=eager)) * element + fp8_inputs(shape, experts)
+    token = (states + _mlp_elements(shape, version, width, eager=eager)) * element + fp8_inputs(
+        shape, experts
+    )
     if since("kept_workspace_since", version):
         token = max(token, (states + mixer_elements(shape, tensor_parallel_size)) * element)
     step = step_tokens * token + row["step_base_bytes"]
-    step = max(step, _attention(shape, version, rows, step_tokens, longest_tokens, tensor_parallel_size))
+    step = max(
+        step, _attention(shape, version, rows, step_tokens, longest_tokens, tensor_parallel_size)
+    )
     if has_indexer(shape):
         held = 2 * step_tokens * shape.hidden * element
         step = max(step, constant("indexer_logits", version)["bytes"] + held)
@@ -229,9 +296,15 @@ def peak_activation(
         expert_ranks=experts,
     )
     kept = since("kept_workspace_since", version)
-    total = max(sampler, step) + workspace if kept else max(sampler, step + workspace)
+    if kept:
+        total = max(sampler, step) + workspace
+    else:
+        total = max(sampler, step + workspace)
     unprofiled = round(float(row.get("unprofiled_bytes_per_logit", 0)) * rows * shape.vocab)
-    sampling = sampler + unprofiled + (workspace if kept else 0) if last_stage else 0
+    if last_stage:
+        sampling = sampler + unprofiled + (workspace if kept else 0)
+    else:
+        sampling = 0
     return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling)
 
 
@@ -242,18 +315,24 @@ def _is_compiled(version: Version, *, eager: bool) -> bool:
 def _hidden_states(version: Version, ranks: int, *, eager: bool) -> int:
     """Return how many hidden states of a token are there at the peak.
 
-    A compiled step has two at once. An eager one has three while the last projection runs, the residual, the layer's input and its
-    output, and the all-reduce of several ranks makes another.
+    A compiled step has two at once. An eager one has three while the last projection runs, the
+    residual, the layer's input and its output, and the all-reduce of several ranks makes another.
     """
     if _is_compiled(version, eager=eager):
         return 2
-    return 3 if ranks == 1 else 4
+    if ranks == 1:
+        return 3
+    return 4
 
 
 def _mlp_elements(shape: ModelShape, version: Version, width: int, *, eager: bool) -> int:
-    """Return the elements that one token takes in the MLP: its two inputs and its product; Marlin's kernels took room for their input."""
+    """Return the elements that one token takes in the MLP: its two inputs and its product; Marlin's
+    kernels took room for their input.
+    """
     repacked = (
-        not _is_compiled(version, eager=eager) and is_repacked(shape) and not since("marlin_copies_until", version)
+        not _is_compiled(version, eager=eager)
+        and is_repacked(shape)
+        and not since("marlin_copies_until", version)
     )
     return (4 if repacked else 3) * width
 
@@ -264,15 +343,25 @@ def _mlp_width(shape: ModelShape) -> int:
     if experts > 1:
         shared = shape.number("shared_expert_intermediate_size") or 0
         moe = shape.number("moe_intermediate_size") or 0
-        dense = shape.number("intermediate_size") or 0 if shape.number("first_k_dense_replace") else 0
+        if shape.number("first_k_dense_replace"):
+            dense = shape.number("intermediate_size") or 0
+        else:
+            dense = 0
         return max(shared, moe * (shape.number("n_shared_experts") or 0), dense)
     return shape.number("intermediate_size") or 4 * shape.hidden
 
 
 def _attention(
-    shape: ModelShape, version: Version, rows: int, step_tokens: int, longest_tokens: int, ranks: int
+    shape: ModelShape,
+    version: Version,
+    rows: int,
+    step_tokens: int,
+    longest_tokens: int,
+    ranks: int,
 ) -> int:
-    """Return the peak inside a layer of latent attention, which unfolds cached vectors to keys and values; 0 for others."""
+    """Return the peak inside a layer of latent attention, which unfolds cached vectors to keys and
+    values; 0 for others.
+    """
     if not shape.number("kv_lora_rank") or not since("latent_profile_since", version):
         return 0
     names = ("qk_nope_head_dim", "v_head_dim")
@@ -287,7 +376,8 @@ def _attention(
 def prompt_logprobs_bytes(
     shape: ModelShape, version: Version, step_tokens: int, longest_tokens: int, device: str = "cuda"
 ) -> int:
-    """Return the bytes that log-probabilities of a prompt take on top of a step; a start neither profiles nor reserves them.
+    """Return the bytes that log-probabilities of a prompt take on top of a step; a start neither
+    profiles nor reserves them.
 
     Args:
         shape: the model's numbers.
@@ -299,6 +389,13 @@ def prompt_logprobs_bytes(
     if device != "cpu" and since("second_runner_since", version):
         return min(step_tokens, _PROMPT_LOGPROBS_CHUNK_TOKENS) * shape.vocab * shape.dtype_bytes
     tokens = min(step_tokens, longest_tokens)
-    before = min(tokens, step_tokens - tokens)  # of the prompt before, whose log-softmax lives until this one's is made
-    copied = _FLOAT32_BYTES if shape.dtype_bytes < _FLOAT32_BYTES else 0
-    return shape.vocab * (tokens * (shape.dtype_bytes + copied + _FLOAT32_BYTES) + before * _FLOAT32_BYTES)
+    before = min(
+        tokens, step_tokens - tokens
+    )  # of the prompt before, whose log-softmax lives until this one's is made
+    if shape.dtype_bytes < _FLOAT32_BYTES:
+        copied = _FLOAT32_BYTES
+    else:
+        copied = 0
+    return shape.vocab * (
+        tokens * (shape.dtype_bytes + copied + _FLOAT32_BYTES) + before * _FLOAT32_BYTES
+    )

@@ -1,7 +1,9 @@
-"""What one start of a model measured, kept in place of the priors for the same engine version, GPU and model.
+"""What one start of a model measured, kept in place of the priors for the same engine version, GPU
+and model.
 
-A start's printed parts add up: requested = weights + activation peak + non-torch + CUDA graphs (where the version counts them) +
-KV cache. The correction is what they have beyond the model's own sum.
+A start's printed parts add up: requested = weights + activation peak + non-torch + CUDA graphs
+(where the version counts them) + KV cache. The correction is what they have beyond the model's own
+sum.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from oomguard.estimate.start.non_torch import counts_graphs
 from oomguard.estimate.start.start import Correction, StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 
-# Whether a measured start was of one model, by its weights and by what its cache holds, and of one engine alone.
+# Whether a measured start was of one model, by its weights and by what its cache holds, and of one
+# engine alone.
 
 # Totals and what is asked of them are printed with two decimals.
 _TOTAL_SLACK_BYTES: Final = 2e-2 * GIB
@@ -45,49 +48,69 @@ def refuse_other_start(start: EngineStart, own: VllmSettings, model: Model, name
         name: what the start is called in messages, its log's name.
     """
     if "speculative" in start.facts and start.facts["speculative"].value:
-        raise SettingError(f"{name} is of a start with a draft model", hint="give the log of a start without one")
+        raise SettingError(
+            f"{name} is of a start with a draft model", hint="give the log of a start without one"
+        )
     desired = number_of(start.facts, "desired_bytes")
     asked = own.gpu_total_bytes * own.gpu_memory_utilization
-    slack = start.facts["desired_bytes"].slack + _TOTAL_SLACK_BYTES if desired is not None else 0.0
+    if desired is not None:
+        slack = start.facts["desired_bytes"].slack + _TOTAL_SLACK_BYTES
+    else:
+        slack = 0.0
     if desired is not None and own.kv_cache_memory_bytes is None and abs(desired - asked) > slack:
         raise SettingError(
-            f"{name} is of several engines: {format_gib(desired)} were asked for, its settings ask for {format_gib(asked)}",
+            f"{name} is of several engines: {format_gib(desired)} were asked for, its settings "
+            f"ask for {format_gib(asked)}",
             hint="give the log of one start",
         )
     printed = number_of(start.facts, "model_weights_bytes")
     weights = budget_start(model, replace(own, device_free_bytes=None)).weights_bytes
     if printed is not None and abs(printed - weights) > _SAME_WEIGHTS_RATIO * weights:
         raise SettingError(
-            f"{name} is of a model with {format_gib(printed)} of weights, this one has {format_gib(weights)}",
+            f"{name} is of a model with {format_gib(printed)} of weights, this one has "
+            f"{format_gib(weights)}",
             hint="give the log of a start of this model",
         )
     _check_tokens(start, own, model, name)
 
 
 def _check_tokens(start: EngineStart, own: VllmSettings, model: Model, name: str) -> None:
-    """Raise SettingError where the printed pool would hold another number of this model's tokens: models of one size differ in it."""
-    pool, tokens = (number_of(start.facts, fact) for fact in ("kv_cache_available_bytes", "kv_cache_capacity_tokens"))
+    """Raise SettingError where the printed pool would hold another number of this model's tokens:
+    models of one size differ in it.
+    """
+    pool, tokens = (
+        number_of(start.facts, fact)
+        for fact in ("kv_cache_available_bytes", "kv_cache_capacity_tokens")
+    )
     if not pool or not tokens or not model.exact or not start.settings_complete:
         return
-    known = budget_start(model, replace(own, device_free_bytes=None, kv_cache_memory_bytes=round(pool)))
+    known = budget_start(
+        model, replace(own, device_free_bytes=None, kv_cache_memory_bytes=round(pool))
+    )
     slack = start.facts["kv_cache_available_bytes"].slack / pool
     if abs(tokens - known.kv_cache_tokens) > (_SAME_TOKENS_RATIO + slack) * tokens:
         raise SettingError(
-            f"{name} is of a model of which {format_gib(pool)} hold {tokens:,.0f} tokens, of this one {known.kv_cache_tokens:,}",
+            f"{name} is of a model of which {format_gib(pool)} hold {tokens:,.0f} tokens, of this "
+            f"one {known.kv_cache_tokens:,}",
             hint="give the log of a start of this model, with the settings it was made with",
         )
 
 
 _SCHEMA: Final = 1
 _MAX_BYTES: Final = 16_000_000
-# Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device up to this.
+# Engines print a device's total with two decimals, and a user says 24 GiB of 23.6: the same device
+# up to this.
 _SAME_DEVICE_RATIO: Final = 0.05
 
 
 def measured_start(starts: tuple[EngineStart, ...]) -> EngineStart:
-    """Return the last start that printed what its KV cache got; raises InputError where none did."""
+    """Return the last start that printed what its KV cache got; raises InputError where
+    none did.
+    """
     for start in reversed(starts):
-        if "kv_cache_available_bytes" in start.facts and number_of(start.facts, "device_total_bytes"):
+        if "kv_cache_available_bytes" in start.facts and number_of(
+            start.facts, "device_total_bytes"
+        ):
             return start
     raise InputError(
         "the log has no start of vLLM that says how large its device is and what its KV cache got",
@@ -102,7 +125,8 @@ def settings_of_start(start: EngineStart) -> VllmSettings:
 
 
 def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
-    """Return what a start measured beyond the model's sum, part by part; non-torch memory takes what no printed part explains.
+    """Return what a start measured beyond the model's sum, part by part; non-torch memory takes
+    what no printed part explains.
 
     Args:
         start: the start, with what its KV cache got.
@@ -119,14 +143,22 @@ def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
 
     def beyond(name: str, part_bytes: int) -> int:
         printed = number_of(facts, name)
-        return 0 if printed is None else round(printed) - part_bytes
+        if printed is None:
+            return 0
+        return round(printed) - part_bytes
 
-    graphs = beyond("cudagraph_bytes", predicted.cudagraph_bytes) if predicted.cudagraph_bytes else 0
+    if predicted.cudagraph_bytes:
+        graphs = beyond("cudagraph_bytes", predicted.cudagraph_bytes)
+    else:
+        graphs = 0
     found = Correction(
         source,
-        weights_bytes=beyond("model_weights_bytes", predicted.weights_bytes + predicted.draft_weights_bytes),
+        weights_bytes=beyond(
+            "model_weights_bytes", predicted.weights_bytes + predicted.draft_weights_bytes
+        ),
         peak_activation_bytes=beyond(
-            "peak_activation_bytes", predicted.peak_activation_bytes + _graphs_within(start, predicted, model.shape)
+            "peak_activation_bytes",
+            predicted.peak_activation_bytes + _graphs_within(start, predicted, model.shape),
         ),
         cudagraph_bytes=graphs,
         uncertainty_bytes=round(sum(facts[name].slack for name in _USED if name in facts)),
@@ -142,7 +174,8 @@ def correction_of(start: EngineStart, model: Model, source: str) -> Correction:
 
 
 def _graphs_within(start: EngineStart, predicted: StartBudget, shape: ModelShape) -> int:
-    """Return what the printed peak holds of CUDA graphs: the summary of weights and the rest counts their estimate in it.
+    """Return what the printed peak holds of CUDA graphs: the summary of weights and the rest counts
+    their estimate in it.
 
     Logs seldom print the estimate; what the graphs took in the end stands in for it.
     Source: https://github.com/vllm-project/vllm/pull/57983.
@@ -150,7 +183,9 @@ def _graphs_within(start: EngineStart, predicted: StartBudget, shape: ModelShape
     summed = "consumed_bytes" in start.facts and "non_torch_bytes" not in start.facts
     printed = number_of(start.facts, "cudagraph_bytes")
     counted = counts_graphs(predicted.settings, shape)
-    return round(printed) if summed and counted and printed is not None and predicted.cudagraph_bytes else 0
+    if summed and counted and printed is not None and predicted.cudagraph_bytes:
+        return round(printed)
+    return 0
 
 
 _USED: Final = ("kv_cache_available_bytes", "desired_bytes")
@@ -175,14 +210,21 @@ def calibrated(
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
         InputError: the correction cannot be kept.
-        SettingError: the start was of another model, or its ranks, data types or version are not those of ``settings``.
+        SettingError: the start was of another model, or its ranks, data types or version are not
+            those of ``settings``.
     """
     model, own, correction = keep_start(start, name, kept, read)
-    asked, measured = _of(model, settings), _of(model, own)
+    asked = _of(model, settings)
+    measured = _of(model, own)
     if not _same(asked, measured):
-        other = [key for key, value in asked.items() if key != "gpu_total_bytes" and value != measured[key]]
+        other = [
+            key
+            for key, value in asked.items()
+            if key != "gpu_total_bytes" and value != measured[key]
+        ]
         raise SettingError(
-            f"{name} is kept, but says nothing of this plan: {', '.join(other) or 'the size of the GPU'} differs",
+            f"{name} is kept, but says nothing of this plan: "
+            f"{', '.join(other) or 'the size of the GPU'} differs",
             hint="plan with the settings of that start",
         )
     return replace(settings, correction=correction)
@@ -191,7 +233,8 @@ def calibrated(
 def keep_start(
     start: EngineStart, name: str, kept: Calibrations, read: Callable[[str, str | None], Model]
 ) -> tuple[Model, VllmSettings, Correction]:
-    """Keep what a start of the model measured; return the model as that start read it, its settings, and the correction.
+    """Keep what a start of the model measured; return the model as that start read it, its
+    settings, and the correction.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
@@ -208,11 +251,20 @@ def keep_start(
 def keep_measured(start: EngineStart, name: str, kept: Calibrations, session: str = "") -> bool:
     """Keep what a start of a model in a local folder measured; return whether anything was kept.
 
-    Nothing is kept of a folder without safetensors files: its weights would have to be built, with all that this imports.
+    Nothing is kept of a folder without safetensors files: its weights would have to be built, with
+    all that this imports.
     """
-    own, folder = settings_of_start(start), start.settings.get("model")
-    named = None if folder is None else folder.value
-    if start.framework_version is None or own.pipeline_parallel_size > 1 or not isinstance(named, str):
+    own = settings_of_start(start)
+    folder = start.settings.get("model")
+    if folder is None:
+        named = None
+    else:
+        named = folder.value
+    if (
+        start.framework_version is None
+        or own.pipeline_parallel_size > 1
+        or not isinstance(named, str)
+    ):
         return False
     path = local_path(named)
     if path is None:
@@ -225,16 +277,25 @@ def keep_measured(start: EngineStart, name: str, kept: Calibrations, session: st
         if not model.exact or (model.encoder is not None and not start.settings_complete):
             return False
         learned = {"session": session, "model": named}
-        kept.keep(model, own, checked_correction(start, own, model, name), learned if session else {})
+        kept.keep(
+            model, own, checked_correction(start, own, model, name), learned if session else {}
+        )
     except OomguardError:
         return False
     return True
 
 
-def checked_correction(start: EngineStart, own: VllmSettings, model: Model, name: str) -> Correction:
-    """Return the correction of a start of this model without a draft; raises SettingError for any other start."""
+def checked_correction(
+    start: EngineStart, own: VllmSettings, model: Model, name: str
+) -> Correction:
+    """Return the correction of a start of this model without a draft; raises SettingError for any
+    other start.
+    """
     refuse_other_start(start, own, model, name)
-    version = f"vLLM {start.framework_version}" if start.framework_version else "vLLM"
+    if start.framework_version:
+        version = f"vLLM {start.framework_version}"
+    else:
+        version = "vLLM"
     return correction_of(start, model, f"a start of {version}, {name}")
 
 
@@ -245,9 +306,14 @@ class Calibrations:
         self.path = path or state_file("calibrations.json")
 
     def keep(
-        self, model: Model, settings: VllmSettings, correction: Correction, learned: Mapping[str, str] | None = None
+        self,
+        model: Model,
+        settings: VllmSettings,
+        correction: Correction,
+        learned: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep a correction in place of an earlier one; ``learned`` says in which session, of which model by name.
+        """Keep a correction in place of an earlier one; ``learned`` says in which session, of which
+        model by name.
 
         Raises InputError where the file cannot be written.
         """
@@ -256,44 +322,66 @@ class Calibrations:
         self.write([*entries, {"of": own, "correction": asdict(correction), **(learned or {})}])
 
     def write(self, entries: list[dict[str, Any]]) -> None:
-        """Write these entries in place of all; raises InputError where the file cannot be written."""
+        """Write these entries in place of all; raises InputError where the file cannot
+        be written.
+        """
         text = json.dumps({"schema": _SCHEMA, "calibrations": entries}, indent=1)
         try:
             write_whole(self.path, text.encode(), folder_mode=OWN_FOLDER)
         except OSError as error:
-            raise InputError(f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder") from None
+            raise InputError(
+                f"{self.path}: {error.strerror}", hint="XDG_STATE_HOME names another folder"
+            ) from None
 
     def find(self, model: Model, settings: VllmSettings) -> Correction | None:
-        """Return the correction kept for this model, engine version and GPU; None without one, or without a readable file."""
+        """Return the correction kept for this model, engine version and GPU; None without one, or
+        without a readable file.
+        """
         wanted = _of(model, settings)
         try:
             entries = self.entries()
         except InputError:  # the priors stand in, and a budget names them as such
             return None
-        return next((Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)), None)
+        return next(
+            (Correction(**entry["correction"]) for entry in entries if _same(entry["of"], wanted)),
+            None,
+        )
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return what the file holds, none without one; raises InputError or ConfigError where it cannot be read."""
+        """Return what the file holds, none without one; raises InputError or ConfigError where it
+        cannot be read.
+        """
         try:
             found = json.loads(read_regular(self.path, _MAX_BYTES))
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise InputError(f"{self.path}: {error.strerror}", hint="plan with --no-calibration") from None
+            raise InputError(
+                f"{self.path}: {error.strerror}", hint="plan with --no-calibration"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"cannot be read: {error}", path=str(self.path), hint="delete it, or plan with --no-calibration"
+                f"cannot be read: {error}",
+                path=str(self.path),
+                hint="delete it, or plan with --no-calibration",
             ) from None
-        entries = found.get("calibrations") if isinstance(found, dict) and found.get("schema") == _SCHEMA else None
+        if isinstance(found, dict) and found.get("schema") == _SCHEMA:
+            entries = found.get("calibrations")
+        else:
+            entries = None
         if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
             raise ConfigError(
-                "not a file of calibrations", path=str(self.path), hint="delete it, or plan with --no-calibration"
+                "not a file of calibrations",
+                path=str(self.path),
+                hint="delete it, or plan with --no-calibration",
             )
         return entries
 
 
 def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
-    """Return what a correction belongs to. A model is known by its configuration: its folder may have another name tomorrow."""
+    """Return what a correction belongs to. A model is known by its configuration: its folder may
+    have another name tomorrow.
+    """
     config = json.dumps(model.shape.outer, sort_keys=True, default=str)
     rare = {
         "skip_mm_profiling": settings.skip_mm_profiling,
@@ -318,30 +406,40 @@ def _of(model: Model, settings: VllmSettings) -> dict[str, Any]:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    rest = ({name: value for name, value in each.items() if name != "gpu_total_bytes"} for each in (one, other))
+    rest = (
+        {name: value for name, value in each.items() if name != "gpu_total_bytes"}
+        for each in (one, other)
+    )
     first, second = rest
-    a, b = one["gpu_total_bytes"], other["gpu_total_bytes"]
+    a = one["gpu_total_bytes"]
+    b = other["gpu_total_bytes"]
     return first == second and abs(a - b) <= _SAME_DEVICE_RATIO * max(a, b)
 
 
 def _is_entry(entry: object) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("of"), dict):
         return False
-    if not isinstance(entry["of"].get("gpu_total_bytes"), int) or not isinstance(entry.get("correction"), dict):
+    if not isinstance(entry["of"].get("gpu_total_bytes"), int) or not isinstance(
+        entry.get("correction"), dict
+    ):
         return False
     correction = entry["correction"]
     return set(correction) == {field.name for field in fields(Correction)} and all(
-        isinstance(v, str if n == "source" else bool if n == "enforce_eager" else int) for n, v in correction.items()
+        isinstance(v, str if n == "source" else bool if n == "enforce_eager" else int)
+        for n, v in correction.items()
     )
 
 
-# Which calibrations ``oomguard run`` learned by itself, and dropping them; those that a user gave (``plan --calibrate``) stay.
+# Which calibrations ``oomguard run`` learned by itself, and dropping them; those that a user gave
+# (``plan --calibrate``) stay.
 
 # How the source of one ends that was learned before its session was kept beside it.
 _BY_RUN: Final = "oomguard run on "
 
 
-def learned(kept: Calibrations, sessions: Collection[str] | None, model: str | None) -> tuple[str, ...]:
+def learned(
+    kept: Calibrations, sessions: Collection[str] | None, model: str | None
+) -> tuple[str, ...]:
     """Return the calibrations of these sessions (None: of any) or of a model, a line each."""
     return tuple(map(_words, (entry for entry in kept.entries() if _is_of(entry, sessions, model))))
 
@@ -366,4 +464,7 @@ def _is_of(entry: dict[str, Any], sessions: Collection[str] | None, model: str |
 def _words(entry: dict[str, Any]) -> str:
     of = entry["of"]
     where = f"{of.get('device') or 'a GPU'} of {format_gib(of['gpu_total_bytes'])}"
-    return f"calibration of {entry.get('model') or 'a model'} on {where} by {entry['correction']['source']}"
+    return (
+        f"calibration of {entry.get('model') or 'a model'} on {where} by "
+        f"{entry['correction']['source']}"
+    )

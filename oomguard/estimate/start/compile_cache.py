@@ -1,8 +1,11 @@
-"""What vLLM's compile cache on this machine says of the next start: whether it compiles, and so measures the larger peak.
+"""What vLLM's compile cache on this machine says of the next start: whether it compiles, and so
+measures the larger peak.
 
-An entry is named by a hash of the engine's version, the settings, the traced code and the environment, which only vLLM itself can make.
-Beside the compiled code it keeps the graph as text, and there the embedding's table stands with its shape on a rank. So where no entry
-has that table on as many ranks, the next start compiles for certain; where one has it, it compiles only if something else changed.
+An entry is named by a hash of the engine's version, the settings, the traced code and the
+environment, which only vLLM itself can make. Beside the compiled code it keeps the graph as text,
+and there the embedding's table stands with its shape on a rank. So where no entry has that table on
+as many ranks, the next start compiles for certain; where one has it, it compiles only if something
+else changed.
 
 Layout: ``VllmBackend.__call__`` in vllm/compilation/backends.py of 0.17 to 0.33.
 """
@@ -21,7 +24,8 @@ _FOLDER: Final = "torch_compile_cache"
 _GRAPH: Final = "computation_graph.py"
 _VOCAB_PADDING_ROWS: Final = 64
 _MOST_ENTRIES: Final = 1_000
-# The table is an argument of the graph, among the first lines; those of the largest models have some MiB.
+# The table is an argument of the graph, among the first lines; those of the largest models have
+# some MiB.
 _MOST_BYTES: Final = 4 << 20
 
 
@@ -34,9 +38,14 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def has_entry(
-    root: Path, shape: ModelShape, ranks: int, stages: int = 1, environ: Mapping[str, str] = os.environ
+    root: Path,
+    shape: ModelShape,
+    ranks: int,
+    stages: int = 1,
+    environ: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Return whether an entry may be of a model on so many ranks; False where the next start compiles for certain.
+    """Return whether an entry may be of a model on so many ranks; False where the next start
+    compiles for certain.
 
     Args:
         root: vLLM's cache folder; one that is not there has no entries.
@@ -70,7 +79,9 @@ def _holds(entry: Path, table: re.Pattern[bytes], ranks: int) -> bool:
         folders = sorted(path.name for path in entry.glob("rank_*_0"))
         if folders != sorted(f"rank_{rank}_0" for rank in range(ranks)):
             return False
-        return any(table.search(_first_bytes(graph)) for graph in entry.glob(f"rank_0_0/*/{_GRAPH}"))
+        return any(
+            table.search(_first_bytes(graph)) for graph in entry.glob(f"rank_0_0/*/{_GRAPH}")
+        )
     except OSError:
         return False
 

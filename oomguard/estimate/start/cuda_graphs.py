@@ -1,10 +1,12 @@
-"""CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the bytes of each by measured starts.
+"""CUDA graphs of a start: how many are captured, by the sizes given or the version's rules, and the
+bytes of each by measured starts.
 
-Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are captured with it: those over links,
-and vLLM's own custom ones between two GPUs, take nothing. All share one pool, which the largest size makes: so many tokens of the
-hidden size. Experts take more once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA
-12.4's several times as much for all of it. graph_buffers.py has what a formula gives. constants.toml has the sizes by version with
-their sources, fitted.toml the bytes that a fit found.
+Each takes a base, more for each layer, and more again where NCCL's all-reduces without links are
+captured with it: those over links, and vLLM's own custom ones between two GPUs, take nothing. All
+share one pool, which the largest size makes: so many tokens of the hidden size. Experts take more
+once, quantized ones most, by measured starts alone. Blackwell's take less, drivers older than CUDA
+12.4's several times as much for all of it. graph_buffers.py has what a formula gives.
+constants.toml has the sizes by version with their sources, fitted.toml the bytes that a fit found.
 """
 
 from __future__ import annotations
@@ -20,13 +22,20 @@ from oomguard.estimate.model.drafts import read_speculation
 from oomguard.estimate.model.quantized import is_nvfp4, quantization_config
 from oomguard.estimate.model.shape import FAMILIES, ModelShape
 from oomguard.estimate.start.activations import compressed, has_indexer
-from oomguard.estimate.start.known_gpu import architecture_of, has_custom_allreduce, has_nvlink, is_rocm
+from oomguard.estimate.start.known_gpu import (
+    architecture_of,
+    has_custom_allreduce,
+    has_nvlink,
+    is_rocm,
+)
 from oomguard.estimate.start.start import VllmSettings
 
-# Whether vLLM's first engine makes a start: it compiles no step, and captures one graph for each number of requests.
+# Whether vLLM's first engine makes a start: it compiles no step, and captures one graph for each
+# number of requests.
 #
-# For some versions both engines were there, and settings or the GPU decided. Source: _is_v1_supported_oracle in vllm/engine/arg_utils.py
-# of 0.8.2 to 0.10.2; what a plan does not know of a start (load formats, a background thread) is left out.
+# For some versions both engines were there, and settings or the GPU decided. Source:
+# _is_v1_supported_oracle in vllm/engine/arg_utils.py of 0.8.2 to 0.10.2; what a plan does not know
+# of a start (load formats, a background thread) is left out.
 
 # What the first engine's tables are read by where a version has both.
 LAST_OF_FIRST: Final = Version("0.7.3")
@@ -34,9 +43,9 @@ LAST_OF_FIRST: Final = Version("0.7.3")
 
 def by_engine(settings: VllmSettings) -> Version:
     """Return the version whose rules a start follows: its own, or the first engine's last one."""
-    return (
-        LAST_OF_FIRST if is_first_engine(settings) and since("compiled_since", settings.version) else settings.version
-    )
+    if is_first_engine(settings) and since("compiled_since", settings.version):
+        return LAST_OF_FIRST
+    return settings.version
 
 
 def is_first_engine(settings: VllmSettings) -> bool:
@@ -51,14 +60,17 @@ def is_first_engine(settings: VllmSettings) -> bool:
     return old or stages or (settings.enable_lora and row.get("lora", False))
 
 
-# Tensors that a step of CUDA graphs works in and that a formula gives: they stay in the graphs' pool, and once more in torch's own.
+# Tensors that a step of CUDA graphs works in and that a formula gives: they stay in the graphs'
+# pool, and once more in torch's own.
 #
-# A size is run once before it is captured. What that run takes, torch's allocator keeps, so a tensor of the captured step is there twice.
+# A size is run once before it is captured. What that run takes, torch's allocator keeps, so a
+# tensor of the captured step is there twice.
 
 _LOGIT_BYTES: Final = 4
 _GATE_AND_UP: Final = 2
-# vLLM's own kernels for NVFP4 experts have room for the scales of so many tokens of each chosen expert, one byte for 16 elements:
-# VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE in vllm/envs.py, scaled_fp4_experts_quant in vllm/_custom_ops.py, 0.11 to 0.27.
+# vLLM's own kernels for NVFP4 experts have room for the scales of so many tokens of each chosen
+# expert, one byte for 16 elements: VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE in vllm/envs.py,
+# scaled_fp4_experts_quant in vllm/_custom_ops.py, 0.11 to 0.27.
 _FP4_TOKENS: Final = 163_840
 _FP4_ELEMENTS_A_WORD: Final = 64
 _WORD_BYTES: Final = 4
@@ -76,10 +88,11 @@ def graph_buffers_bytes(settings: VllmSettings, shape: ModelShape, decode_tokens
 
 
 def _indexer_logits(settings: VllmSettings, shape: ModelShape, decode_tokens: int) -> int:
-    """Return the logits of a sparse attention's indexer, one for each key of the longest request (fp8_paged_mqa_logits).
+    """Return the logits of a sparse attention's indexer, one for each key of the longest request
+    (fp8_paged_mqa_logits).
 
-    A step that does not only decode has the same dummy of them that is there while a start is profiled
-    (vllm/model_executor/layers/sparse_attn_indexer.py, 0.20 to 0.27).
+    A step that does not only decode has the same dummy of them that is there while a start is
+    profiled (vllm/model_executor/layers/sparse_attn_indexer.py, 0.20 to 0.27).
     """
     if not has_indexer(shape):
         return 0
@@ -88,7 +101,8 @@ def _indexer_logits(settings: VllmSettings, shape: ModelShape, decode_tokens: in
 
 
 def _dequantized(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the largest projection of bitsandbytes' weights in half precision: the MLP's first (bitsandbytes.matmul_4bit).
+    """Return the largest projection of bitsandbytes' weights in half precision: the MLP's first
+    (bitsandbytes.matmul_4bit).
 
     The second engine's own pool has had room for it in the starts that were measured.
     """
@@ -96,12 +110,16 @@ def _dequantized(settings: VllmSettings, shape: ModelShape) -> int:
     if method != "bitsandbytes":
         return 0
     width = (shape.number("intermediate_size") or 0) // settings.tensor_parallel_size
-    copies = 2 if is_first_engine(settings) else 1
+    if is_first_engine(settings):
+        copies = 2
+    else:
+        copies = 1
     return copies * _GATE_AND_UP * width * shape.hidden * shape.dtype_bytes
 
 
 def fp4_scales_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the scales of both inputs of NVFP4 experts with a gate on GPUs that vLLM's own kernels run on: Blackwell without links.
+    """Return the scales of both inputs of NVFP4 experts with a gate on GPUs that vLLM's own kernels
+    run on: Blackwell without links.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -126,7 +144,9 @@ _LEFT_TO_ENGINE: Final = "null"
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The captured graphs of a start: how many, the bytes of all, by how much those may be off, and the engine's own estimate."""
+    """The captured graphs of a start: how many, the bytes of all, by how much those may be off, and
+    the engine's own estimate.
+    """
 
     count: int
     bytes: int
@@ -170,7 +190,11 @@ def graph_counts(settings: VllmSettings, shape: ModelShape) -> dict[str, float]:
     sizes = captured_sizes_of(settings)
     graphs = captured_graphs(settings)
     layers = graphs * shape.layers / settings.pipeline_parallel_size
-    nccl = settings.tensor_parallel_size > 1 and not has_nvlink(settings) and not has_custom_allreduce(settings)
+    nccl = (
+        settings.tensor_parallel_size > 1
+        and not has_nvlink(settings)
+        and not has_custom_allreduce(settings)
+    )
     experts = int((shape.number("num_experts") or 0) > 1)
     quantized = settings.quantization is not None or quantization_config(shape) is not None
     return {
@@ -193,25 +217,34 @@ def graphs_ratio(settings: VllmSettings, blackwell_ratio: float) -> float:
     """
     ratio = driver_ratio(settings.driver_version)
     blackwell = architecture_of(settings) == "blackwell" and not settings.unified_memory
-    return ratio * blackwell_ratio if blackwell else ratio
+    if blackwell:
+        return ratio * blackwell_ratio
+    return ratio
 
 
 def driver_ratio(driver_version: str | None) -> float:
-    """Return by how much graphs take more with a driver than with one since CUDA 12.4, which one that is not known is taken for.
+    """Return by how much graphs take more with a driver than with one since CUDA 12.4, which one
+    that is not known is taken for.
 
     Raises:
         SettingError: the driver's version is none.
     """
     if driver_version is None:
         return 1.0
-    rule, major = tables()["old_driver"], driver_version.partition(".")[0]
+    rule = tables()["old_driver"]
+    major = driver_version.partition(".")[0]
     if not (major.isascii() and major.isdigit()):
-        raise SettingError(f"driver_version is {driver_version!r}, not a version", hint="for example 580.95.05")
-    return float(rule["graphs_ratio"]) if int(major) < rule["before"] else 1.0
+        raise SettingError(
+            f"driver_version is {driver_version!r}, not a version", hint="for example 580.95.05"
+        )
+    if int(major) < rule["before"]:
+        return float(rule["graphs_ratio"])
+    return 1.0
 
 
 def of_old_driver(settings: VllmSettings, graphs_bytes: int) -> str | None:
-    """Return the sentence on a start's graphs and an old driver: it has one, or may have one; None where neither counts.
+    """Return the sentence on a start's graphs and an old driver: it has one, or may have one; None
+    where neither counts.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
@@ -220,30 +253,40 @@ def of_old_driver(settings: VllmSettings, graphs_bytes: int) -> str | None:
     Raises:
         SettingError: the driver's version is none.
     """
-    driver, rule = settings.driver_version, tables()["old_driver"]
+    driver = settings.driver_version
+    rule = tables()["old_driver"]
     if not graphs_bytes or is_rocm(settings):
         return None
     ratio = f"{rule['graphs_ratio']} times"
     if driver is not None:
-        return (
-            f"CUDA graphs: driver {driver} takes {ratio} as much as one since {rule['before']}"
-            if driver_ratio(driver) > 1
-            else None
-        )
+        if driver_ratio(driver) > 1:
+            return (
+                f"CUDA graphs: driver {driver} takes {ratio} as much as one since {rule['before']}"
+            )
+        return None
     if settings.version >= Version(rule["not_since"]):
         return None
-    return f"CUDA graphs: of a driver since {rule['before']}; an older one takes {ratio} as much (--driver-version)"
+    return (
+        f"CUDA graphs: of a driver since {rule['before']}; an older one takes {ratio} as much "
+        "(--driver-version)"
+    )
 
 
 def captured_graphs(settings: VllmSettings) -> int:
-    """Return how many graphs a start captures: one for each size, and where the version has both modes another for each decode size."""
-    rule, rows = constant("captured_sizes", by_engine(settings)), settings.max_num_seqs or 1
-    sizes, tokens = captured_sizes_of(settings), _request_tokens(settings)
+    """Return how many graphs a start captures: one for each size, and where the version has both
+    modes another for each decode size.
+    """
+    rule = constant("captured_sizes", by_engine(settings))
+    rows = settings.max_num_seqs or 1
+    sizes = captured_sizes_of(settings)
+    tokens = _request_tokens(settings)
     graphs = len(sizes)
     if rule["decode_too"]:
         graphs += sum(tokens <= size <= rows * tokens for size in sizes)
     doubled = settings.enable_lora and since("lora_doubles_graphs_since", settings.version)
-    return 2 * graphs if doubled else graphs
+    if doubled:
+        return 2 * graphs
+    return graphs
 
 
 def largest_decode_step(settings: VllmSettings) -> int:
@@ -253,33 +296,51 @@ def largest_decode_step(settings: VllmSettings) -> int:
 
 
 def captured_sizes_of(settings: VllmSettings) -> set[int]:
-    """Return the sizes that are captured: those that a step can have, in versions that draft whole requests' tokens."""
-    version, rule = by_engine(settings), constant("captured_sizes", by_engine(settings))
-    sizes, step = _sizes(settings, rule, settings.max_num_seqs or 1), settings.max_num_batched_tokens
+    """Return the sizes that are captured: those that a step can have, in versions that draft whole
+    requests' tokens.
+    """
+    version = by_engine(settings)
+    rule = constant("captured_sizes", by_engine(settings))
+    sizes = _sizes(settings, rule, settings.max_num_seqs or 1)
+    step = settings.max_num_batched_tokens
     found = {size for size in sizes if size <= (step or size)}
-    tokens = _request_tokens(settings) if since("drafts_round_graphs_since", version) else 1
+    if since("drafts_round_graphs_since", version):
+        tokens = _request_tokens(settings)
+    else:
+        tokens = 1
     most = max(found, default=0)
     whole = {-(-size // tokens) * tokens for size in found}
     return {size for size in whole if size <= max(most, tokens)}
 
 
 def _request_tokens(settings: VllmSettings) -> int:
-    """Return the tokens of one request in a step that only decodes: those that are drafted, and one."""
+    """Return the tokens of one request in a step that only decodes: those that are drafted, and
+    one.
+    """
     drafts = read_speculation(settings.speculative_config)
-    return 1 if drafts is None else 1 + drafts.tokens
+    if drafts is None:
+        return 1
+    return 1 + drafts.tokens
 
 
 def _sizes(settings: VllmSettings, rule: dict[str, Any], rows: int) -> set[int]:
-    """Return the sizes that are given, else those of the version's rule up to the largest that is given or its own."""
+    """Return the sizes that are given, else those of the version's rule up to the largest that is
+    given or its own.
+    """
     given = settings.cudagraph_capture_sizes
     if given is not None and given != _LEFT_TO_ENGINE:
         return given_sizes(given)
-    drafted = _request_tokens(settings) if since("drafts_widen_graphs_since", by_engine(settings)) else 1
+    if since("drafts_widen_graphs_since", by_engine(settings)):
+        drafted = _request_tokens(settings)
+    else:
+        drafted = 1
     most = min(rule["most_tokens"], rows * rule["tokens_per_row"] * drafted)
     if settings.max_cudagraph_capture_size is not None:
         most = settings.max_cudagraph_capture_size
     sizes = captured_sizes(most, rule["coarse_step_tokens"])
-    return sizes | {rows} if rule["rows_too"] and rows <= most else sizes
+    if rule["rows_too"] and rows <= most:
+        return sizes | {rows}
+    return sizes
 
 
 def given_sizes(text: str) -> set[int]:
@@ -295,7 +356,9 @@ def given_sizes(text: str) -> set[int]:
 
 
 def captured_sizes(most_tokens: int, coarse_step_tokens: int) -> set[int]:
-    """Return the batch sizes that are captured: 1, 2, 4, each multiple of 8 below 256, then by the coarser step."""
+    """Return the batch sizes that are captured: 1, 2, 4, each multiple of 8 below 256, then by the
+    coarser step.
+    """
     fine = range(_FINE_STEP, _FINE_UNTIL, _FINE_STEP)
     coarse = range(_FINE_UNTIL, most_tokens + 1, coarse_step_tokens)
     return {size for size in (1, 2, 4, *fine, *coarse) if size <= most_tokens}

@@ -1,4 +1,6 @@
-"""What vLLM fills in where the user named nothing: rows and tokens by the device, the length by the model."""
+"""What vLLM fills in where the user named nothing: rows and tokens by the device, the length by the
+model.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.start import VllmSettings
 from oomguard.probe.host import has_matrix_tiles
 
-# Settings that vLLM refuses before it looks at memory: ranks that do not divide, lengths and blocks that the model cannot have.
+# Settings that vLLM refuses before it looks at memory: ranks that do not divide, lengths and blocks
+# that the model cannot have.
 
 
 def refuse_impossible(settings: VllmSettings, shape: ModelShape) -> None:
@@ -21,15 +24,24 @@ def refuse_impossible(settings: VllmSettings, shape: ModelShape) -> None:
     if settings.gpu_total_bytes <= 0:
         raise SettingError("a GPU of 0 bytes holds nothing", hint="--gpu-memory 24GiB")
     _check_ranks(settings, shape)
-    tokens, rows, length = settings.max_num_batched_tokens or 0, settings.max_num_seqs or 0, settings.max_model_len or 0
+    tokens = settings.max_num_batched_tokens or 0
+    rows = settings.max_num_seqs or 0
+    length = settings.max_model_len or 0
     if tokens < rows:
         raise SettingError(f"max_num_batched_tokens is {tokens}, less than max_num_seqs {rows}")
     multiple = block_multiple_tokens(settings, shape)
-    if settings.block_size and settings.block_size % multiple and since("block_multiple_since", settings.version):
+    if (
+        settings.block_size
+        and settings.block_size % multiple
+        and since("block_multiple_since", settings.version)
+    ):
         raise SettingError(
-            f"block_size is {settings.block_size}", hint=f"attention takes multiples of {multiple} tokens"
+            f"block_size is {settings.block_size}",
+            hint=f"attention takes multiples of {multiple} tokens",
         )
-    if shape.max_positions is not None and length > max(shape.max_positions, shape.default_length or 0):
+    if shape.max_positions is not None and length > max(
+        shape.max_positions, shape.default_length or 0
+    ):
         raise SettingError(
             f"max_model_len is {length}, the model is for {shape.max_positions}",
             hint="vLLM refuses it unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set",
@@ -37,47 +49,71 @@ def refuse_impossible(settings: VllmSettings, shape: ModelShape) -> None:
 
 
 def _check_ranks(settings: VllmSettings, shape: ModelShape) -> None:
-    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    ranks = settings.tensor_parallel_size
+    stages = settings.pipeline_parallel_size
     if stages > shape.layers:
-        raise SettingError(f"pipeline_parallel_size is {stages}, the model has {shape.layers} layers")
+        raise SettingError(
+            f"pipeline_parallel_size is {stages}, the model has {shape.layers} layers"
+        )
     _check_context_ranks(settings, shape)
     attends = "num_attention_heads" in shape.config or shape.heads > 1
     if attends and shape.heads % ranks:
-        raise SettingError(f"tensor_parallel_size is {ranks}, which does not divide the {shape.heads} attention heads")
+        raise SettingError(
+            f"tensor_parallel_size is {ranks}, which does not divide the {shape.heads} attention "
+            "heads"
+        )
     if attends and not keeps_latent(shape) and shape.kv_heads % ranks and ranks % shape.kv_heads:
         raise SettingError(
-            f"tensor_parallel_size is {ranks}, neither a divisor nor a multiple of the {shape.kv_heads} key-value heads"
+            f"tensor_parallel_size is {ranks}, neither a divisor nor a multiple of the "
+            f"{shape.kv_heads} key-value heads"
         )
 
 
 def _check_context_ranks(settings: VllmSettings, shape: ModelShape) -> None:
-    """Raise SettingError for ranks that cannot share a request's tokens (config/parallel.py and config/model.py, 0.20 to 0.32)."""
-    context, ranks = settings.decode_context_parallel_size, settings.tensor_parallel_size
+    """Raise SettingError for ranks that cannot share a request's tokens (config/parallel.py and
+    config/model.py, 0.20 to 0.32).
+    """
+    context = settings.decode_context_parallel_size
+    ranks = settings.tensor_parallel_size
     if ranks % context:
         raise SettingError(
-            f"decode_context_parallel_size is {context}, which does not divide tensor_parallel_size {ranks}",
-            hint="it takes no GPUs of its own: it splits the ranks that hold the same key-value heads",
+            f"decode_context_parallel_size is {context}, which does not divide "
+            f"tensor_parallel_size {ranks}",
+            hint=(
+                "it takes no GPUs of its own: it splits the ranks that hold the same key-value "
+                "heads"
+            ),
         )
     if context > 1 and not keeps_latent(shape):
-        most, queries = ranks // shape.kv_heads, shape.heads // shape.kv_heads
+        most = ranks // shape.kv_heads
+        queries = shape.heads // shape.kv_heads
         if context > most or queries % context:
             raise SettingError(
-                f"decode_context_parallel_size is {context}: {most} of {ranks} ranks hold the same key-value heads of {shape.kv_heads}",
+                f"decode_context_parallel_size is {context}: {most} of {ranks} ranks hold the "
+                f"same key-value heads of {shape.kv_heads}",
                 hint=f"at most {most}, and a divisor of the {queries} queries of each",
             )
 
 
 def has_latent_blocks(settings: VllmSettings, shape: ModelShape) -> bool:
-    """Return whether a CPU's kernel takes a latent cache in blocks of its own size: on AMX it does not (vllm/platforms/cpu.py)."""
-    return keeps_latent(shape) and not (since("latent_tiles_since", settings.version) and has_matrix_tiles())
+    """Return whether a CPU's kernel takes a latent cache in blocks of its own size: on AMX it does
+    not (vllm/platforms/cpu.py).
+    """
+    return keeps_latent(shape) and not (
+        since("latent_tiles_since", settings.version) and has_matrix_tiles()
+    )
 
 
 def block_multiple_tokens(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the tokens of which a block of the KV cache holds a whole multiple, by backend and attention."""
+    """Return the tokens of which a block of the KV cache holds a whole multiple, by backend and
+    attention.
+    """
     if settings.device == "cuda":
         name = "cuda_block_multiple_tokens"
+    elif has_latent_blocks(settings, shape):
+        name = "cpu_latent_block_tokens"
     else:
-        name = "cpu_latent_block_tokens" if has_latent_blocks(settings, shape) else "cpu_block_multiple_tokens"
+        name = "cpu_block_multiple_tokens"
     return int(tables()["defaults"][name])
 
 
@@ -85,8 +121,14 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
     """Return the settings as the engine would fill them in; add a line to ``assumed`` for each."""
     on_cpu = settings.device == "cpu"
     version = str(settings.version)
-    size = "cpu" if on_cpu else device_size("vllm", settings.gpu_total_bytes, settings.gpu_name, version)
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size if on_cpu else 1
+    if on_cpu:
+        size = "cpu"
+    else:
+        size = device_size("vllm", settings.gpu_total_bytes, settings.gpu_name, version)
+    if on_cpu:
+        ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    else:
+        ranks = 1
     changes: dict[str, Any] = {}
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if getattr(settings, name) is None:
@@ -94,23 +136,33 @@ def with_defaults(settings: VllmSettings, shape: ModelShape, assumed: list[str])
             changes[name] = int(default or 1) * ranks
             assumed.append(f"{name} {changes[name]}: vllm serve's default on a device of this size")
     if settings.max_model_len is None:
-        changes["max_model_len"] = shape.default_length or int(tables()["defaults"]["length_of_no_key_tokens"])
+        changes["max_model_len"] = shape.default_length or int(
+            tables()["defaults"]["length_of_no_key_tokens"]
+        )
         assumed.append(f"max_model_len {changes['max_model_len']}: the model's own")
     filled = replace(settings, **changes)
     # Only what the user left alone is fitted to the other (vllm/engine/arg_utils.py, 0.32).
     if "max_num_batched_tokens" in changes:
         most = (filled.max_num_seqs or 1) * (filled.max_model_len or 1)
-        filled = replace(filled, max_num_batched_tokens=min(most, filled.max_num_batched_tokens or most))
+        filled = replace(
+            filled, max_num_batched_tokens=min(most, filled.max_num_batched_tokens or most)
+        )
     if "max_num_seqs" in changes:
-        filled = replace(filled, max_num_seqs=min(filled.max_num_seqs or 1, filled.max_num_batched_tokens or 1))
+        filled = replace(
+            filled, max_num_seqs=min(filled.max_num_seqs or 1, filled.max_num_batched_tokens or 1)
+        )
     return filled
 
 
 def most_default_rows(given: VllmSettings, filled: VllmSettings) -> int:
-    """Return the requests that may run: those given, else the most that vLLM fills in on a device of this kind.
+    """Return the requests that may run: those given, else the most that vLLM fills in on a device
+    of this kind.
 
-    On the CPU backend ``LLM`` takes twice the rows of a server, and a log does not say which of the two it was.
+    On the CPU backend ``LLM`` takes twice the rows of a server, and a log does not say which of the
+    two it was.
     """
     rows = filled.max_num_seqs or 1
     on_cpu = given.device == "cpu" and given.max_num_seqs is None
-    return 2 * rows if on_cpu and rows < (filled.max_num_batched_tokens or 0) else rows
+    if on_cpu and rows < (filled.max_num_batched_tokens or 0):
+        return 2 * rows
+    return rows

@@ -1,7 +1,8 @@
-"""What the encoder of images or audio takes while vLLM profiles it: as many images as a step's tokens allow, all at once.
+"""What the encoder of images or audio takes while vLLM profiles it: as many images as a step's
+tokens allow, all at once.
 
-How many items, of how many tokens: vllm/multimodal/encoder_budget.py, or audios for Whisper. Other audio and video are not counted.
-encoder_peak.py has what each of their patches takes.
+How many items, of how many tokens: vllm/multimodal/encoder_budget.py, or audios for Whisper. Other
+audio and video are not counted. encoder_peak.py has what each of their patches takes.
 """
 
 from __future__ import annotations
@@ -22,27 +23,33 @@ from oomguard.estimate.model.shape import is_count
 from oomguard.estimate.model.vision_encoder import largest_pixels
 from oomguard.estimate.start.start import VllmSettings
 
-# What each patch takes at the peak of an encoder that vLLM profiles: in its MLP, or in attention where that makes more.
+# What each patch takes at the peak of an encoder that vLLM profiles: in its MLP, or in attention
+# where that makes more.
 #
-# The MLP: ``4.6 * W + k * I`` elements a patch, with W the encoder's width, I its MLP's and k the tensors of that width that live at
-# once. Counted by running vLLM 0.32's own encoders of CLIP (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers.
-# Attention, and what came with single versions, were counted in the sources that constants.toml names. Rotary encoders take more tensors of
-# that width in some versions, for which no reading of the sources gives a reason: fitted.toml has how many, by published starts.
+# The MLP: ``4.6 * W + k * I`` elements a patch, with W the encoder's width, I its MLP's and k the
+# tensors of that width that live at once. Counted by running vLLM 0.32's own encoders of CLIP
+# (4.85), SigLIP (4.55) and Qwen2-VL (4.33) on the CPU with two layers. Attention, and what came
+# with single versions, were counted in the sources that constants.toml names. Rotary encoders take
+# more tensors of that width in some versions, for which no reading of the sources gives a reason:
+# fitted.toml has how many, by published starts.
 
 _ELEMENTS_OF_WIDTH: Final = 4.6
 # What a block holds all the while: its input, and that normed.
 _HELD_WIDTHS: Final = 2
-# Queries, keys and values; of one of them a copy in float32, its square or product, and two in half precision
-# (RMSNorm.forward_native in vllm/model_executor/layers/layernorm.py, 0.6.6).
+# Queries, keys and values; of one of them a copy in float32, its square or product, and two in half
+# precision (RMSNorm.forward_native in vllm/model_executor/layers/layernorm.py, 0.6.6).
 _NORMED_WIDTHS: Final = 9
-# Queries, keys and values, each of them apart, queries and keys joined; of those in float32 a copy, its product with the cosines, its
-# turned halves and their product with the sines (DotsVisionAttention in vllm/model_executor/models/dots_ocr.py, 0.12).
+# Queries, keys and values, each of them apart, queries and keys joined; of those in float32 a copy,
+# its product with the cosines, its turned halves and their product with the sines
+# (DotsVisionAttention in vllm/model_executor/models/dots_ocr.py, 0.12).
 _TORCH_WIDTHS: Final = 3 + 3 + 2 + 4 * 4
 # Until the first engine went pixels came in float32, with a copy in half precision.
 _PIXEL_COPIES: Final = 3
-# Of tiles: the outputs that are kept, once more when they are stacked; the embeddings of the patches and the first transformer's output,
-# which variables hold to the end; the second one's input, its block's residual and that normed.
-_STACKED, _BLOCK_WIDTHS = 2, 5
+# Of tiles: the outputs that are kept, once more when they are stacked; the embeddings of the
+# patches and the first transformer's output, which variables hold to the end; the second one's
+# input, its block's residual and that normed.
+_STACKED = 2
+_BLOCK_WIDTHS = 5
 _ROUND_PATCHES: Final = 8
 
 
@@ -58,48 +65,72 @@ def peak_elements(encoder: Encoder, settings: VllmSettings) -> float:
     tensors = encoder.mlp_tensors
     if encoder.attention == "rotary":
         tensors += constant("encoder_mlp", settings.version)["tensors_more"]
-    return max(_ELEMENTS_OF_WIDTH * encoder.width + tensors * mlp, _attention(encoder, settings, rule))
+    return max(
+        _ELEMENTS_OF_WIDTH * encoder.width + tensors * mlp, _attention(encoder, settings, rule)
+    )
 
 
 def _attention(encoder: Encoder, settings: VllmSettings, rule: dict[str, Any]) -> float:
-    """Return what attention makes of a patch on one rank; 0 for the encoders whose attention makes less than their MLP."""
-    ranks, width = settings.tensor_parallel_size, encoder.width
-    shared = ranks if encoder.heads and encoder.heads % ranks == 0 else 1
+    """Return what attention makes of a patch on one rank; 0 for the encoders whose attention makes
+    less than their MLP.
+    """
+    ranks = settings.tensor_parallel_size
+    width = encoder.width
+    if encoder.heads and encoder.heads % ranks == 0:
+        shared = ranks
+    else:
+        shared = 1
     if encoder.attention == "normed":
-        return (_HELD_WIDTHS + _NORMED_WIDTHS / shared) * width + _PIXEL_COPIES * encoder.patch_elements
+        return (
+            _HELD_WIDTHS + _NORMED_WIDTHS / shared
+        ) * width + _PIXEL_COPIES * encoder.patch_elements
     if encoder.attention == "by_torch":
         return (_HELD_WIDTHS + _TORCH_WIDTHS / shared) * width + encoder.patch_elements
     if encoder.attention != "rotary" or not rule.get("rotary_widths"):
         return 0.0
     own = rule["rotary_widths"] / shared
-    gathered = rule["gathered_widths"] + 3 / shared if ranks > 1 else 0
+    if ranks > 1:
+        gathered = rule["gathered_widths"] + 3 / shared
+    else:
+        gathered = 0
     return float((_HELD_WIDTHS + max(own, gathered)) * width + encoder.patch_elements)
 
 
-def tiles_peak_bytes(encoder: Encoder, items: int, settings: VllmSettings, element_bytes: int) -> int:
-    """Return the peak of images in tiles: the mask between all patches of an image, and what its inner layers keep.
+def tiles_peak_bytes(
+    encoder: Encoder, items: int, settings: VllmSettings, element_bytes: int
+) -> int:
+    """Return the peak of images in tiles: the mask between all patches of an image, and what its
+    inner layers keep.
 
     Source: MllamaVisionModel.forward in vllm/model_executor/models/mllama.py, 0.7.
     """
     patches = encoder.tokens_per_item // encoder.tiles
     padded = encoder.tiles * (-(-patches // _ROUND_PATCHES) * _ROUND_PATCHES)
     mlp = -(-encoder.mlp_width // settings.tensor_parallel_size)
-    widths = (_STACKED * encoder.kept_layers + _BLOCK_WIDTHS) * encoder.width + encoder.mlp_tensors * mlp
+    widths = (
+        _STACKED * encoder.kept_layers + _BLOCK_WIDTHS
+    ) * encoder.width + encoder.mlp_tensors * mlp
     each = padded**2 + padded * (widths + _PIXEL_COPIES * encoder.patch_elements)
     return items * each * element_bytes
 
 
-# An encoder under ``mm_processor_kwargs``: how large the user lets the processor make an image, or into how many tiles it is cut.
+# An encoder under ``mm_processor_kwargs``: how large the user lets the processor make an image, or
+# into how many tiles it is cut.
 #
-# Source: get_image_size_with_most_features of vllm/model_executor/models/qwen2_vl.py (``max_pixels``, else ``size``), get_max_image_tokens of
-# internvl.py (``max_dynamic_patch``). Other arguments, those of videos among them, are not counted.
+# Source: get_image_size_with_most_features of vllm/model_executor/models/qwen2_vl.py
+# (``max_pixels``, else ``size``), get_max_image_tokens of internvl.py (``max_dynamic_patch``).
+# Other arguments, those of videos among them, are not counted.
 
 _OF_IMAGES: Final = "images_kwargs"  # the processors of transformers take them under this name too
 
 
 def encoder_of(model: Model, settings: VllmSettings) -> Encoder | None:
-    """Return a model's encoder as a start has its images prepared, None without one; raises SettingError as ``processed`` does."""
-    return None if model.encoder is None else processed(model.encoder, settings.mm_processor_kwargs)
+    """Return a model's encoder as a start has its images prepared, None without one; raises
+    SettingError as ``processed`` does.
+    """
+    if model.encoder is None:
+        return None
+    return processed(model.encoder, settings.mm_processor_kwargs)
 
 
 def processed(encoder: Encoder, given: str | None) -> Encoder:
@@ -109,7 +140,8 @@ def processed(encoder: Encoder, given: str | None) -> Encoder:
         SettingError: they are no JSON object.
     """
     arguments = _read(given)
-    pixels, tiles = largest_pixels(arguments), arguments.get("max_dynamic_patch")
+    pixels = largest_pixels(arguments)
+    tiles = arguments.get("max_dynamic_patch")
     tokens = encoder.tokens_per_item
     if pixels and encoder.pixels_per_token:
         tokens = pixels // encoder.pixels_per_token
@@ -126,9 +158,13 @@ def _read(given: str | None) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise SettingError(f"mm_processor_kwargs is {given!r}", hint='for example {"max_pixels": 1003520}')
+        raise SettingError(
+            f"mm_processor_kwargs is {given!r}", hint='for example {"max_pixels": 1003520}'
+        )
     nested = found.get(_OF_IMAGES)
-    return {**found, **nested} if isinstance(nested, dict) else found
+    if isinstance(nested, dict):
+        return {**found, **nested}
+    return found
 
 
 NO_IMAGES: Final = '{"image": 0, "video": 0}'
@@ -139,10 +175,11 @@ _FRAMES_OF_AN_IMAGE: Final = 2  # a patch is one of so many frames (temporal_pat
 
 @dataclass(frozen=True, slots=True)
 class EncoderProfile:
-    """How many items are profiled at once, bytes at the encoder's peak, and of its outputs, which stay for the language model's.
+    """How many items are profiled at once, bytes at the encoder's peak, and of its outputs, which
+    stay for the language model's.
 
-    ``mlp_tensor_bytes`` is one tensor of its MLP's width for all patches, of an encoder with rotary attention; ``modality`` is what
-    they are.
+    ``mlp_tensor_bytes`` is one tensor of its MLP's width for all patches, of an encoder with rotary
+    attention; ``modality`` is what they are.
     """
 
     items: int
@@ -154,20 +191,27 @@ class EncoderProfile:
 
     def __str__(self) -> str:
         """Return the sentence that a budget lists among its assumptions."""
-        items = f"{self.modality}s: profiled with {self.items} of {self.tokens_per_item} tokens each"
+        items = (
+            f"{self.modality}s: profiled with {self.items} of {self.tokens_per_item} tokens each"
+        )
         return f"{items}, {format_gib(self.peak_bytes)} at the peak"
 
     @property
     def uncertainty_bytes(self) -> int:
-        """Bytes to either side of the peak: kernels differ by platform, and encoders by more than their widths."""
+        """Bytes to either side of the peak: kernels differ by platform, and encoders by more than
+        their widths.
+        """
         return round(_UNCERTAINTY_RATIO * self.peak_bytes)
 
 
-def profile_encoder(encoder: Encoder, settings: VllmSettings, element_bytes: int) -> EncoderProfile | None:
+def profile_encoder(
+    encoder: Encoder, settings: VllmSettings, element_bytes: int
+) -> EncoderProfile | None:
     """Profile an encoder on one rank; return None where prompts may have nothing for it.
 
     Args:
-        encoder: the encoder by the model's configuration, as ``encoder_of`` gives it for these settings.
+        encoder: the encoder by the model's configuration, as ``encoder_of`` gives it for these
+            settings.
         settings: vLLM's settings with all defaults filled in.
         element_bytes: bytes of an element of the activations.
 
@@ -181,65 +225,88 @@ def profile_encoder(encoder: Encoder, settings: VllmSettings, element_bytes: int
         return _profile(encoder, settings, settings.max_num_seqs or 1, element_bytes)
     each = encoder.tokens_per_item
     if profiles_seats(settings.version):
-        seats, tokens = (
-            profiled_seats(encoder, settings),
-            each * _of_first_engine(settings.limit_mm_per_prompt, encoder),
-        )
+        seats = profiled_seats(encoder, settings)
+        tokens = each * _of_first_engine(settings.limit_mm_per_prompt, encoder)
         always = encoder.always_profiled and not since("images_always_until", settings.version)
         if tokens * seats > (settings.max_num_batched_tokens or 0) and not always:
             return None
         return _profile(encoder, settings, seats * tokens // each, element_bytes)
-    rule, counted = constant("encoder_profile", settings.version), each
+    rule = constant("encoder_profile", settings.version)
+    counted = each
     modality = encoder.modality
     if encoder.takes_video and _counts(settings.limit_mm_per_prompt).get("video", 1):
         largest, counted = _with_videos(encoder, rule, settings)
-        modality = encoder.modality if largest is encoder else "video"
-        encoder, each = largest, largest.tokens_per_item
+        if largest is encoder:
+            modality = encoder.modality
+        else:
+            modality = "video"
+        encoder = largest
+        each = largest.tokens_per_item
     budget = max(settings.max_num_batched_tokens or 0, counted)
     if settings.max_model_len is not None:
         per_prompt = max(1, min(per_prompt, settings.max_model_len // counted))
     items = max(1, min(budget // counted, (settings.max_num_seqs or 1) * per_prompt))
-    found = _profile(encoder, settings, items, element_bytes, budget if rule.get("pads_outputs") else each)
+    found = _profile(
+        encoder, settings, items, element_bytes, budget if rule.get("pads_outputs") else each
+    )
     return replace(found, modality=modality)
 
 
-def _with_videos(encoder: Encoder, rule: Mapping[str, Any], settings: VllmSettings) -> tuple[Encoder, int]:
-    """Return an encoder whose largest item is a video where one is larger than any image, with the tokens that it counts for."""
+def _with_videos(
+    encoder: Encoder, rule: Mapping[str, Any], settings: VllmSettings
+) -> tuple[Encoder, int]:
+    """Return an encoder whose largest item is a video where one is larger than any image, with the
+    tokens that it counts for.
+    """
     if encoder.framed_videos:
         each = encoder.tokens_per_item
         room = (settings.max_model_len or 0) // each - rule.get("images_beside_video", 0)
         frames = min(room, rule["video_frames"] // _FRAMES_OF_AN_IMAGE)
-        return (encoder, each) if frames <= 1 else (replace(encoder, tokens_per_item=frames * each), frames * each)
+        if frames <= 1:
+            return (encoder, each)
+        return (replace(encoder, tokens_per_item=frames * each), frames * each)
     counted = round(encoder.formatted_video_tokens * rule.get("video_repeats", 0))
     if counted > encoder.tokens_per_item:
         return replace(encoder, tokens_per_item=encoder.formatted_video_tokens), counted
     if encoder.tokens_per_video is not None:
         video = encoder.tokens_per_video
-        return replace(encoder, tokens_per_item=video, patches_per_token=encoder.patches_per_video / video), video
+        return replace(
+            encoder, tokens_per_item=video, patches_per_token=encoder.patches_per_video / video
+        ), video
     return encoder, encoder.tokens_per_item
 
 
 def profiles_seats(version: Version) -> bool:
-    """Whether the version's engine profiles requests with all their images, as the first one did (vllm/worker/model_runner.py, 0.7)."""
+    """Whether the version's engine profiles requests with all their images, as the first one did
+    (vllm/worker/model_runner.py, 0.7).
+    """
     return not since("encoder_keeps_seats_until", version)
 
 
 def profiled_seats(encoder: Encoder, settings: VllmSettings) -> int:
-    """Return how many requests that engine profiles: as many as have their images' tokens in a step, one at least."""
+    """Return how many requests that engine profiles: as many as have their images' tokens in a
+    step, one at least.
+    """
     if encoder.tiles:
         return settings.max_num_seqs or 1
-    tokens = encoder.tokens_per_item * max(1, _of_first_engine(settings.limit_mm_per_prompt, encoder))
+    tokens = encoder.tokens_per_item * max(
+        1, _of_first_engine(settings.limit_mm_per_prompt, encoder)
+    )
     return max(1, min(settings.max_num_seqs or 1, (settings.max_num_batched_tokens or 0) // tokens))
 
 
 def _of_first_engine(limits: str | None, encoder: Encoder) -> int:
-    return 1 if limits is None else items_per_prompt(limits, encoder)
+    if limits is None:
+        return 1
+    return items_per_prompt(limits, encoder)
 
 
 def _profile(
     encoder: Encoder, settings: VllmSettings, items: int, element_bytes: int, kept_tokens: int = 0
 ) -> EncoderProfile:
-    """Profile so many items; the outputs of each are kept as large as ``kept_tokens`` where those are more than its own."""
+    """Profile so many items; the outputs of each are kept as large as ``kept_tokens`` where those
+    are more than its own.
+    """
     each = encoder.tokens_per_item
     outputs = items * max(each, kept_tokens) * encoder.output_width * element_bytes
     if encoder.tiles:
@@ -250,14 +317,18 @@ def _profile(
         peak += items * each * encoder.output_width * element_bytes
         if encoder.attention == "rotary":
             width = -(-encoder.mlp_width // settings.tensor_parallel_size)
-            return EncoderProfile(items, each, max(peak, outputs), outputs, round(patches * width * element_bytes))
+            return EncoderProfile(
+                items, each, max(peak, outputs), outputs, round(patches * width * element_bytes)
+            )
     return EncoderProfile(items, each, max(peak, outputs), outputs)
 
 
 def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:
-    """Return what a step must hold whole: the longest audio and the longest request where a decoder attends across, else 0.
+    """Return what a step must hold whole: the longest audio and the longest request where a decoder
+    attends across, else 0.
 
-    Source: vllm/config/scheduler.py, which takes chunks from encoder-decoder models, and vllm/v1/core/encoder_cache_manager.py (0.32).
+    Source: vllm/config/scheduler.py, which takes chunks from encoder-decoder models, and
+        vllm/v1/core/encoder_cache_manager.py (0.32).
     """
     if encoder is None or encoder.in_prompt:
         return 0
@@ -265,10 +336,18 @@ def uncut_tokens(encoder: Encoder | None, settings: VllmSettings) -> int:
 
 
 def items_per_prompt(limits: str | None, encoder: Encoder) -> int:
-    """Return the most images, videos or audios of a prompt under ``limit_mm_per_prompt``; raises SettingError for a bad limit."""
+    """Return the most images, videos or audios of a prompt under ``limit_mm_per_prompt``; raises
+    SettingError for a bad limit.
+    """
     counts = _counts(limits)
-    videos = counts.get("video", _MOST_PER_PROMPT) if encoder.takes_video else 0
-    return min(encoder.most_per_prompt or _MOST_PER_PROMPT, max(counts.get(encoder.modality, _MOST_PER_PROMPT), videos))
+    if encoder.takes_video:
+        videos = counts.get("video", _MOST_PER_PROMPT)
+    else:
+        videos = 0
+    return min(
+        encoder.most_per_prompt or _MOST_PER_PROMPT,
+        max(counts.get(encoder.modality, _MOST_PER_PROMPT), videos),
+    )
 
 
 def _counts(limits: str | None) -> dict[str, int]:
@@ -276,10 +355,15 @@ def _counts(limits: str | None) -> dict[str, int]:
     if limits is None:
         return {}
     try:
-        given = json.loads(limits) if limits.lstrip().startswith("{") else dict(p.split("=") for p in limits.split(","))
+        if limits.lstrip().startswith("{"):
+            given = json.loads(limits)
+        else:
+            given = dict(p.split("=") for p in limits.split(","))
         counts = {name: int(_limit(value)) for name, value in given.items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise SettingError(f"limit_mm_per_prompt is {limits!r}", hint='for example {"image": 1, "video": 0}') from None
+        raise SettingError(
+            f"limit_mm_per_prompt is {limits!r}", hint='for example {"image": 1, "video": 0}'
+        ) from None
     if any(value < 0 for value in counts.values()):
         raise SettingError(f"limit_mm_per_prompt is {limits!r}, with a count below 0")
     return counts
@@ -287,4 +371,6 @@ def _counts(limits: str | None) -> dict[str, int]:
 
 def _limit(value: Any) -> Any:
     """Return a count, also from the newer form that has sizes beside it."""
-    return value.get("count", _MOST_PER_PROMPT) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return value.get("count", _MOST_PER_PROMPT)
+    return value

@@ -1,4 +1,6 @@
-"""A budget whose KV cache the installed vLLM lays out with its own code: right also for what the closed form does not read."""
+"""A budget whose KV cache the installed vLLM lays out with its own code: right also for what the
+closed form does not read.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,15 @@ _PASSED: Final = (
 
 
 def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
-    """Return a budget with its KV cache as the installed vLLM lays it out; about ten seconds, no weights are loaded.
+    """Return a budget with its KV cache as the installed vLLM lays it out; about ten seconds, no
+    weights are loaded.
 
-    LoRA slots and copies of the model change how large a pool is, not how it is laid out: the pool has them already.
+    LoRA slots and copies of the model change how large a pool is, not how it is laid out: the pool
+    has them already.
 
     Raises:
-        SettingError: the installed vLLM is of another version than the budget, or for another device.
+        SettingError: the installed vLLM is of another version than the budget, or for another
+            device.
         InputError: vLLM cannot be asked.
     """
     settings = budget.settings
@@ -48,11 +53,19 @@ def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
     pools = [max(0, stage.pool_bytes) for stage in budget.stages]
     found = _ask(settings, model_path, pools, max(budget.longest_request_tokens, length))
     _check_installed(settings, found)
-    blocks, tokens, longest = found["blocks"], found["block_tokens"], found["longest_tokens"]
-    block_bytes = budget.kv_cache_pool_bytes // blocks if blocks else 0
+    blocks = found["blocks"]
+    tokens = found["block_tokens"]
+    longest = found["longest_tokens"]
+    if blocks:
+        block_bytes = budget.kv_cache_pool_bytes // blocks
+    else:
+        block_bytes = 0
     reasons = tuple(reason for reason in budget.reasons if not reason.startswith("one request of "))
     if longest < length and budget.kv_cache_pool_bytes > 0:
-        reasons = (f"one request of {length} tokens does not fit, one of {longest} does, says vLLM", *reasons)
+        reasons = (
+            f"one request of {length} tokens does not fit, one of {longest} does, says vLLM",
+            *reasons,
+        )
     return replace(
         budget,
         kv_cache_blocks=blocks,
@@ -61,7 +74,10 @@ def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
         kv_cache_tokens=int(found["max_concurrency"] * (settings.max_model_len or 0)),
         longest_request_tokens=longest,
         kv_bytes_per_token=budget.kv_bytes_per_token or block_bytes // max(1, tokens),
-        stages=tuple(replace(stage, request_bytes=found["needed_bytes"], block_bytes=0) for stage in budget.stages),
+        stages=tuple(
+            replace(stage, request_bytes=found["needed_bytes"], block_bytes=0)
+            for stage in budget.stages
+        ),
         reasons=reasons,
         assumptions=(*budget.assumptions, "KV cache: laid out by the installed vLLM itself"),
     )
@@ -70,17 +86,27 @@ def asked_of_engine(budget: StartBudget, model_path: str) -> StartBudget:
 def _check_installed(settings: VllmSettings, found: Mapping[str, Any]) -> None:
     if found["device"] != settings.device:
         raise SettingError(
-            f"the installed vLLM is for {found['device']}, not {settings.device}", hint=f"--device {found['device']}"
+            f"the installed vLLM is for {found['device']}, not {settings.device}",
+            hint=f"--device {found['device']}",
         )
     if Version(found["version"]).release[:2] != settings.version.release[:2]:
         raise SettingError(
-            f"the installed vLLM is {found['version']}, not {settings.version}", hint="leave --engine-version out"
+            f"the installed vLLM is {found['version']}, not {settings.version}",
+            hint="leave --engine-version out",
         )
 
 
-def _ask(settings: VllmSettings, model_path: str, pools_bytes: list[int], limit_tokens: int) -> dict[str, Any]:
-    arguments = {name: getattr(settings, name) for name in _PASSED if getattr(settings, name) is not None}
-    if settings.device == "cpu" and settings.mamba_ssm_cache_dtype == "auto" and multiplies_in_bfloat16():
+def _ask(
+    settings: VllmSettings, model_path: str, pools_bytes: list[int], limit_tokens: int
+) -> dict[str, Any]:
+    arguments = {
+        name: getattr(settings, name) for name in _PASSED if getattr(settings, name) is not None
+    }
+    if (
+        settings.device == "cpu"
+        and settings.mamba_ssm_cache_dtype == "auto"
+        and multiplies_in_bfloat16()
+    ):
         arguments["mamba_ssm_cache_dtype"] = "float32"  # what the CPU backend's kernels take there
     path = Path(model_path)
     if settings.speculative_config is not None:
@@ -101,5 +127,8 @@ def _ask(settings: VllmSettings, model_path: str, pools_bytes: list[int], limit_
             failed="vLLM cannot be asked",
             late="vLLM did not answer in {} seconds",
             late_hint="leave --ask-engine out",
-            hint="--ask-engine needs vLLM in the Python that runs oomguard; without it the closed form plans",
+            hint=(
+                "--ask-engine needs vLLM in the Python that runs oomguard; without it the closed "
+                "form plans"
+            ),
         )

@@ -1,4 +1,6 @@
-"""A failed allocation of vLLM: what it was for, by its bytes, and what the host has free where it is this machine's."""
+"""A failed allocation of vLLM: what it was for, by its bytes, and what the host has free where it
+is this machine's.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,24 @@ if TYPE_CHECKING:
     from oomguard.estimate.start.start import VllmSettings
 
 
-# A failed allocation as a product of known numbers: which of vLLM's tensors has just that many bytes.
+# A failed allocation as a product of known numbers: which of vLLM's tensors has just that many
+# bytes.
 #
-# An exact count of bytes that is a product of the settings in force and the model's numbers is hardly ever one by chance; a
-# rounded figure may be. How sure a name is follows from how many other products would have matched as well.
+# An exact count of bytes that is a product of the settings in force and the model's numbers is
+# hardly ever one by chance; a rounded figure may be. How sure a name is follows from how many other
+# products would have matched as well.
 
 _FILE: Final = Path(__file__).with_name("allocations.toml")
 _DTYPE: Final = "dtype"
 # vLLM pads the vocabulary to whole multiples of this.
 _VOCABULARY_MULTIPLE: Final = 64
-# torch's caching allocator asks the device for whole multiples of this, and prints what it asks for.
+# torch's caching allocator asks the device for whole multiples of this, and prints what it asks
+# for.
 _GRANULE_BYTES: Final = 2 * MIB
 # More matches than this by chance, and a match says nothing.
 _MOST_BY_CHANCE: Final = 0.5
-# A size whose odd part is not well above this is too round to tell anything, unless it is larger than tensors mostly are.
+# A size whose odd part is not well above this is too round to tell anything, unless it is larger
+# than tensors mostly are.
 _ROUND_BELOW: Final = 4
 # What the engine was doing agrees by chance no more often than this.
 _PHASE_AGREES: Final = 0.25
@@ -90,7 +96,10 @@ class Product:
 
     def __str__(self) -> str:
         named = " x ".join(f"{value} {name}" for name, value in self.numbers.items())
-        times = f"{self.allocation.times} x " if self.allocation.times > 1 else ""
+        if self.allocation.times > 1:
+            times = f"{self.allocation.times} x "
+        else:
+            times = ""
         return f"{times}{named} x {self.element_bytes} bytes"
 
 
@@ -104,9 +113,11 @@ class Named:
 
 @dataclass(slots=True)
 class _Search:
-    """What is looked for, and what was found: ``chance`` is how many products match a random size of this magnitude.
+    """What is looked for, and what was found: ``chance`` is how many products match a random size
+    of this magnitude.
 
-    A round size is matched by chance whatever else is: settings and widths are mostly powers of two.
+    A round size is matched by chance whatever else is: settings and widths are mostly powers of
+    two.
     """
 
     tried_bytes: int
@@ -119,20 +130,31 @@ class _Search:
     @property
     def window_bytes(self) -> float:
         """How many sizes would be printed as this one."""
-        return 1.0 if not self.slack_bytes else 2 * self.slack_bytes + _GRANULE_BYTES
+        if not self.slack_bytes:
+            return 1.0
+        return 2 * self.slack_bytes + _GRANULE_BYTES
 
     def by_chance(self, product: Product) -> float:
-        """Return how many products match this one's size by chance, fewer where the engine was doing what it is made for."""
+        """Return how many products match this one's size by chance, fewer where the engine was
+        doing what it is made for.
+        """
         size = product.bytes
         odd = size // (size & -size)
-        agrees = _PHASE_AGREES if self.phase in product.allocation.phases else 1.0
+        if self.phase in product.allocation.phases:
+            agrees = _PHASE_AGREES
+        else:
+            agrees = 1.0
         return max(self.chance, min(1.0, _ROUND_BELOW / odd) * min(1.0, GIB / size) * agrees)
 
     def is_it(self, size: float) -> bool:
         """Whether a tensor of this size is printed as what was asked for."""
         if not self.slack_bytes:
             return size == self.tried_bytes
-        return self.tried_bytes - self.slack_bytes - _GRANULE_BYTES <= size <= self.tried_bytes + self.slack_bytes
+        return (
+            self.tried_bytes - self.slack_bytes - _GRANULE_BYTES
+            <= size
+            <= self.tried_bytes + self.slack_bytes
+        )
 
 
 @cache
@@ -170,31 +192,43 @@ def name_allocation(
     *,
     on_host: bool = True,
 ) -> Named | None:
-    """Return the one allocation that has the bytes asked for, None where none or too many may have them.
+    """Return the one allocation that has the bytes asked for, None where none or too many may have
+    them.
 
     Args:
         tried_bytes: what the failed allocation asked for.
         slack_bytes: half of its last printed digit; 0 where the bytes are exact.
-        numbers: the settings in force and the model's numbers by name; ``ranks`` for those that share a matrix.
+        numbers: the settings in force and the model's numbers by name; ``ranks`` for those that
+            share a matrix.
         phase: what the engine was doing; it decides where several rows have the same bytes.
         on_host: whether the host's memory ran out; what is only there is never named for a device.
     """
     search = _Search(tried_bytes, slack_bytes, numbers, phase)
     for row in allocations():
         is_there = not row.only_there or phase in row.phases
-        if is_there and (row.needs is None or row.needs in numbers) and (on_host or not row.only_on_host):
+        if (
+            is_there
+            and (row.needs is None or row.needs in numbers)
+            and (on_host or not row.only_on_host)
+        ):
             _try(row, search)
-    there = [product for product in search.found if phase in product.allocation.phases] or search.found
+    there = [
+        product for product in search.found if phase in product.allocation.phases
+    ] or search.found
     chance = max((search.by_chance(product) for product in there), default=1.0)
     if not there or chance > _MOST_BY_CHANCE:
         return None
-    # The first row of the file that matches; each other name that matches as well makes it as unsure again.
+    # The first row of the file that matches; each other name that matches as well makes it as
+    # unsure again.
     names = {product.allocation.name for product in there}
     return Named(there[0], min(MOST_SURE, 1 / len(names) / (1 + chance)))
 
 
-def allocation_told_by(tried_bytes: float, numbers: Mapping[str, int], told: Collection[str]) -> Product | None:
-    """Return what was made where the kind of failure or the traceback's place tells it; None where neither does.
+def allocation_told_by(
+    tried_bytes: float, numbers: Mapping[str, int], told: Collection[str]
+) -> Product | None:
+    """Return what was made where the kind of failure or the traceback's place tells it; None where
+    neither does.
 
     A free factor is what the bytes come nearest to, in float32.
     """
@@ -212,8 +246,12 @@ def allocation_told_by(tried_bytes: float, numbers: Mapping[str, int], told: Col
 
 
 def _most(row: Allocation, numbers: Mapping[str, int]) -> int | None:
-    """Return the largest number that a row's free factor may be; None where the setting that decides it is not known."""
-    return min(numbers[name] for name in row.up_to if name in numbers) if row.up_to[0] in numbers else None
+    """Return the largest number that a row's free factor may be; None where the setting that
+    decides it is not known.
+    """
+    if row.up_to[0] in numbers:
+        return min(numbers[name] for name in row.up_to if name in numbers)
+    return None
 
 
 def _try(row: Allocation, search: _Search) -> None:
@@ -229,8 +267,12 @@ def _try(row: Allocation, search: _Search) -> None:
                 _match(row, known, unit * element, element, search)
 
 
-def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int, search: _Search) -> None:
-    """Add the product if it has the bytes; with a free factor also where a whole number of units has them."""
+def _match(
+    row: Allocation, known: dict[str, int], unit_bytes: int, element: int, search: _Search
+) -> None:
+    """Add the product if it has the bytes; with a free factor also where a whole number of units
+    has them.
+    """
     if not row.up_to:
         search.chance += search.window_bytes / search.tried_bytes
         if search.is_it(unit_bytes):
@@ -252,7 +294,8 @@ def _match(row: Allocation, known: dict[str, int], unit_bytes: int, element: int
 
 def _values(name: str, numbers: Mapping[str, int]) -> Iterator[int]:
     """Yield what a number may be in a tensor: itself, padded, and one rank's share of it."""
-    value, ranks = numbers[name], numbers.get("ranks", 1)
+    value = numbers[name]
+    ranks = numbers.get("ranks", 1)
     whole = [value]
     if name == "vocabulary" and value % _VOCABULARY_MULTIPLE:
         whole.append(-(-value // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE)
@@ -281,29 +324,43 @@ _OF_THE_MODEL: Final = frozenset(
 )
 
 
-# The exact bytes of an array whose shape and type an error names, where its message rounds them: numpy prints three digits.
+# The exact bytes of an array whose shape and type an error names, where its message rounds them:
+# numpy prints three digits.
 
 _BITS: Final = re.compile(r"(?:u?int|float|complex)(8|16|32|64|128)")
 _OF_NAME: Final = {"bool": 1, "object": 8}
 
 
 def array_bytes(incident: Incident) -> int | None:
-    """Return the bytes of the array that was refused, None where the message names no shape or no plain type."""
+    """Return the bytes of the array that was refused, None where the message names no shape or no
+    plain type.
+    """
     shape, name = (incident.facts.get(fact) for fact in ("array_shape", "array_type"))
     if shape is None or name is None:
         return None
     counts = re.findall(r"\d{1,18}", str(shape.value))
     bits = _BITS.fullmatch(str(name.value))
     element = int(bits.group(1)) // 8 if bits else _OF_NAME.get(str(name.value))
-    return None if element is None or not counts else math.prod(map(int, counts)) * element
+    if element is None or not counts:
+        return None
+    return math.prod(map(int, counts)) * element
 
 
 # The memory model is loaded where a model may be read; a saved log alone is told at once.
 
 KINDS: Final = frozenset(
-    {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "host_oom", "sampler_warmup_oom", "pooler_warmup_oom"}
+    {
+        "cuda_oom",
+        "hip_oom",
+        "xpu_oom",
+        "npu_oom",
+        "host_oom",
+        "sampler_warmup_oom",
+        "pooler_warmup_oom",
+    }
 )
-# Tokens of a block where the user sets none, on a device and on the CPU; a row of block numbers is padded to this many tokens.
+# Tokens of a block where the user sets none, on a device and on the CPU; a row of block numbers is
+# padded to this many tokens.
 _BLOCK_TOKENS: Final = (16, 128)
 _ALIGNED_TOKENS: Final = 128
 _NGRAM: Final = frozenset({"ngram", "[ngram]", "ngram_gpu"})
@@ -330,7 +387,8 @@ class FailedAllocation:
 def failed_allocation(
     incident: Incident, model: str | None = None, *, reads_models: bool = True
 ) -> FailedAllocation | None:
-    """Return what a failed allocation was for, None where neither its bytes nor the traceback tell it.
+    """Return what a failed allocation was for, None where neither its bytes nor the traceback tell
+    it.
 
     Args:
         incident: the failure, with the settings in force.
@@ -338,30 +396,49 @@ def failed_allocation(
         reads_models: whether a folder that the log names may be read.
     """
     exact = array_bytes(incident)
-    tried = incident.number("tried_bytes") if exact is None else exact
+    if exact is None:
+        tried = incident.number("tried_bytes")
+    else:
+        tried = exact
     if incident.kind not in KINDS or incident.framework != "vllm" or not tried or tried <= 0:
         return None
-    start = _start(incident, model) if reads_models else None
+    if reads_models:
+        start = _start(incident, model)
+    else:
+        start = None
     numbers = _numbers(incident, start)
-    slack = incident.slack("tried_bytes") if exact is None else 0.0
-    named = name_allocation(int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom")
+    if exact is None:
+        slack = incident.slack("tried_bytes")
+    else:
+        slack = 0.0
+    named = name_allocation(
+        int(tried), slack, numbers, incident.phase, on_host=incident.kind == "host_oom"
+    )
     told = allocation_told_by(tried, numbers, (incident.kind, incident.phase))
     prompt = _whole_prompt(incident, numbers)
-    if named is not None and (not slack or told is None or told.allocation.name == named.product.allocation.name):
+    if named is not None and (
+        not slack or told is None or told.allocation.name == named.product.allocation.name
+    ):
         return FailedAllocation(named, start, prompt_tokens=prompt)
-    return (
-        None if told is None else FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt)
-    )
+    if told is None:
+        return None
+    return FailedAllocation(Named(told, MOST_SURE), start, by_bytes=False, prompt_tokens=prompt)
 
 
 def _whole_prompt(incident: Incident, numbers: Mapping[str, int]) -> int:
-    """Return the tokens of the longest prompt where chunked prefill is off: vLLM refuses a smaller step (vllm/config/scheduler.py)."""
+    """Return the tokens of the longest prompt where chunked prefill is off: vLLM refuses a smaller
+    step (vllm/config/scheduler.py).
+    """
     whole = incident.facts.get("whole_prompts")
-    return numbers.get("max_model_len", 0) if whole is not None and whole.value is True else 0
+    if whole is not None and whole.value is True:
+        return numbers.get("max_model_len", 0)
+    return 0
 
 
 def _start(incident: Incident, model: str | None) -> FailedStart | None:
-    """Return the start behind a failure with its settings filled in, None where its model cannot be read here."""
+    """Return the start behind a failure with its settings filled in, None where its model cannot be
+    read here.
+    """
     from oomguard.estimate.start.defaults import most_default_rows, with_defaults
     from oomguard.estimate.start.failed_start import read_failed_start
 
@@ -369,18 +446,28 @@ def _start(incident: Incident, model: str | None) -> FailedStart | None:
     if start is None:
         return None
     settings = with_defaults(start.settings, start.model.shape, [])
-    return replace(start, settings=replace(settings, max_num_seqs=most_default_rows(start.settings, settings)))
+    return replace(
+        start, settings=replace(settings, max_num_seqs=most_default_rows(start.settings, settings))
+    )
 
 
-def with_allocation(incident: Incident, model: str | None = None, *, local: bool = False) -> Incident:
-    """Return the incident with what its failed allocation was for; unchanged where nothing tells it.
+def with_allocation(
+    incident: Incident, model: str | None = None, *, local: bool = False
+) -> Incident:
+    """Return the incident with what its failed allocation was for; unchanged where nothing tells
+    it.
 
-    ``local`` says that it failed on this machine, just now: its folders may be read, and what its host has free counts.
+    ``local`` says that it failed on this machine, just now: its folders may be read, and what its
+    host has free counts.
     """
     found = failed_allocation(incident, model, reads_models=local or model is not None)
     facts: dict[str, Fact] = dict(incident.facts)
     if local and incident.kind == "host_oom":
-        from oomguard.probe.host import read_available_bytes, read_data_limit_bytes, read_total_bytes
+        from oomguard.probe.host import (
+            read_available_bytes,
+            read_data_limit_bytes,
+            read_total_bytes,
+        )
 
         read = {
             "host_available_bytes": read_available_bytes(),
@@ -405,19 +492,27 @@ def with_allocation(incident: Incident, model: str | None = None, *, local: bool
 
 
 def _numbers(incident: Incident, start: FailedStart | None) -> dict[str, int]:
-    """Return what a tensor's size may be a product of: the settings in force, and the model's numbers where they are read."""
-    numbers = (
-        {}
-        if start is None
-        else _of_shape(start.model.shape)
-        | _of_settings(start.settings)
-        | _of_cache(start, incident)
-        | _of_encoder(start)
-        | _of_weights(start, incident)
-    )
+    """Return what a tensor's size may be a product of: the settings in force, and the model's
+    numbers where they are read.
+    """
+    if start is None:
+        numbers = {}
+    else:
+        numbers = (
+            _of_shape(start.model.shape)
+            | _of_settings(start.settings)
+            | _of_cache(start, incident)
+            | _of_encoder(start)
+            | _of_weights(start, incident)
+        )
     for name in (*_SETTINGS, "max_loras", "max_lora_rank"):
         known = value_in_force(name, incident.settings, incident.facts)
-        if known is not None and isinstance(known[0], int) and not isinstance(known[0], bool) and known[0] > 0:
+        if (
+            known is not None
+            and isinstance(known[0], int)
+            and not isinstance(known[0], bool)
+            and known[0] > 0
+        ):
             numbers[name] = known[0]
     lora = value_in_force("enable_lora", incident.settings, incident.facts)
     if lora is not None and lora[0] is True:
@@ -435,10 +530,12 @@ def _of_shape(shape: ModelShape) -> dict[str, int]:
 
     try:
         mlp = shape.number("intermediate_size") or 4 * shape.hidden
-        experts, expert_mlp = shape.number("num_experts") or 0, shape.number("moe_intermediate_size") or mlp
+        experts = shape.number("num_experts") or 0
+        expert_mlp = shape.number("moe_intermediate_size") or mlp
     except OomguardError:
         return {}
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    queries = shape.heads * shape.head_dim
+    keys = shape.kv_heads * shape.head_dim
     return {
         "dtype": shape.dtype_bytes,
         "vocabulary": shape.vocab,
@@ -457,32 +554,49 @@ def _of_shape(shape: ModelShape) -> dict[str, int]:
 
 
 def _of_settings(settings: VllmSettings) -> dict[str, int]:
-    known = {name: getattr(settings, name) or 0 for name in _SETTINGS} | {"ranks": settings.tensor_parallel_size}
+    known = {name: getattr(settings, name) or 0 for name in _SETTINGS} | {
+        "ranks": settings.tensor_parallel_size
+    }
     if settings.enable_lora:
-        known |= {"enable_lora": 1, "max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
-    length, block = settings.max_model_len, settings.block_size or _BLOCK_TOKENS[settings.device == "cpu"]
+        known |= {
+            "enable_lora": 1,
+            "max_loras": settings.max_loras,
+            "max_lora_rank": settings.max_lora_rank,
+        }
+    length = settings.max_model_len
+    block = settings.block_size or _BLOCK_TOKENS[settings.device == "cpu"]
     if length:
-        aligned = max(1, _ALIGNED_TOKENS // math.gcd(_ALIGNED_TOKENS, block))  # get_block_table_width
+        aligned = max(
+            1, _ALIGNED_TOKENS // math.gcd(_ALIGNED_TOKENS, block)
+        )  # get_block_table_width
         known["blocks_unpadded"] = -(-length // block)
         known["blocks_per_request"] = -(-length // (block * aligned)) * aligned
     return known
 
 
 def _of_cache(start: FailedStart, incident: Incident) -> dict[str, int]:
-    """Return the KV cache's blocks where their number or their bytes were set, and the bytes of one."""
+    """Return the KV cache's blocks where their number or their bytes were set, and the bytes of
+    one.
+    """
     from oomguard.estimate.start.kv_shortfall import exact_kv
 
     cache = exact_kv(start)
     if cache is None:
         return {}
-    override, pool = incident.number("num_gpu_blocks_override"), start.settings.kv_cache_memory_bytes
-    blocks = int(override) if override else (pool or 0) // cache.block_bytes
+    override = incident.number("num_gpu_blocks_override")
+    pool = start.settings.kv_cache_memory_bytes
+    if override:
+        blocks = int(override)
+    else:
+        blocks = (pool or 0) // cache.block_bytes
     page = max(page for group in cache.layout.groups for page in group.pages_bytes)
     return {"kv_blocks": blocks, "kv_page": page, "kv_block": cache.block_bytes}
 
 
 def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
-    """Return the elements of the parameter that is nearest to what failed while weights were loaded: shapes that no width tells."""
+    """Return the elements of the parameter that is nearest to what failed while weights were
+    loaded: shapes that no width tells.
+    """
     tried, element = incident.number("tried_bytes"), start.model.shape.dtype_bytes
     if incident.phase != "load_weights" or not tried or not start.model.exact:
         return {}
@@ -496,18 +610,25 @@ def _of_weights(start: FailedStart, incident: Incident) -> dict[str, int]:
 
 
 def _nearest(parameters: Iterable[Parameter], elements: float) -> int:
-    """Return the elements of the parameter that has about so many, alone or put together with another one like it; 0 without any."""
+    """Return the elements of the parameter that has about so many, alone or put together with
+    another one like it; 0 without any.
+    """
     sizes = {times * parameter.elements for parameter in parameters for times in (1, 2)}
     return min(sizes, key=lambda size: abs(size - elements), default=0)
 
 
 def _of_encoder(start: FailedStart) -> dict[str, int]:
-    """Return the images or audios that the start profiles at once, the patches of one, and the widths of their encoder."""
+    """Return the images or audios that the start profiles at once, the patches of one, and the
+    widths of their encoder.
+    """
     from oomguard.estimate.start.encoder_profile import encoder_of, profile_encoder
 
     try:
         encoder = encoder_of(start.model, start.settings)
-        profile = None if encoder is None else profile_encoder(encoder, start.settings, start.model.shape.dtype_bytes)
+        if encoder is None:
+            profile = None
+        else:
+            profile = profile_encoder(encoder, start.settings, start.model.shape.dtype_bytes)
     except OomguardError:
         return {}
     if encoder is None or profile is None:
@@ -515,7 +636,11 @@ def _of_encoder(start: FailedStart) -> dict[str, int]:
     patches = round(profile.tokens_per_item * encoder.patches_per_token)
     return {
         f"{encoder.modality}s": profile.items,
-        **({"patches": patches, "patches_and_class": patches + 1} if encoder.in_prompt else {"frames": patches}),
+        **(
+            {"patches": patches, "patches_and_class": patches + 1}
+            if encoder.in_prompt
+            else {"frames": patches}
+        ),
         "encoder_width": encoder.width,
         "encoder_mlp": encoder.mlp_width,
     }
@@ -527,14 +652,23 @@ def _drafted(incident: Incident) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     printed = incident.number("drafted_tokens")
-    return None if printed is None else int(printed)
+    if printed is None:
+        return None
+    return int(printed)
 
 
 def _speculation(incident: Incident) -> Mapping[str, object]:
-    """Return the configuration of speculative decoding as the user gave it, empty where nothing tells it."""
+    """Return the configuration of speculative decoding as the user gave it, empty where nothing
+    tells it.
+    """
     known = value_in_force("speculative_config", incident.settings, incident.facts)
     try:
-        config = json.loads(known[0]) if known is not None and isinstance(known[0], str) else None
+        if known is not None and isinstance(known[0], str):
+            config = json.loads(known[0])
+        else:
+            config = None
     except (ValueError, RecursionError):
         return {}
-    return config if isinstance(config, Mapping) else {}
+    if isinstance(config, Mapping):
+        return config
+    return {}

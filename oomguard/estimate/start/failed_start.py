@@ -1,4 +1,6 @@
-"""The start that failed, as the memory model sees it: its model, and its settings corrected by what it printed."""
+"""The start that failed, as the memory model sees it: its model, and its settings corrected by what
+it printed.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import Correction, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 
-# Read apart, or of another form in a log than in a plan: a share, an object that prints no value, a request's own parameter.
+# Read apart, or of another form in a log than in a plan: a share, an object that prints no value, a
+# request's own parameter.
 _READ_APART: Final = frozenset({"gpu_memory_utilization", "speculative_config", "prompt_logprobs"})
-_ON_DEVICE: Final = frozenset({"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "sampler_warmup_oom", "pooler_warmup_oom"})
-# The tensor that did not fit is seldom the last. After the sampler's sort (18 bytes a logit by then) come a softmax and two masks
-# (24): vllm/v1/sample/ops/topk_topp_sampler.py apply_top_k_top_p_pytorch, 0.32.
+_ON_DEVICE: Final = frozenset(
+    {"cuda_oom", "hip_oom", "xpu_oom", "npu_oom", "sampler_warmup_oom", "pooler_warmup_oom"}
+)
+# The tensor that did not fit is seldom the last. After the sampler's sort (18 bytes a logit by
+# then) come a softmax and two masks (24): vllm/v1/sample/ops/topk_topp_sampler.py
+# apply_top_k_top_p_pytorch, 0.32.
 _LATER_RATIO: Final = 1.1
 _LATER_IN_SAMPLER_RATIO: Final = 24 / 18
 _TYPES: Final = {"int": int, "bool": bool, "str": str}
@@ -51,15 +57,21 @@ def read_failed_start(
         of_unknown_size: the bytes of the device where the log does not print them.
 
     Returns:
-        The start; None where the model cannot be read here, the device's size is not known, or the settings cannot be budgeted.
+        The start; None where the model cannot be read here, the device's size is not known, or the
+        settings cannot be budgeted.
     """
     named = model or _text(incident, "model")
     total = incident.number("device_total_bytes") or of_unknown_size
     if incident.framework != "vllm" or named is None or not total:
         return None
-    settings = settings_of(incident.settings, incident.facts, incident.framework_version, round(total))
+    settings = settings_of(
+        incident.settings, incident.facts, incident.framework_version, round(total)
+    )
     source = local_path(named) if model is None else model
-    read = None if source is None else _read(str(source), settings.dtype, settings.quantization)
+    if source is None:
+        read = None
+    else:
+        read = _read(str(source), settings.dtype, settings.quantization)
     if read is None:
         return None
     try:
@@ -69,7 +81,8 @@ def read_failed_start(
 
 
 def with_exact_weights(incident: Incident, model: str | None = None) -> Incident:
-    """Return the incident with the weights of one rank as the model's files have them, in place of what its name says.
+    """Return the incident with the weights of one rank as the model's files have them, in place of
+    what its name says.
 
     It comes back unchanged where the start cannot be read; ``model`` as in ``read_failed_start``.
     """
@@ -77,10 +90,15 @@ def with_exact_weights(incident: Incident, model: str | None = None) -> Incident
     if start is None:
         return incident
     try:
-        weights = budget_start(start.model, replace(start.settings, device_free_bytes=None)).weights_bytes
+        weights = budget_start(
+            start.model, replace(start.settings, device_free_bytes=None)
+        ).weights_bytes
     except OomguardError:
         return incident
-    facts = {**incident.facts, "estimated_weights_bytes": Fact("estimated_weights_bytes", weights, "config")}
+    facts = {
+        **incident.facts,
+        "estimated_weights_bytes": Fact("estimated_weights_bytes", weights, "config"),
+    }
     free = incident.number("device_free_bytes")
     if "weights_above_free" in facts and free is not None:
         facts["weights_above_free"] = Fact("weights_above_free", weights > free, "solved")
@@ -88,21 +106,32 @@ def with_exact_weights(incident: Incident, model: str | None = None) -> Incident
 
 
 def read_draft(incident: Incident, dtype: str) -> Model | None:
-    """Read the draft model that the engine printed; None without one, or where it cannot be read here."""
+    """Read the draft model that the engine printed; None without one, or where it cannot be read
+    here.
+    """
     named = _text(incident, "draft_model")
     source = None if named is None else local_path(named)
-    return None if source is None else _read(str(source), dtype, None)
+    if source is None:
+        return None
+    return _read(str(source), dtype, None)
 
 
 def local_path(name: str) -> Path | None:
-    """Return a folder or file of this machine by the name in a log, also of a model that the hub's cache holds.
+    """Return a folder or file of this machine by the name in a log, also of a model that the hub's
+    cache holds.
 
     None for any other: a log must not make us fetch anything.
     """
     try:
         path = Path(name).expanduser()
-        return path if path.exists() else _cached(name)
-    except (OSError, RuntimeError, ValueError):  # no such user, a name too long, a folder of someone else
+        if path.exists():
+            return path
+        return _cached(name)
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # no such user, a name too long, a folder of someone else
         return None
 
 
@@ -115,18 +144,27 @@ def _cached(name: str) -> Path | None:
     except ImportError:
         return None
     found = try_to_load_from_cache(name, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
+    if isinstance(found, str):
+        return Path(found).parent
+    return None
 
 
 def settings_of(
-    in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], framework_version: str | None, total_bytes: int
+    in_force: Mapping[str, SettingInForce],
+    facts: Mapping[str, Fact],
+    framework_version: str | None,
+    total_bytes: int,
 ) -> VllmSettings:
-    """Return the engine's settings, as far as the command, its echo and the log's own lines tell them.
+    """Return the engine's settings, as far as the command, its echo and the log's own lines tell
+    them.
 
-    What is free at the start is what the log prints, less what others may still take; what the engine asked for and got was free.
+    What is free at the start is what the log prints, less what others may still take; what the
+    engine asked for and got was free.
     """
     values: dict[str, Any] = {}
-    for name in (own.name for own in fields(VllmSettings) if own.name in SETTINGS.keys() - _READ_APART):
+    for name in (
+        own.name for own in fields(VllmSettings) if own.name in SETTINGS.keys() - _READ_APART
+    ):
         value = _value(in_force, facts, name)
         if value is None or type(value) is not _TYPES[SETTINGS[name].type]:
             continue  # unknown, or a form that only the engine reads
@@ -155,43 +193,69 @@ def settings_of(
 
 
 def fails_while_profiling(incident: Incident) -> bool:
-    """Return whether an allocation failed in the engine's profile run: on a device, before there was a KV cache."""
+    """Return whether an allocation failed in the engine's profile run: on a device, before there
+    was a KV cache.
+    """
     on_device = incident.kind in _ON_DEVICE and incident.number("tried_bytes") is not None
-    return on_device and "profiling_frames" in incident.facts and not incident.facts.get("multimodal_frames")
+    return (
+        on_device
+        and "profiling_frames" in incident.facts
+        and not incident.facts.get("multimodal_frames")
+    )
 
 
 def _free_at_start(facts: Mapping[str, Fact]) -> Fact | None:
-    """Return what was free when the engine started: where an allocation failed, what is free and what it held by then."""
-    free, own = facts.get("device_free_bytes"), facts.get("own_bytes")
+    """Return what was free when the engine started: where an allocation failed, what is free and
+    what it held by then.
+    """
+    free = facts.get("device_free_bytes")
+    own = facts.get("own_bytes")
     if free is None or "tried_bytes" not in facts:
         return free
-    return None if own is None else replace(free, value=float(free.value) + float(own.value))
+    if own is None:
+        return None
+    return replace(free, value=float(free.value) + float(own.value))
 
 
 def _corrected(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
-    """Correct the settings by all that the start held, where its log tells that; else they keep what was free."""
+    """Correct the settings by all that the start held, where its log tells that; else they keep
+    what was free.
+    """
     if fails_while_profiling(incident):
         return _with_peak(model, settings, incident)
     left = incident.number("kv_cache_available_bytes")
-    if left is None or settings.kv_cache_memory_bytes is not None or settings.pipeline_parallel_size > 1:
+    if (
+        left is None
+        or settings.kv_cache_memory_bytes is not None
+        or settings.pipeline_parallel_size > 1
+    ):
         return settings
     predicted = budget_start(model, settings)
     beyond = predicted.kv_cache_pool_bytes + predicted.kept_back_bytes - round(left)
     slack = incident.slack("kv_cache_available_bytes") + incident.slack("desired_bytes")
-    correction = Correction("what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack))
+    correction = Correction(
+        "what this start held", non_torch_bytes=beyond, uncertainty_bytes=round(slack)
+    )
     return replace(settings, correction=correction)
 
 
 def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> VllmSettings:
-    """Correct the peak of a start that failed before it was measured: what was alive beside the weights, and what was tried."""
+    """Correct the peak of a start that failed before it was measured: what was alive beside the
+    weights, and what was tried.
+    """
     tried = incident.number("tried_bytes") or 0
     alive = incident.number("allocated_bytes") or incident.number("own_bytes")
     if alive is None:
         return settings
     predicted = budget_start(model, settings)
-    weights = incident.number("model_weights_bytes") or max(stage.weights_bytes for stage in predicted.stages)
+    weights = incident.number("model_weights_bytes") or max(
+        stage.weights_bytes for stage in predicted.stages
+    )
     ratio = (alive - weights + tried) / max(1, predicted.peak_activation_bytes)
-    later = _LATER_IN_SAMPLER_RATIO if incident.phase == "sampling_logits" else _LATER_RATIO
+    if incident.phase == "sampling_logits":
+        later = _LATER_IN_SAMPLER_RATIO
+    else:
+        later = _LATER_RATIO
     beyond = incident.number("non_torch_bytes")
     correction = Correction(
         "what this start asked for",
@@ -200,14 +264,20 @@ def _with_peak(model: Model, settings: VllmSettings, incident: Incident) -> Vllm
     return replace(settings, correction=correction, peak_activation_ratio=max(1.0, ratio * later))
 
 
-def _value(in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], name: str) -> FactValue | None:
+def _value(
+    in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact], name: str
+) -> FactValue | None:
     known = value_in_force(name, in_force, facts)
-    return None if known is None else known[0]
+    if known is None:
+        return None
+    return known[0]
 
 
 def _text(incident: Incident, name: str) -> str | None:
     value = _value(incident.settings, incident.facts, name)
-    return value if isinstance(value, str) and value else None
+    if isinstance(value, str) and value:
+        return value
+    return None
 
 
 def _version(text: str | None) -> Version:
@@ -222,5 +292,6 @@ def _read(model: str, dtype: str, quantization: str | None) -> Model | None:
     """Read a model once; return None where it cannot be read."""
     try:
         return read_model(find_model(model), dtype=dtype, quantization=quantization)
-    except Exception:  # noqa: BLE001 - a stranger's files: whatever they hold, the diagnosis goes on without the model
+    except Exception:  # noqa: BLE001
+        # a stranger's files: whatever they hold, the diagnosis goes on without the model
         return None

@@ -1,4 +1,6 @@
-"""The settings nearest to those asked for under which a start fits: solved one at a time, then with the highest utilization."""
+"""The settings nearest to those asked for under which a start fits: solved one at a time, then with
+the highest utilization.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from oomguard.estimate.start.non_torch import counts_graphs
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 
-# A step of fewer tokens makes a prefill slow out of proportion; fewer sequences than this are no service.
+# A step of fewer tokens makes a prefill slow out of proportion; fewer sequences than this are no
+# service.
 _FEWEST_STEP_TOKENS: Final = 512
 _FEWEST_SEQS: Final = 1
 _SHORTEST_TOKENS: Final = 16
@@ -34,10 +37,12 @@ class Fit:
     Attributes:
         budget: the budget under them; None where no setting helps.
         changed: each setting changed to get there, with its value before and after.
-        tensor_parallel_size: where no setting helps, the fewest ranks that would; None where none would.
+        tensor_parallel_size: where no setting helps, the fewest ranks that would; None where none
+            would.
         gpu_total_bytes: likewise the smallest device.
         without_images: likewise whether it would fit where no prompt has images.
-        cpu_offload_bytes: likewise the least of the weights that would have to stay in the host's memory, in whole GiB.
+        cpu_offload_bytes: likewise the least of the weights that would have to stay in the host's
+            memory, in whole GiB.
     """
 
     budget: StartBudget | None
@@ -56,12 +61,14 @@ def _anything(_name: str, _old: Any, _new: Any) -> bool:
 
 
 def fit(model: Model, settings: VllmSettings, permits: Permits = _anything) -> Fit:
-    """Change the least that makes a start fit with its margin: first what keeps the outputs and the capacity.
+    """Change the least that makes a start fit with its margin: first what keeps the outputs and the
+    capacity.
 
     Args:
         model: the model.
         settings: the settings asked for.
-        permits: judges each change by the setting's name, its value and the new one; what it refuses is solved in another way.
+        permits: judges each change by the setting's name, its value and the new one; what it
+            refuses is solved in another way.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
@@ -70,8 +77,11 @@ def fit(model: Model, settings: VllmSettings, permits: Permits = _anything) -> F
     found = _solved(model, settings, permits)
     if found is not None:
         return found
-    # On another device the engine has other defaults: the search starts from what the user gave, not from what was filled in.
-    ranks, gpu, offload = _ranks(model, settings), _gpu(model, settings), _offload(model, settings)
+    # On another device the engine has other defaults: the search starts from what the user gave,
+    # not from what was filled in.
+    ranks = _ranks(model, settings)
+    gpu = _gpu(model, settings)
+    offload = _offload(model, settings)
     return Fit(None, (), ranks, gpu, _without_images(model, settings), offload)
 
 
@@ -86,7 +96,10 @@ def _solved(model: Model, settings: VllmSettings, permits: Permits) -> Fit | Non
             if start is None or (settings.device == "cpu" and name not in _ON_CPU):
                 continue
             found = solver(model, start)
-            changed = tuple(_changes(filled, found)) if found is not None else ()
+            if found is not None:
+                changed = tuple(_changes(filled, found))
+            else:
+                changed = ()
             if found is not None and all(permits(*change) for change in changed):
                 return Fit(budget_start(model, found), changed)
     return None
@@ -115,24 +128,36 @@ def _ceiling(settings: VllmSettings, not_free_bytes: int) -> float:
 
 def _in_steps(rounded: Callable[[float], int], ratio: float) -> float:
     """Round a utilization to a whole step, a number that a person would write."""
-    nudge = -1e-9 if rounded is math.ceil else 1e-9
+    if rounded is math.ceil:
+        nudge = -1e-9
+    else:
+        nudge = 1e-9
     return round(rounded(ratio / _UTILIZATION_STEP + nudge) * _UTILIZATION_STEP, 3)
 
 
 def _at_ceiling(model: Model, settings: VllmSettings) -> VllmSettings | None:
-    """Return the settings with the highest utilization at which all parts fit on the device; None where it is theirs."""
+    """Return the settings with the highest utilization at which all parts fit on the device; None
+    where it is theirs.
+    """
     if settings.kv_cache_memory_bytes is not None:
         return None
     ceiling = _ceiling(settings, _outside(settings, model.shape, budget_start(model, settings)))
-    return replace(settings, gpu_memory_utilization=ceiling) if 0 < ceiling != settings.gpu_memory_utilization else None
+    if 0 < ceiling != settings.gpu_memory_utilization:
+        return replace(settings, gpu_memory_utilization=ceiling)
+    return None
 
 
 def _outside(settings: VllmSettings, shape: ModelShape, budget: StartBudget) -> int:
-    """Return the bytes outside the utilization: what is not free at the start, CUDA graphs and sampling that come on top.
+    """Return the bytes outside the utilization: what is not free at the start, CUDA graphs and
+    sampling that come on top.
 
-    Graphs that were never measured are counted at the upper end of their range: a start that fails for them fails last.
+    Graphs that were never measured are counted at the upper end of their range: a start that fails
+    for them fails last.
     """
-    graphs = 0 if counts_graphs(settings, shape) else budget.cudagraph_bytes
+    if counts_graphs(settings, shape):
+        graphs = 0
+    else:
+        graphs = budget.cudagraph_bytes
     if graphs and settings.correction is None:
         graphs += cuda_graphs(budget.settings, shape).uncertainty_bytes
     return budget.not_free_bytes + graphs + budget.stages[-1].unprofiled_bytes
@@ -141,13 +166,18 @@ def _outside(settings: VllmSettings, shape: ModelShape, budget: StartBudget) -> 
 def _utilization(model: Model, settings: VllmSettings) -> VllmSettings | None:
     """Return the smallest higher utilization that fits, else the largest lower one.
 
-    By the memory equation the pool grows by the device's size times the change, and nothing else changes.
+    By the memory equation the pool grows by the device's size times the change, and nothing else
+    changes.
     """
     budget = budget_start(model, settings)
     top = _ceiling(settings, budget.not_free_bytes)
-    if settings.kv_cache_memory_bytes is not None:  # the utilization then only matters for whether the engine begins
+    if (
+        settings.kv_cache_memory_bytes is not None
+    ):  # the utilization then only matters for whether the engine begins
         candidate = replace(settings, gpu_memory_utilization=top)
-        return candidate if 0 < top < settings.gpu_memory_utilization and _fits(model, candidate) else None
+        if 0 < top < settings.gpu_memory_utilization and _fits(model, candidate):
+            return candidate
+        return None
     lacking = (budget.uncertainty_bytes - budget.margin_bytes) / settings.gpu_total_bytes
     now = settings.gpu_memory_utilization
     least = _in_steps(math.ceil, now + lacking)
@@ -160,26 +190,36 @@ def _utilization(model: Model, settings: VllmSettings) -> VllmSettings | None:
 
 
 def _pool(model: Model, settings: VllmSettings) -> VllmSettings | None:
-    """Solve a KV cache set in bytes: up to what one request needs, or down to what the device has beside the rest."""
+    """Solve a KV cache set in bytes: up to what one request needs, or down to what the device has
+    beside the rest.
+    """
     now = settings.kv_cache_memory_bytes
     if now is None:
         return None
     budget = budget_start(model, settings)
     beyond = max(stage.used_bytes for stage in budget.stages) - settings.gpu_total_bytes
     needed = -(-max(stage.needed_bytes for stage in budget.stages) // MIB) * MIB
-    value = needed if now < needed else (now - beyond - budget.uncertainty_bytes) // MIB * MIB
+    if now < needed:
+        value = needed
+    else:
+        value = (now - beyond - budget.uncertainty_bytes) // MIB * MIB
     if not 0 < value != now:
         return None
     changed = budget_start(model, replace(settings, kv_cache_memory_bytes=value))
     spare = settings.gpu_total_bytes - max(stage.used_bytes for stage in changed.stages)
-    return changed.settings if changed.fits and spare >= changed.uncertainty_bytes else None
+    if changed.fits and spare >= changed.uncertainty_bytes:
+        return changed.settings
+    return None
 
 
 def _largest(
     model: Model, low: int, high: int, make: Callable[[int], VllmSettings], *, multiple: int = 1
 ) -> VllmSettings | None:
-    """Return the settings with the largest value from ``low`` up to below ``high`` that fits, in whole multiples."""
-    low, high = -(-low // multiple), (high - 1) // multiple
+    """Return the settings with the largest value from ``low`` up to below ``high`` that fits, in
+    whole multiples.
+    """
+    low = -(-low // multiple)
+    high = (high - 1) // multiple
     if high < low or not _fits(model, make(low * multiple)):
         return None
     while low < high:
@@ -192,7 +232,11 @@ def _step_tokens(model: Model, settings: VllmSettings) -> VllmSettings | None:
     now = settings.max_num_batched_tokens or 0
     rows = settings.max_num_seqs or 1
     return _largest(
-        model, max(_FEWEST_STEP_TOKENS, rows), now, lambda n: replace(settings, max_num_batched_tokens=n), multiple=256
+        model,
+        max(_FEWEST_STEP_TOKENS, rows),
+        now,
+        lambda n: replace(settings, max_num_batched_tokens=n),
+        multiple=256,
     )
 
 
@@ -200,36 +244,60 @@ def _eager(model: Model, settings: VllmSettings) -> VllmSettings | None:
     if settings.enforce_eager:
         return None
     eager = replace(settings, enforce_eager=True)
-    return eager if _fits(model, eager) else None
+    if _fits(model, eager):
+        return eager
+    return None
 
 
 def _seqs(model: Model, settings: VllmSettings) -> VllmSettings | None:
     now = settings.max_num_seqs or 0
-    multiple = 8 if now > 8 and _fits(model, replace(settings, max_num_seqs=8)) else 1
-    return _largest(model, _FEWEST_SEQS, now, lambda n: replace(settings, max_num_seqs=n), multiple=multiple)
+    if now > 8 and _fits(model, replace(settings, max_num_seqs=8)):
+        multiple = 8
+    else:
+        multiple = 1
+    return _largest(
+        model, _FEWEST_SEQS, now, lambda n: replace(settings, max_num_seqs=n), multiple=multiple
+    )
 
 
 def _length(model: Model, settings: VllmSettings) -> VllmSettings | None:
     now = settings.max_model_len or 0  # at most the model's own: the budget refuses more
     shortest = _SHORTEST_TOKENS
     encoder = encoder_of(model, settings)
-    if encoder is not None and encoder.in_prompt and items_per_prompt(settings.limit_mm_per_prompt, encoder):
-        shortest = max(shortest, encoder.tokens_per_item + 1)  # a prompt with an image would be refused
-    return _largest(model, shortest, now, lambda n: replace(settings, max_model_len=n), multiple=_SHORTEST_TOKENS)
+    if (
+        encoder is not None
+        and encoder.in_prompt
+        and items_per_prompt(settings.limit_mm_per_prompt, encoder)
+    ):
+        shortest = max(
+            shortest, encoder.tokens_per_item + 1
+        )  # a prompt with an image would be refused
+    return _largest(
+        model,
+        shortest,
+        now,
+        lambda n: replace(settings, max_model_len=n),
+        multiple=_SHORTEST_TOKENS,
+    )
 
 
 def solve(model: Model, settings: VllmSettings, name: str) -> StartBudget | None:
-    """Return the budget with this one setting changed so that the start fits, None where no value of it is enough."""
+    """Return the budget with this one setting changed so that the start fits, None where no value
+    of it is enough.
+    """
     if name not in _SOLVERS or (settings.device == "cpu" and name not in _ON_CPU):
         return None
     asked = budget_start(model, settings)
     if asked.fits:
         return None  # the start failed of something that the model does not see
     found = _SOLVERS[name](model, asked.settings)
-    return None if found is None else budget_start(model, found)
+    if found is None:
+        return None
+    return budget_start(model, found)
 
 
-# In the order of what they cost: outputs and capacity kept, then speed, then requests at once, then their length.
+# In the order of what they cost: outputs and capacity kept, then speed, then requests at once, then
+# their length.
 _SOLVERS: Final = {
     "kv_cache_memory_bytes": _pool,
     "gpu_memory_utilization": _utilization,
@@ -244,7 +312,8 @@ _ON_CPU: Final = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "
 
 def _changes(old: VllmSettings, new: VllmSettings) -> Iterator[tuple[str, Any, Any]]:
     for name in _SOLVERS:
-        before, after = getattr(old, name), getattr(new, name)
+        before = getattr(old, name)
+        after = getattr(new, name)
         if before != after:
             yield name, before, after
 
@@ -261,11 +330,14 @@ def _ranks(model: Model, settings: VllmSettings) -> int | None:
 
 
 def _offload(model: Model, settings: VllmSettings) -> int | None:
-    """Return the least offload to the host, in whole GiB, with which the same settings would fit; None where none does."""
+    """Return the least offload to the host, in whole GiB, with which the same settings would fit;
+    None where none does.
+    """
     if settings.device == "cpu":
         return None
     most = -(-max(stage.weights_bytes for stage in budget_start(model, settings).stages) // GIB)
-    low, high = settings.cpu_offload_bytes // GIB + 1, most
+    low = settings.cpu_offload_bytes // GIB + 1
+    high = most
     if high < low or not _fits_somehow(model, replace(settings, cpu_offload_bytes=high * GIB)):
         return None
     while low < high:
@@ -277,13 +349,20 @@ def _offload(model: Model, settings: VllmSettings) -> int | None:
 
 def _gpu(model: Model, settings: VllmSettings) -> int | None:
     """Return the smallest device, in whole MiB, on which the same settings would fit."""
-    low, high = settings.gpu_total_bytes // MIB, _LARGEST_GPU_BYTES // MIB
+    low = settings.gpu_total_bytes // MIB
+    high = _LARGEST_GPU_BYTES // MIB
     if not _fits_somehow(model, _on(settings, high * MIB)):
         return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fits_somehow(model, _on(settings, middle * MIB)) else (middle + 1, high)
-    return low * MIB if _fits_somehow(model, _on(settings, low * MIB)) else None
+        low, high = (
+            (low, middle)
+            if _fits_somehow(model, _on(settings, middle * MIB))
+            else (middle + 1, high)
+        )
+    if _fits_somehow(model, _on(settings, low * MIB)):
+        return low * MIB
+    return None
 
 
 def _on(settings: VllmSettings, total_bytes: int) -> VllmSettings:

@@ -1,4 +1,6 @@
-"""The GPU of a start among those that are known: its architecture and its links decide what an engine pads and keeps."""
+"""The GPU of a start among those that are known: its architecture and its links decide what an
+engine pads and keeps.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ from oomguard.estimate.start.start import VllmSettings
 
 # Boards of one name differ by that much in what the driver gives: ECC, firmware.
 _SAME_SIZE_RATIO: Final = 0.005
-# The most ranks between which vLLM makes a custom all-reduce without links: vllm/distributed/device_communicators/custom_all_reduce.py.
+# The most ranks between which vLLM makes a custom all-reduce without links:
+# vllm/distributed/device_communicators/custom_all_reduce.py.
 UNLINKED_RANKS: Final = 2
 # As NVIDIA names its cards for workstations and servers.
 _ARCHITECTURE: Final = re.compile(r"(?i)\b(blackwell|hopper|ada|ampere|turing)\b")
 
 
 def known_gpu(settings: VllmSettings) -> dict[str, Any] | None:
-    """Return the row of a start's GPU: by its name, else by its size; None for one that is not known."""
+    """Return the row of a start's GPU: by its name, else by its size; None for one that is not
+    known.
+    """
     if settings.gpu_name:
         name = plain_name(settings.gpu_name)
         named = [row for row in gpus() if plain_name(row["name"]) in name]
@@ -26,11 +31,15 @@ def known_gpu(settings: VllmSettings) -> dict[str, Any] | None:
     total = settings.gpu_total_bytes
     sized = [row for row in gpus() if not row.get("named_only")]
     nearest = min(sized, key=lambda row: abs(row["total_bytes"] - total))
-    return nearest if abs(nearest["total_bytes"] - total) <= _SAME_SIZE_RATIO * total else None
+    if abs(nearest["total_bytes"] - total) <= _SAME_SIZE_RATIO * total:
+        return nearest
+    return None
 
 
 def has_nvlink(settings: VllmSettings) -> bool:
-    """Whether the GPUs of a start talk over links of their own; of one that is not known its size decides."""
+    """Whether the GPUs of a start talk over links of their own; of one that is not known its size
+    decides.
+    """
     row = known_gpu(settings)
     if row is not None:
         return bool(row.get("nvlink", False))
@@ -38,17 +47,24 @@ def has_nvlink(settings: VllmSettings) -> bool:
 
 
 def architecture_of(settings: VllmSettings) -> str | None:
-    """Return the architecture of a start's GPU: a known one's, else that which its name says; None where neither tells."""
-    row, name = known_gpu(settings), settings.gpu_name or ""
+    """Return the architecture of a start's GPU: a known one's, else that which its name says; None
+    where neither tells.
+    """
+    row = known_gpu(settings)
+    name = settings.gpu_name or ""
     said = _ARCHITECTURE.search(name)
     named = row is not None and plain_name(row["name"]) in plain_name(name)
     if said is not None and not named:
         return said[1].lower()
-    return None if row is None else str(row["architecture"])
+    if row is None:
+        return None
+    return str(row["architecture"])
 
 
 def has_custom_allreduce(settings: VllmSettings) -> bool:
-    """Whether the ranks' all-reduces in CUDA graphs are vLLM's own, which needs links, or two GPUs that read each other's memory."""
+    """Whether the ranks' all-reduces in CUDA graphs are vLLM's own, which needs links, or two GPUs
+    that read each other's memory.
+    """
     ranks = settings.tensor_parallel_size
     if ranks == 1 or settings.disable_custom_all_reduce:
         return False
@@ -57,14 +73,26 @@ def has_custom_allreduce(settings: VllmSettings) -> bool:
 
 
 def fused_allreduce_bytes(settings: VllmSettings) -> int:
-    """Return what the fused all-reduce's buffers take on each rank, 0 where the version or the GPU has none."""
+    """Return what the fused all-reduce's buffers take on each rank, 0 where the version or the GPU
+    has none.
+    """
     ranks, architecture = settings.tensor_parallel_size, architecture_of(settings)
-    alone = settings.pipeline_parallel_size == 1 and settings.data_parallel_size == 1 and not settings.enforce_eager
+    alone = (
+        settings.pipeline_parallel_size == 1
+        and settings.data_parallel_size == 1
+        and not settings.enforce_eager
+    )
     if ranks == 1 or not alone or not has_nvlink(settings):
         return 0
-    rows = (row for row in rows_of("fused_allreduce", settings.version) if architecture in row["architectures"])
+    rows = (
+        row
+        for row in rows_of("fused_allreduce", settings.version)
+        if architecture in row["architectures"]
+    )
     row = next(rows, None)
-    return 0 if row is None else int(row["bytes_of_ranks"].get(str(ranks), 0))
+    if row is None:
+        return 0
+    return int(row["bytes_of_ranks"].get(str(ranks), 0))
 
 
 def is_hopper_or_later(settings: VllmSettings) -> bool:
@@ -79,7 +107,8 @@ def is_rocm(settings: VllmSettings) -> bool:
 
 
 def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
-    """Return by which factor MXFP4 experts grow in the engine, whose kernels want multiples of the hidden size and the width.
+    """Return by which factor MXFP4 experts grow in the engine, whose kernels want multiples of the
+    hidden size and the width.
 
     Args:
         settings: vLLM's settings.
@@ -93,11 +122,15 @@ def mxfp4_padding(settings: VllmSettings, hidden: int, width: int) -> float:
 
 
 def nvfp4_padding(settings: VllmSettings, width: int) -> float:
-    """Return by which factor NVFP4 experts without a gate grow in the engine: a GPU that is not known counts as one that computes in it."""
+    """Return by which factor NVFP4 experts without a gate grow in the engine: a GPU that is not
+    known counts as one that computes in it.
+    """
     architecture = architecture_of(settings)
     rule = tables()["nvfp4_padding"][0]
     own = architecture is None or architecture in rule["architectures"]
-    return _multiple(width, rule["width"]) / width if own and settings.device != "cpu" else 1.0
+    if own and settings.device != "cpu":
+        return _multiple(width, rule["width"]) / width
+    return 1.0
 
 
 def _multiple(value: int, of: int) -> int:

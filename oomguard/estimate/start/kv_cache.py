@@ -1,8 +1,9 @@
 """vLLM's layout of the KV cache in closed form: groups of layers, blocks, tokens, requests at once.
 
-All groups draw equal blocks from one pool, so a model with several kinds of layers holds fewer tokens than the sum over its
-layers. Source: get_kv_cache_groups, unify_kv_cache_spec_page_size, get_kv_cache_config_from_groups and
-get_max_concurrency_for_kv_cache_config in vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), CrossAttentionSpec in
+All groups draw equal blocks from one pool, so a model with several kinds of layers holds fewer
+tokens than the sum over its layers. Source: get_kv_cache_groups, unify_kv_cache_spec_page_size,
+get_kv_cache_config_from_groups and get_max_concurrency_for_kv_cache_config in
+vllm/v1/core/kv_cache_utils.py (0.32; kv_cache_planning.py in 0.33), CrossAttentionSpec in
 vllm/v1/kv_cache_interface.py, and Platform._align_hybrid_block_size in vllm/platforms/interface.py.
 """
 
@@ -24,7 +25,8 @@ from oomguard.estimate.start.start import VllmSettings
 from oomguard.estimate.start.weights import stage_layers
 from oomguard.probe.host import multiplies_in_bfloat16
 
-# The most layers of one kind, in terms of the fewest of another, at which the fewer are padded to the more.
+# The most layers of one kind, in terms of the fewest of another, at which the fewer are padded to
+# the more.
 _PAD_UP_TO_RATIO: Final = 1.5
 # A latent cache next to states keeps whole multiples of this many tokens (MLA decode kernels).
 _LATENT_HYBRID_TOKENS: Final = 128
@@ -32,11 +34,13 @@ _LATENT_HYBRID_TOKENS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class KvSettings:
-    """What the layout depends on: tokens a block, the longest request, tokens in flight, draft tokens a step.
+    """What the layout depends on: tokens a block, the longest request, tokens in flight, draft
+    tokens a step.
 
-    ``encoded_tokens`` is what layers that attend across keep for one request: vLLM takes a step's tokens for it.
-    With ``cached_states`` prefixes are cached, and a request also keeps the state before its last block. The tokens of a request are
-    spread over ``context_ranks``, each of which has as many blocks (FullAttentionSpec.max_memory_usage_bytes, 0.10.2 to 0.32).
+    ``encoded_tokens`` is what layers that attend across keep for one request: vLLM takes a step's
+    tokens for it. With ``cached_states`` prefixes are cached, and a request also keeps the state
+    before its last block. The tokens of a request are spread over ``context_ranks``, each of which
+    has as many blocks (FullAttentionSpec.max_memory_usage_bytes, 0.10.2 to 0.32).
     """
 
     block_tokens: int
@@ -50,7 +54,9 @@ class KvSettings:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share one block table; ``pages_bytes`` is each layer's block, which holds ``block_tokens``."""
+    """Layers that share one block table; ``pages_bytes`` is each layer's block, which holds
+    ``block_tokens``.
+    """
 
     kind: str
     layers: tuple[int, ...]
@@ -75,7 +81,9 @@ class Group:
             held = min(self.window_tokens - 1 + settings.in_flight_tokens, length)
             return -(-held // self.block_tokens) + 1  # a window need not begin where a block does
         if self.kind == "chunked":
-            return -(-min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens)
+            return -(
+                -min(self.window_tokens + settings.in_flight_tokens, length) // self.block_tokens
+            )
         own_tokens = -(-length // settings.context_ranks)
         return -(-own_tokens // self.block_tokens)
 
@@ -91,7 +99,8 @@ class KvLayout:
     def block_tokens(self) -> int:
         """Tokens in a block of attention; with several kinds of layers the smallest."""
         return min(
-            (group.block_tokens for group in self.groups if group.kind != "state"), default=self.settings.block_tokens
+            (group.block_tokens for group in self.groups if group.kind != "state"),
+            default=self.settings.block_tokens,
         )
 
     def block_bytes(self, stage: Collection[int] | None = None) -> int:
@@ -100,42 +109,65 @@ class KvLayout:
 
     def request_blocks(self, max_model_len: int | None = None) -> int:
         """Count the blocks of one request of the full length, over all groups."""
-        settings = self.settings if max_model_len is None else replace(self.settings, max_model_len=max_model_len)
+        if max_model_len is None:
+            settings = self.settings
+        else:
+            settings = replace(self.settings, max_model_len=max_model_len)
         return sum(group.request_blocks(settings) for group in self.groups)
 
     def blocks(self, pool_bytes: int, stage: Collection[int] | None = None) -> int:
         """Count the blocks in a pool, including the one that vLLM keeps for itself."""
         size = self.block_bytes(stage)
-        return max(0, pool_bytes) // size if size else 0
+        if size:
+            return max(0, pool_bytes) // size
+        return 0
 
     def max_concurrency(self, blocks: int) -> float:
         """Return how many requests of the full length the blocks hold at once."""
         each = self.request_blocks()
-        return blocks / each if each else 0.0
+        if each:
+            return blocks / each
+        return 0.0
 
     def tokens(self, blocks: int) -> int:
         """Return the tokens that the engine logs: requests at once times their length."""
         return int(self.max_concurrency(blocks) * self.settings.max_model_len)
 
     def tokens_of_groups(self, blocks: int) -> int:
-        """Return the tokens that earlier versions log: blocks shared by the groups, whatever a request takes of each."""
+        """Return the tokens that earlier versions log: blocks shared by the groups, whatever a
+        request takes of each.
+        """
         shortest = min((group.block_tokens for group in self.groups), default=0)
-        return blocks // len(self.groups) * shortest * self.settings.context_ranks if self.groups else 0
+        if self.groups:
+            return blocks // len(self.groups) * shortest * self.settings.context_ranks
+        return 0
 
-    def request_bytes(self, max_model_len: int | None = None, stage: Collection[int] | None = None) -> int:
+    def request_bytes(
+        self, max_model_len: int | None = None, stage: Collection[int] | None = None
+    ) -> int:
         """Return the pool that one request of a length needs, without the null block."""
         return self.request_blocks(max_model_len) * self.block_bytes(stage)
 
-    def fits(self, pool_bytes: int, max_model_len: int | None = None, stage: Collection[int] | None = None) -> bool:
+    def fits(
+        self,
+        pool_bytes: int,
+        max_model_len: int | None = None,
+        stage: Collection[int] | None = None,
+    ) -> bool:
         """Whether one request of the length fits beside the null block."""
         return self.request_bytes(max_model_len, stage) <= pool_bytes - self.block_bytes(stage)
 
     def longest(self, pool_bytes: int, limit: int, stage: Collection[int] | None = None) -> int:
-        """Return the longest request up to ``limit`` tokens that fits, 0 where not one token does."""
-        low, high = 0, limit
+        """Return the longest request up to ``limit`` tokens that fits, 0 where not one
+        token does.
+        """
+        low = 0
+        high = limit
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(pool_bytes, middle, stage) else (low, middle - 1)
+            low, high = (
+                (middle, high) if self.fits(pool_bytes, middle, stage) else (low, middle - 1)
+            )
         return low
 
 
@@ -150,7 +182,9 @@ def lay_out(caches: Iterable[LayerCache], settings: KvSettings) -> KvLayout:
 
 
 def _align(layers: tuple[LayerCache, ...], settings: KvSettings) -> tuple[KvSettings, int | None]:
-    """Grow the blocks of a hybrid model until an attention page holds a state; states are padded to that page."""
+    """Grow the blocks of a hybrid model until an attention page holds a state; states are padded to
+    that page.
+    """
     attention = [layer for layer in layers if layer.kind != "state"]
     states = [layer.state_bytes for layer in layers if layer.kind == "state"]
     if not attention or not states:
@@ -178,18 +212,31 @@ def _one_kind(layers: tuple[LayerCache, ...]) -> bool:
     return layers[0].kind != "state" or len({layer.state_bytes for layer in layers}) == 1
 
 
-def _one_group(layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings) -> tuple[Group, ...]:
+def _one_group(
+    layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings
+) -> tuple[Group, ...]:
     if not layers:
         return ()
     first = layers[0]
     indices = tuple(layer.index for layer in layers)
-    return (Group(first.kind, indices, tuple(pages), settings.block_tokens, first.window_tokens, first.checkpoints),)
+    return (
+        Group(
+            first.kind,
+            indices,
+            tuple(pages),
+            settings.block_tokens,
+            first.window_tokens,
+            first.checkpoints,
+        ),
+    )
 
 
 def _unified(
     layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings
 ) -> list[tuple[LayerCache, int, int]]:
-    """Return each layer with its page and block: smaller pages take more tokens until all are as wide as the widest."""
+    """Return each layer with its page and block: smaller pages take more tokens until all are as
+    wide as the widest.
+    """
     widest = max(pages)
     rows = []
     for layer, page in zip(layers, pages, strict=True):
@@ -199,15 +246,23 @@ def _unified(
 
 
 def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[Group, ...]:
-    """Form groups of equally many layers: as many as the rarest kind has, or as the most frequent where they are close."""
+    """Form groups of equally many layers: as many as the rarest kind has, or as the most frequent
+    where they are close.
+    """
     buckets: dict[tuple[str, int, int, int, int], list[int]] = {}
     for layer, _, block in rows:
-        width = layer.state_bytes if layer.kind == "state" else layer.token_bytes
+        if layer.kind == "state":
+            width = layer.state_bytes
+        else:
+            width = layer.token_bytes
         key = (layer.kind, layer.window_tokens, width, block, layer.checkpoints)
         buckets.setdefault(key, []).append(layer.index)
     page = rows[0][1]
     counts = [len(indices) for indices in buckets.values()]
-    size = max(counts) if max(counts) < min(counts) * _PAD_UP_TO_RATIO else min(counts)
+    if max(counts) < min(counts) * _PAD_UP_TO_RATIO:
+        size = max(counts)
+    else:
+        size = min(counts)
     groups = []
     for (kind, window, _, block, checkpoints), indices in buckets.items():
         number = -(-len(indices) // size)
@@ -217,7 +272,8 @@ def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-# The KV cache of a start before its pool is known: each layer's cache, the draft's among them, and how vLLM lays them out.
+# The KV cache of a start before its pool is known: each layer's cache, the draft's among them, and
+# how vLLM lays them out.
 
 KV_ELEMENT_BYTES: Final = {
     "fp8": 1.0,
@@ -232,14 +288,18 @@ KV_ELEMENT_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StartCaches:
-    """The layout of a rank's KV cache, and the numbers of the layers on each pipeline stage; a draft stands on the last."""
+    """The layout of a rank's KV cache, and the numbers of the layers on each pipeline stage; a
+    draft stands on the last.
+    """
 
     caches: tuple[LayerCache, ...]
     layout: KvLayout
     stages: tuple[frozenset[int], ...]
 
     def token_bytes(self, layers: Collection[int]) -> int:
-        """Return the bytes of one token in ``layers``; sliding and chunked layers keep only the last of them."""
+        """Return the bytes of one token in ``layers``; sliding and chunked layers keep only the
+        last of them.
+        """
         return sum(c.token_bytes for c in self.caches if c.index in layers and c.kind != "cross")
 
 
@@ -264,7 +324,8 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
         element = KV_ELEMENT_BYTES[settings.kv_cache_dtype]
     else:
         raise SettingError(
-            f"kv_cache_dtype is {settings.kv_cache_dtype!r}", hint=f"one of auto, {', '.join(KV_ELEMENT_BYTES)}"
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}",
+            hint=f"one of auto, {', '.join(KV_ELEMENT_BYTES)}",
         )
     found = layer_caches(
         shape,
@@ -274,34 +335,48 @@ def _caches(shape: ModelShape, settings: VllmSettings) -> tuple[LayerCache, ...]
         latent=since("latent_cache_since", settings.version),
     )
     kept = since("state_checkpoints_since", settings.version)
-    return found if kept else tuple(replace(cache, checkpoints=0) for cache in found)
+    if kept:
+        return found
+    return tuple(replace(cache, checkpoints=0) for cache in found)
 
 
 def _state_bytes(settings: VllmSettings) -> int | None:
     """Return the bytes of an element of a recurrent state, None for the model's own.
 
-    The CPU backend takes float32 where its processor multiplies bfloat16 (vllm/platforms/cpu.py, 0.32).
+    The CPU backend takes float32 where its processor multiplies bfloat16 (vllm/platforms/cpu.py,
+    0.32).
     """
     if settings.mamba_ssm_cache_dtype != "auto":
         return element_bytes(settings.mamba_ssm_cache_dtype)
-    return 4 if settings.device == "cpu" and multiplies_in_bfloat16() else None
+    if settings.device == "cpu" and multiplies_in_bfloat16():
+        return 4
+    return None
 
 
 def _draft_caches(model: Model, settings: VllmSettings) -> tuple[LayerCache, ...]:
-    """Return the caches of a draft model or of the target's MTP layers, numbered behind the target's own."""
+    """Return the caches of a draft model or of the target's MTP layers, numbered behind the
+    target's own.
+    """
     if model.speculation is None:
         return ()
     first = model.shape.layers
     if model.draft is not None:
-        return tuple(replace(cache, index=first + cache.index) for cache in _caches(model.draft.shape, settings))
+        return tuple(
+            replace(cache, index=first + cache.index)
+            for cache in _caches(model.draft.shape, settings)
+        )
     if not model.speculation.uses_mtp_layers:
         return ()
     number = model.shape.number("num_nextn_predict_layers") or 1
     like = next((c for c in reversed(_caches(model.shape, settings)) if c.kind == "full"), None)
-    return () if like is None else tuple(replace(like, index=first + i) for i in range(number))
+    if like is None:
+        return ()
+    return tuple(replace(like, index=first + i) for i in range(number))
 
 
-def _kv_settings(model: Model, settings: VllmSettings, caches: tuple[LayerCache, ...]) -> KvSettings:
+def _kv_settings(
+    model: Model, settings: VllmSettings, caches: tuple[LayerCache, ...]
+) -> KvSettings:
     cached = settings.enable_prefix_caching
     if cached is None:
         cached = since("hybrid_prefix_caching_since", settings.version)
@@ -322,11 +397,16 @@ def _default_block_tokens(settings: VllmSettings, shape: ModelShape) -> int:
     known = tables()["defaults"]
     if settings.device == "cuda":
         return int(known["cuda_block_tokens"])
-    return int(known["cpu_latent_block_tokens" if has_latent_blocks(settings, shape) else "cpu_block_tokens"])
+    return int(
+        known[
+            "cpu_latent_block_tokens" if has_latent_blocks(settings, shape) else "cpu_block_tokens"
+        ]
+    )
 
 
 def _steps_in_flight(settings: VllmSettings, shape: ModelShape) -> int:
-    """Count the steps scheduled before the last one is settled, whose tokens a window holds too (config/vllm.py, 0.32).
+    """Count the steps scheduled before the last one is settled, whose tokens a window holds too
+    (config/vllm.py, 0.32).
 
     One for each pipeline stage; on a device one more, except for the first runner with a pipeline.
     """

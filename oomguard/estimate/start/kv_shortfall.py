@@ -1,7 +1,9 @@
-"""What a failed start needs of the KV cache, to the byte: by the model's configuration, with what was printed as the check.
+"""What a failed start needs of the KV cache, to the byte: by the model's configuration, with what
+was printed as the check.
 
-Printed figures are rounded to 0.01 GiB, and tokens or bytes in proportion take every layer for one that keeps all tokens. The
-layout knows blocks, groups and windows; it counts only where it agrees with what the engine printed.
+Printed figures are rounded to 0.01 GiB, and tokens or bytes in proportion take every layer for one
+that keeps all tokens. The layout knows blocks, groups and windows; it counts only where it agrees
+with what the engine printed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from oomguard.estimate.start.kv_cache import KvLayout, StartCaches, start_caches
 from oomguard.estimate.start.start import VllmSettings
 
 TOO_SMALL: Final = "kv_cache_too_small_for_max_len"
-# A step of fewer tokens than this makes a prefill slow out of proportion; values are told in whole multiples.
+# A step of fewer tokens than this makes a prefill slow out of proportion; values are told in whole
+# multiples.
 _FEWEST_STEP_TOKENS: Final = 64
 # The share of the longest request at which larger blocks are as good.
 _NEARLY: Final = 0.99
@@ -39,7 +42,8 @@ class ExactKv:
         given: vLLM's settings as they were given.
         settings: the same, filled in.
         caches: the layout and the layers of each stage.
-        fewest_step_tokens: what a step holds at least: a token for every request that may run, and what may not be cut.
+        fewest_step_tokens: what a step holds at least: a token for every request that may run, and
+            what may not be cut.
     """
 
     model: Model
@@ -60,18 +64,27 @@ class ExactKv:
 
     @property
     def request_bytes(self) -> int:
-        """What one request of the full length takes, as the engine prints it: without the block that it keeps for itself."""
+        """What one request of the full length takes, as the engine prints it: without the block
+        that it keeps for itself.
+        """
         return self.layout.request_blocks() * self.block_bytes
 
     @property
     def image_tokens(self) -> int | None:
-        """The tokens of one image of the largest size, None where prompts have no images or the model does not tell it."""
+        """The tokens of one image of the largest size, None where prompts have no images or the
+        model does not tell it.
+        """
         try:
             encoder = encoder_of(self.model, self.settings)
-            takes = encoder is not None and items_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
+            takes = (
+                encoder is not None
+                and items_per_prompt(self.settings.limit_mm_per_prompt, encoder) > 0
+            )
         except SettingError:  # limits or arguments of a form that only the engine reads
             return None
-        return encoder.tokens_per_item if encoder is not None and encoder.in_prompt and takes else None
+        if encoder is not None and encoder.in_prompt and takes:
+            return encoder.tokens_per_item
+        return None
 
     @property
     def needed_blocks(self) -> int:
@@ -79,37 +92,61 @@ class ExactKv:
         return self.layout.request_blocks() + 1
 
     def requests_at_once(self, blocks: int) -> int:
-        """Return how many requests can ever run together: each takes at least what one token takes."""
+        """Return how many requests can ever run together: each takes at least what one
+        token takes.
+        """
         return max(0, blocks - 1) // max(1, self.layout.request_blocks(1))
 
     def longest(self, blocks: int) -> int:
         """Return the longest request, up to the length asked for, that so many blocks hold."""
-        return self.layout.longest(blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest)
+        return self.layout.longest(
+            blocks * self.block_bytes, self.settings.max_model_len or 0, self._widest
+        )
 
     @property
     def step_follows_length(self) -> bool:
-        """Whether vLLM fills in a smaller step for a shorter request, and a step must hold what may not be cut."""
-        return self.given.max_num_batched_tokens is None and uncut_tokens(self.model.encoder, self.settings) > 0
+        """Whether vLLM fills in a smaller step for a shorter request, and a step must hold what may
+        not be cut.
+        """
+        return (
+            self.given.max_num_batched_tokens is None
+            and uncut_tokens(self.model.encoder, self.settings) > 0
+        )
 
     def longest_with_its_step(self, blocks: int) -> int:
-        """Return the longest request that fits beside the step that vLLM fills in for it; 0 where none does."""
-        low, high = 0, self.settings.max_model_len or 0
+        """Return the longest request that fits beside the step that vLLM fills in for it; 0 where
+        none does.
+        """
+        low = 0
+        high = self.settings.max_model_len or 0
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._with_length(middle).needed_blocks <= blocks else (low, middle - 1)
+            low, high = (
+                (middle, high)
+                if self._with_length(middle).needed_blocks <= blocks
+                else (low, middle - 1)
+            )
         found = self._with_length(low).settings
-        return low if low and (found.max_num_batched_tokens or 0) >= uncut_tokens(self.model.encoder, found) else 0
+        if low and (found.max_num_batched_tokens or 0) >= uncut_tokens(self.model.encoder, found):
+            return low
+        return 0
 
     def _with_length(self, tokens: int) -> ExactKv:
-        return self._as(with_defaults(replace(self.given, max_model_len=tokens), self.model.shape, []))
+        return self._as(
+            with_defaults(replace(self.given, max_model_len=tokens), self.model.shape, [])
+        )
 
     def fits_without_prefixes(self, blocks: int) -> bool:
-        """Return whether a request that does not fit does as soon as no prefixes are cached: a recurrent layer keeps their states."""
+        """Return whether a request that does not fit does as soon as no prefixes are cached: a
+        recurrent layer keeps their states.
+        """
         without = self._as(replace(self.settings, enable_prefix_caching=False))
         return without.needed_blocks <= blocks < self.needed_blocks
 
     def step_tokens(self, blocks: int) -> int | None:
-        """Return the most tokens in a step with which the full length fits, None where a smaller step does not help."""
+        """Return the most tokens in a step with which the full length fits, None where a smaller
+        step does not help.
+        """
         low = self._least_step // _FEWEST_STEP_TOKENS
         high = ((self.settings.max_num_batched_tokens or 0) - 1) // _FEWEST_STEP_TOKENS
         if high < low or self._with_step(low * _FEWEST_STEP_TOKENS).needed_blocks > blocks:
@@ -121,12 +158,17 @@ class ExactKv:
         return low * _FEWEST_STEP_TOKENS
 
     def step_and_length(self, blocks: int) -> tuple[int, int] | None:
-        """Return a step and the longest request that fits with it, where a smaller step alone is not enough but helps much; else None."""
-        least, step = self._least_step, self.settings.max_num_batched_tokens or 0
-        best, alone = self._with_step(least).longest(blocks), self.longest(blocks)
+        """Return a step and the longest request that fits with it, where a smaller step alone is
+        not enough but helps much; else None.
+        """
+        least = self._least_step
+        step = self.settings.max_num_batched_tokens or 0
+        best = self._with_step(least).longest(blocks)
+        alone = self.longest(blocks)
         if least >= step or best <= alone or best < alone * _WORTH_A_STEP:
             return None
-        low, high = least // _FEWEST_STEP_TOKENS, (step - 1) // _FEWEST_STEP_TOKENS
+        low = least // _FEWEST_STEP_TOKENS
+        high = (step - 1) // _FEWEST_STEP_TOKENS
         while low < high:  # the largest step that costs no length
             middle = (low + high + 1) // 2
             keeps = self._with_step(middle * _FEWEST_STEP_TOKENS).longest(blocks) >= best
@@ -134,18 +176,28 @@ class ExactKv:
         return low * _FEWEST_STEP_TOKENS, best
 
     def block_tokens(self, pool_bytes: float, *, any_length: bool) -> int | None:
-        """Return the largest block, smaller than the one that was set, with which the pool holds a request; None without one.
+        """Return the largest block, smaller than the one that was set, with which the pool holds a
+        request; None without one.
 
-        ``any_length``: the engine fits the length itself, so that blocks count with which it is nearly as long as it can be.
+        ``any_length``: the engine fits the length itself, so that blocks count with which it is
+        nearly as long as it can be.
         """
         lengths = {
-            tokens: cache.longest(int(pool_bytes) // cache.block_bytes) for tokens, cache in self._smaller_blocks()
+            tokens: cache.longest(int(pool_bytes) // cache.block_bytes)
+            for tokens, cache in self._smaller_blocks()
         }
-        wanted = _NEARLY * max(lengths.values(), default=0) if any_length else self.settings.max_model_len or 0
-        return max((tokens for tokens, length in lengths.items() if length >= max(1, wanted)), default=None)
+        if any_length:
+            wanted = _NEARLY * max(lengths.values(), default=0)
+        else:
+            wanted = self.settings.max_model_len or 0
+        return max(
+            (tokens for tokens, length in lengths.items() if length >= max(1, wanted)), default=None
+        )
 
     def _smaller_blocks(self) -> Iterator[tuple[int, ExactKv]]:
-        """Yield half the block that was set, half of that, and so on, each with the cache that it makes."""
+        """Yield half the block that was set, half of that, and so on, each with the cache that it
+        makes.
+        """
         tokens = self.settings.block_size or 0
         while (tokens := tokens // 2) > 0:
             settings = replace(self.settings, block_size=tokens)
@@ -157,7 +209,10 @@ class ExactKv:
 
     @property
     def _least_step(self) -> int:
-        return -(-max(_FEWEST_STEP_TOKENS, self.fewest_step_tokens) // _FEWEST_STEP_TOKENS) * _FEWEST_STEP_TOKENS
+        return (
+            -(-max(_FEWEST_STEP_TOKENS, self.fewest_step_tokens) // _FEWEST_STEP_TOKENS)
+            * _FEWEST_STEP_TOKENS
+        )
 
     @property
     def _widest(self) -> frozenset[int]:
@@ -172,33 +227,47 @@ class ExactKv:
 
 
 def exact_kv(start: FailedStart) -> ExactKv | None:
-    """Return the KV cache of a start; None where its configuration does not tell it, or the engine would refuse the settings."""
+    """Return the KV cache of a start; None where its configuration does not tell it, or the engine
+    would refuse the settings.
+    """
     if not start.model.exact:
         return None
     settings = with_defaults(start.settings, start.model.shape, [])
     try:
         refuse_impossible(settings, start.model.shape)
-        fewest = max(most_default_rows(start.settings, settings), uncut_tokens(start.model.encoder, settings))
-        found = ExactKv(start.model, start.settings, settings, start_caches(start.model, settings), fewest)
+        fewest = max(
+            most_default_rows(start.settings, settings), uncut_tokens(start.model.encoder, settings)
+        )
+        found = ExactKv(
+            start.model, start.settings, settings, start_caches(start.model, settings), fewest
+        )
     except OomguardError:
         return None
-    return found if found.block_bytes > 0 and found.layout.request_blocks() > 0 else None
+    if found.block_bytes > 0 and found.layout.request_blocks() > 0:
+        return found
+    return None
 
 
 def kv_of(incident: Incident, model: str | None = None) -> ExactKv | None:
-    """Return the KV cache of the start behind an incident, None where it cannot be read here; ``model`` as in ``with_exact_need``."""
+    """Return the KV cache of the start behind an incident, None where it cannot be read here;
+    ``model`` as in ``with_exact_need``.
+    """
     if "max_model_len_tokens" not in incident.facts:
         return None
     # What a request needs does not follow from the device's size.
     start = read_failed_start(incident, model, of_unknown_size=80 * GIB)
-    return None if start is None else exact_kv(start)
+    if start is None:
+        return None
+    return exact_kv(start)
 
 
 def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
-    """Return the incident with the KV cache that one request needs, by the model's own configuration.
+    """Return the incident with the KV cache that one request needs, by the model's own
+    configuration.
 
-    It comes back unchanged where that cannot be computed. Where what was printed disagrees by more than its rounding, the
-    printed figures stay, and the incident says so. ``model`` is read in place of the folder that the log names.
+    It comes back unchanged where that cannot be computed. Where what was printed disagrees by more
+    than its rounding, the printed figures stay, and the incident says so. ``model`` is read in
+    place of the folder that the log names.
     """
     found = kv_of(incident, model)
     if found is None:
@@ -208,7 +277,8 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
     if contradicted is not None:
         return replace(incident, unknown=(*incident.unknown, contradicted))
     facts = dict(incident.facts)
-    # A start that never sized its cache prints no need: the engine's own block is part of what it lacks.
+    # A start that never sized its cache prints no need: the engine's own block is part of what it
+    # lacks.
     blocks = found.needed_blocks - (incident.kind == TOO_SMALL)
     new: dict[str, int | None] = {
         "kv_cache_needed_bytes": blocks * found.block_bytes,
@@ -216,9 +286,13 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         "kv_cache_block_bytes": found.block_bytes,
         "image_tokens": found.image_tokens,
     }
-    if (incident.number("max_model_len_tokens") or 0) <= 0:  # "auto": the need is that of the model's own length
+    if (
+        incident.number("max_model_len_tokens") or 0
+    ) <= 0:  # "auto": the need is that of the model's own length
         new["max_model_len_tokens"] = found.settings.max_model_len
-    if (pool_bytes := _pool_bytes(found, incident)) is not None and "num_gpu_blocks_override" not in facts:
+    if (
+        pool_bytes := _pool_bytes(found, incident)
+    ) is not None and "num_gpu_blocks_override" not in facts:
         fits_itself = _fits_the_length(incident)
         if fits_itself or pool_bytes // found.block_bytes < found.needed_blocks:
             new["fitting_block_tokens"] = found.block_tokens(pool_bytes, any_length=fits_itself)
@@ -226,11 +300,15 @@ def with_exact_need(incident: Incident, model: str | None = None) -> Incident:
         new["fits_without_cached_prefixes"] = found.fits_without_prefixes(pool) or None
         if may_shrink_steps(found, incident):
             new["fitting_step_tokens"] = found.step_tokens(pool)
-        if found.step_follows_length:  # the engine's own estimate keeps the step of the length that was asked for
+        if (
+            found.step_follows_length
+        ):  # the engine's own estimate keeps the step of the length that was asked for
             new["estimated_max_model_len_tokens"] = found.longest_with_its_step(pool)
         elif "estimated_max_model_len_tokens" not in facts:
             new["estimated_max_model_len_tokens"] = found.longest(pool)  # 0: not one token
-    facts.update({name: Fact(name, value, "config") for name, value in new.items() if value is not None})
+    facts.update(
+        {name: Fact(name, value, "config") for name, value in new.items() if value is not None}
+    )
     return replace(incident, facts=MappingProxyType(facts))
 
 
@@ -246,7 +324,9 @@ def _fits_the_length(incident: Incident) -> bool:
 
 
 def may_shrink_steps(found: ExactKv, incident: Incident) -> bool:
-    """Return whether steps may be made smaller: they hold parts of prompts, or it is known what they must hold whole."""
+    """Return whether steps may be made smaller: they hold parts of prompts, or it is known what
+    they must hold whole.
+    """
     if found.model.encoder is not None and not found.model.encoder.in_prompt:
         return True
     chunked = incident.settings.get("enable_chunked_prefill")
@@ -254,12 +334,19 @@ def may_shrink_steps(found: ExactKv, incident: Incident) -> bool:
 
 
 def _pool_bytes(found: ExactKv, incident: Incident) -> float | None:
-    """Return the bytes that the failed start had at least for its blocks, None where nothing tells them."""
-    given, left = incident.number("kv_cache_memory_bytes"), incident.number("kv_cache_available_bytes")
+    """Return the bytes that the failed start had at least for its blocks, None where nothing tells
+    them.
+    """
+    given = incident.number("kv_cache_memory_bytes")
+    left = incident.number("kv_cache_available_bytes")
     if given is not None or left is None:
         return given
     # What the engine prints there is what is left beside the block that it keeps for itself.
-    return left - incident.slack("kv_cache_available_bytes") + (found.block_bytes if incident.kind == TOO_SMALL else 0)
+    return (
+        left
+        - incident.slack("kv_cache_available_bytes")
+        + (found.block_bytes if incident.kind == TOO_SMALL else 0)
+    )
 
 
 def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
@@ -270,25 +357,37 @@ def pool_blocks(found: ExactKv, incident: Incident) -> int | None:
     if "kv_cache_memory_bytes" not in incident.facts and incident.kind != TOO_SMALL:
         return None
     pool_bytes = _pool_bytes(found, incident)
-    return None if pool_bytes is None else int(pool_bytes) // found.block_bytes
+    if pool_bytes is None:
+        return None
+    return int(pool_bytes) // found.block_bytes
 
 
 def contradiction_of(found: ExactKv, incident: Incident) -> str | None:
-    """Return which printed figure the layout does not give, None where it agrees with all: then it counts, else what was printed."""
+    """Return which printed figure the layout does not give, None where it agrees with all: then it
+    counts, else what was printed.
+    """
     return next(_contradictions(found, incident, pool_blocks(found, incident)), None)
 
 
 def _contradictions(found: ExactKv, incident: Incident, pool: int | None) -> Iterator[str]:
-    needed, slack = incident.number("kv_cache_needed_bytes"), incident.slack("kv_cache_needed_bytes")
+    needed = incident.number("kv_cache_needed_bytes")
+    slack = incident.slack("kv_cache_needed_bytes")
     if needed is not None and abs(needed - found.request_bytes) > slack:
         yield (
-            f"how the KV cache is laid out: one request needs {format_gib(found.request_bytes)} by the model's "
+            f"how the KV cache is laid out: one request needs {format_gib(found.request_bytes)} by "
+            "the model's "
             f"configuration, {format_rounded(needed, slack)} as printed, which counts"
         )
     estimate = incident.number("estimated_max_model_len_tokens")
-    if estimate is None or pool is None or incident.facts["estimated_max_model_len_tokens"].source == "config":
+    if (
+        estimate is None
+        or pool is None
+        or incident.facts["estimated_max_model_len_tokens"].source == "config"
+    ):
         return
-    is_exact = "num_gpu_blocks_override" in incident.facts or "kv_cache_memory_bytes" in incident.facts
+    is_exact = (
+        "num_gpu_blocks_override" in incident.facts or "kv_cache_memory_bytes" in incident.facts
+    )
     longest = found.longest(pool)
     if longest > estimate or (is_exact and longest < estimate):
         yield (

@@ -1,6 +1,8 @@
-"""The parts of a start that no formula gives: non-torch memory, CUDA graphs, and what is not free when the engine starts.
+"""The parts of a start that no formula gives: non-torch memory, CUDA graphs, and what is not free
+when the engine starts.
 
-They are priors by version, ranks and links between them, until a start of the model has measured them (calibration.py).
+They are priors by version, ranks and links between them, until a start of the model has measured
+them (calibration.py).
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from oomguard.estimate.start.start import VllmSettings
 class FixedParts:
     """Bytes of each part on one GPU; the uncertainties are to either side.
 
-    ``counted_cudagraph_bytes`` is what the version takes out of its utilization for CUDA graphs, ``cudagraph_bytes`` what they
-    take in the end. ``not_free_bytes`` is all that is not free at the start: the CUDA context where nothing else is known.
+    ``counted_cudagraph_bytes`` is what the version takes out of its utilization for CUDA graphs,
+    ``cudagraph_bytes`` what they take in the end. ``not_free_bytes`` is all that is not free at the
+    start: the CUDA context where nothing else is known.
     """
 
     non_torch_bytes: int = 0
@@ -54,9 +57,14 @@ def counts_graphs(settings: VllmSettings, shape: ModelShape) -> bool:
 
 def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
     """Return the priors, corrected by what a start of the model measured."""
-    found = FixedParts() if settings.device == "cpu" else _priors(settings, shape)
+    if settings.device == "cpu":
+        found = FixedParts()
+    else:
+        found = _priors(settings, shape)
     if (correction := settings.correction) is not None:
-        graphs = found.cudagraph_bytes + (correction.cudagraph_bytes if found.cudagraph_bytes else 0)
+        graphs = found.cudagraph_bytes + (
+            correction.cudagraph_bytes if found.cudagraph_bytes else 0
+        )
         found = replace(
             found,
             non_torch_bytes=found.non_torch_bytes + correction.non_torch_bytes,
@@ -69,7 +77,8 @@ def fixed_parts(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 
 def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
-    version, ranks = settings.version, settings.tensor_parallel_size
+    version = settings.version
+    ranks = settings.tensor_parallel_size
     linked = int(ranks > 1 and has_nvlink(settings))
     where = {
         "unified": int(settings.unified_memory),
@@ -80,10 +89,16 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
         "hopper": int(is_hopper_or_later(settings)),
     }
     other = constant("non_torch", version, **where)
-    graphs, counted = cuda_graphs(settings, shape), counts_graphs(settings, shape)
-    graphs_uncertainty = graphs.uncertainty_bytes if counted else 0
+    graphs = cuda_graphs(settings, shape)
+    counted = counts_graphs(settings, shape)
+    if counted:
+        graphs_uncertainty = graphs.uncertainty_bytes
+    else:
+        graphs_uncertainty = 0
     return FixedParts(
-        non_torch_bytes=max(0, other["bytes"] + fused_allreduce_bytes(settings) - _left_out(settings, linked)),
+        non_torch_bytes=max(
+            0, other["bytes"] + fused_allreduce_bytes(settings) - _left_out(settings, linked)
+        ),
         cudagraph_bytes=graphs.bytes,
         counted_cudagraph_bytes=graphs.estimated_bytes if counted else 0,
         not_free_bytes=constant("context", version)["bytes"],
@@ -93,25 +108,37 @@ def _priors(settings: VllmSettings, shape: ModelShape) -> FixedParts:
 
 
 def _left_out(settings: VllmSettings, linked: int) -> int:
-    """Return what the priors hold of a custom all-reduce that is switched off: more than two ranks have one over links only."""
-    off = settings.disable_custom_all_reduce and (linked or settings.tensor_parallel_size == UNLINKED_RANKS)
-    return int(constant("custom_allreduce", settings.version)["bytes"]) if off else 0
+    """Return what the priors hold of a custom all-reduce that is switched off: more than two ranks
+    have one over links only.
+    """
+    off = settings.disable_custom_all_reduce and (
+        linked or settings.tensor_parallel_size == UNLINKED_RANKS
+    )
+    if off:
+        return int(constant("custom_allreduce", settings.version)["bytes"])
+    return 0
 
 
 def page_cache_bytes(settings: VllmSettings, weights_bytes: int) -> int:
-    """Return by how much a start may have less where the GPU shares the host's memory: what reading its weights adds to the page cache.
+    """Return by how much a start may have less where the GPU shares the host's memory: what reading
+    its weights adds to the page cache.
 
-    Versions that take the driver's word for what is free count it as their own, unless the files are in it already. Others have 0.
+    Versions that take the driver's word for what is free count it as their own, unless the files
+    are in it already. Others have 0.
     """
     counted = settings.unified_memory and not since("page_cache_counted_until", settings.version)
-    return weights_bytes if counted and settings.device != "cpu" else 0
+    if counted and settings.device != "cpu":
+        return weights_bytes
+    return 0
 
 
-def uncertainties(settings: VllmSettings, fixed: FixedParts, peak_uncertainty_bytes: int) -> Iterator[int]:
+def uncertainties(
+    settings: VllmSettings, fixed: FixedParts, peak_uncertainty_bytes: int
+) -> Iterator[int]:
     """Yield the bytes by which the parts may be off, each independent of the others.
 
-    After a measured start that is what its printed figures leave open, and the prior's own for a part that was measured under
-    other settings.
+    After a measured start that is what its printed figures leave open, and the prior's own for a
+    part that was measured under other settings.
     """
     measured = settings.correction
     if measured is None:

@@ -1,4 +1,6 @@
-"""The records of a start before it is made: vLLM's settings, and where the bytes of each GPU go under them."""
+"""The records of a start before it is made: vLLM's settings, and where the bytes of each GPU go
+under them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from oomguard.core.records import Record
 class Correction:
     """What a start of this model measured beyond the model's own sum, in bytes, part by part.
 
-    ``source`` names the start. ``uncertainty_bytes`` is what its printed figures leave open; it takes the place of the priors'
-    own for a start with the rows, tokens and graphs that were measured.
+    ``source`` names the start. ``uncertainty_bytes`` is what its printed figures leave open; it
+    takes the place of the priors' own for a start with the rows, tokens and graphs that were
+    measured.
     """
 
     source: str
@@ -32,12 +35,13 @@ class Correction:
 class VllmSettings:
     """vLLM's settings by their own names; None stands for the engine's default.
 
-    ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the CUDA context;
-    ``device_free_from`` says what it was taken from, where it is an assumption. ``driver_version``: the NVIDIA driver's, None
-    where it is not known. ``unified_memory``: whether the host's own programs
-    take of it too. ``compile_cache_entry``: whether vLLM's compile cache may have an entry of
-    this start, None where it cannot be seen. ``peak_activation_ratio`` is by how much the peak is
-    larger at least than by the model's sum, where a start failed before it was measured.
+    ``device_free_bytes`` is what is free of the device when the engine starts, None for all but the
+    CUDA context; ``device_free_from`` says what it was taken from, where it is an assumption.
+    ``driver_version``: the NVIDIA driver's, None where it is not known. ``unified_memory``: whether
+    the host's own programs take of it too. ``compile_cache_entry``: whether vLLM's compile cache
+    may have an entry of this start, None where it cannot be seen. ``peak_activation_ratio`` is by
+    how much the peak is larger at least than by the model's sum, where a start failed before it was
+    measured.
     """
 
     version: Version
@@ -94,7 +98,8 @@ class Stage:
         request_bytes: what one request of the full length takes of it.
         block_bytes: the block that vLLM keeps for itself.
         unprofiled_bytes: what sampling takes at its first use, beyond the peak.
-        used_bytes: all that the device holds when the engine runs, including what was not free at the start.
+        used_bytes: all that the device holds when the engine runs, including what was not free at
+            the start.
     """
 
     number: int
@@ -108,7 +113,9 @@ class Stage:
 
     @property
     def needed_bytes(self) -> int:
-        """The smallest pool for one request of the full length beside the block that vLLM keeps for itself."""
+        """The smallest pool for one request of the full length beside the block that vLLM keeps for
+        itself.
+        """
         return self.request_bytes + self.block_bytes
 
 
@@ -124,8 +131,10 @@ class StartBudget(Record):
         draft_weights_bytes: a draft model's weights.
         lora_bytes: the slots of LoRA adapters.
         peak_activation_bytes: the peak that the start measures.
-        compile_bytes: the share of that peak that only a first start has, which compiles; its compile cache makes it 0.
-        page_cache_bytes: what the start may count besides, of the host's page cache that its weights' files fill; 0 where no start does.
+        compile_bytes: the share of that peak that only a first start has, which compiles; its
+            compile cache makes it 0.
+        page_cache_bytes: what the start may count besides, of the host's page cache that its
+            weights' files fill; 0 where no start does.
         cudagraph_bytes: CUDA graphs.
         non_torch_bytes: what torch does not allocate: NCCL, libraries.
         not_free_bytes: what is not free at the start; the CUDA context where nothing else is known.
@@ -141,7 +150,8 @@ class StartBudget(Record):
         stages: the pipeline stages.
         assumptions: what was neither given nor read, a line each.
         reasons: why it does not fit, a line each; empty where it does.
-        kept_back_bytes: what the pool is smaller by than the parts leave, as starts of other versions and GPUs took beyond theirs.
+        kept_back_bytes: what the pool is smaller by than the parts leave, as starts of other
+            versions and GPUs took beyond theirs.
     """
 
     model: str
@@ -182,6 +192,8 @@ class StartBudget(Record):
 
     @property
     def has_margin(self) -> bool:
-        """Whether it still fits when the pool is smaller by its uncertainty; a pool set in bytes is certain."""
+        """Whether it still fits when the pool is smaller by its uncertainty; a pool set in bytes is
+        certain.
+        """
         set_in_bytes = self.settings.kv_cache_memory_bytes is not None
         return self.fits and (set_in_bytes or self.margin_bytes >= self.uncertainty_bytes)

@@ -1,7 +1,9 @@
-"""Where the bytes of each GPU go when vLLM starts with a model under given settings, before anything is started.
+"""Where the bytes of each GPU go when vLLM starts with a model under given settings, before
+anything is started.
 
-The pool of the KV cache is what the utilization leaves: ``total * utilization - weights - activation peak - non-torch memory -
-CUDA graphs``, the last where the version counts them (vllm/v1/worker/gpu_worker.py, determine_available_memory, 0.33).
+The pool of the KV cache is what the utilization leaves: ``total * utilization - weights -
+activation peak - non-torch memory - CUDA graphs``, the last where the version counts them
+(vllm/v1/worker/gpu_worker.py, determine_available_memory, 0.33).
 """
 
 from __future__ import annotations
@@ -28,15 +30,22 @@ from oomguard.estimate.start.encoder_profile import (
 )
 from oomguard.estimate.start.known_gpu import is_rocm, known_gpu
 from oomguard.estimate.start.kv_cache import StartCaches, start_caches
-from oomguard.estimate.start.non_torch import FixedParts, fixed_parts, page_cache_bytes, uncertainties
+from oomguard.estimate.start.non_torch import (
+    FixedParts,
+    fixed_parts,
+    page_cache_bytes,
+    uncertainties,
+)
 from oomguard.estimate.start.start import Correction, Stage, StartBudget, VllmSettings
 from oomguard.estimate.start.weights import StartWeights, first_of_fullest, start_weights
 
 # What a plan keeps back of a pool: what starts elsewhere took beyond the parts that a plan knows.
 #
-# A pool that is planned too large costs a start, one that is too small costs some requests. So the figure of a plan is not the middle of
-# where starts lay but one that six in ten reached: the parts, less a share of the device. Of a version on a GPU of which several starts were
-# measured the parts are known, and nothing is kept back. benchmarks/fit_constants.py measures both and writes them to fitted.toml.
+# A pool that is planned too large costs a start, one that is too small costs some requests. So the
+# figure of a plan is not the middle of where starts lay but one that six in ten reached: the parts,
+# less a share of the device. Of a version on a GPU of which several starts were measured the parts
+# are known, and nothing is kept back. benchmarks/fit_constants.py measures both and writes them to
+# fitted.toml.
 
 
 def kept_back_bytes(settings: VllmSettings) -> int:
@@ -58,26 +67,39 @@ def of_kept_back(kept_bytes: int) -> str:
 
 
 def _is_measured(settings: VllmSettings) -> bool:
-    """Whether several starts of this version on this GPU are among those that the constants come from."""
-    gpu, version = known_gpu(settings), settings.version
-    return gpu is not None and (f"{version.major}.{version.minor}", gpu["name"]) in measured_groups()
+    """Whether several starts of this version on this GPU are among those that the constants come
+    from.
+    """
+    gpu = known_gpu(settings)
+    version = settings.version
+    return (
+        gpu is not None and (f"{version.major}.{version.minor}", gpu["name"]) in measured_groups()
+    )
 
 
-# By how much a planned pool may be off: its parts' own spread, widened until nine in ten of published starts lie inside.
+# By how much a planned pool may be off: its parts' own spread, widened until nine in ten of
+# published starts lie inside.
 #
-# benchmarks/fit_constants.py measures the factors, each group of a version and a device by the others, and writes them to fitted.toml.
+# benchmarks/fit_constants.py measures the factors, each group of a version and a device by the
+# others, and writes them to fitted.toml.
 
 
 def kind_of_start(shape: ModelShape, settings: VllmSettings) -> str:
-    """Return what starts are told apart by: ``several`` GPUs, ``plain`` for a dense model of text on one of its own, else ``other``.
+    """Return what starts are told apart by: ``several`` GPUs, ``plain`` for a dense model of text
+    on one of its own, else ``other``.
 
-    Else are experts, latent or recurrent layers, encoders and memory that the host's programs share.
+    Else are experts, latent or recurrent layers, encoders and memory that the host's programs
+    share.
     """
     if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
         return "several"
-    dense = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.number("kv_lora_rank")
+    dense = set(layer_kinds(shape)) <= {"full", "sliding", "chunked"} and not shape.number(
+        "kv_lora_rank"
+    )
     experts = (shape.number("num_experts") or 0) > 1
-    return "plain" if not settings.unified_memory and dense and not experts and not shape.has_encoder else "other"
+    if not settings.unified_memory and dense and not experts and not shape.has_encoder:
+        return "plain"
+    return "other"
 
 
 def widened_bytes(shape: ModelShape, settings: VllmSettings, sources_bytes: Iterable[int]) -> int:
@@ -87,14 +109,16 @@ def widened_bytes(shape: ModelShape, settings: VllmSettings, sources_bytes: Iter
     return round(known["factor"] * math.hypot(*sources_bytes, share))
 
 
-# What a start measures at least while it compiles: with an empty compile cache the peak has a floor of about one embedding table.
+# What a start measures at least while it compiles: with an empty compile cache the peak has a floor
+# of about one embedding table.
 #
-# A second start of the same settings loads the compiled graphs from vLLM's cache, and its peak is without the floor. In some versions
-# it may count the table's memory once more after it was freed.
+# A second start of the same settings loads the compiled graphs from vLLM's cache, and its peak is
+# without the floor. In some versions it may count the table's memory once more after it was freed.
 
 
 def compile_floor_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return the least peak of a start that compiles, on a rank with the embedding; 0 for one that does not.
+    """Return the least peak of a start that compiles, on a rank with the embedding; 0 for one that
+    does not.
 
     A model of text and images looks its embeddings up before what is compiled.
 
@@ -102,32 +126,45 @@ def compile_floor_bytes(settings: VllmSettings, shape: ModelShape) -> int:
         settings: vLLM's settings with all defaults filled in.
         shape: the model's numbers.
     """
-    rule, tables = constant("compile_floor", settings.version), _tables_bytes(settings, shape)
-    return tables + int(rule["base_bytes"]) if tables else 0
+    rule = constant("compile_floor", settings.version)
+    tables = _tables_bytes(settings, shape)
+    if tables:
+        return tables + int(rule["base_bytes"])
+    return 0
 
 
 def pinned_bytes(settings: VllmSettings, shape: ModelShape) -> int:
-    """Return what may stay of the freed table beside the peak of a start that compiles, in versions where a small tensor can pin its block.
+    """Return what may stay of the freed table beside the peak of a start that compiles, in versions
+    where a small tensor can pin its block.
 
-    Published starts had it on some machines and not on others, for no reason that the sources give: a plan names it, and does not count it.
+    Published starts had it on some machines and not on others, for no reason that the sources give:
+    a plan names it, and does not count it.
 
     Args:
         settings: vLLM's settings with all defaults filled in.
         shape: the model's numbers.
     """
-    return _tables_bytes(settings, shape) if constant("compile_floor", settings.version).get("pinned") else 0
+    if constant("compile_floor", settings.version).get("pinned"):
+        return _tables_bytes(settings, shape)
+    return 0
 
 
 def _tables_bytes(settings: VllmSettings, shape: ModelShape) -> int:
     tables = int(constant("compile_floor", settings.version)["tables"])
     compiled = (
-        settings.device != "cpu" and not settings.enforce_eager and not shape.has_encoder and not is_rocm(settings)
+        settings.device != "cpu"
+        and not settings.enforce_eager
+        and not shape.has_encoder
+        and not is_rocm(settings)
     )
     table = shape.vocab * shape.hidden * shape.dtype_bytes // settings.tensor_parallel_size
-    return tables * table if compiled else 0
+    if compiled:
+        return tables * table
+    return 0
 
 
-# How far the cache may be off, as a share of one request, where the configuration has fields that are not read.
+# How far the cache may be off, as a share of one request, where the configuration has fields that
+# are not read.
 _UNREAD_RATIO: Final = 0.8
 
 
@@ -153,7 +190,8 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         settings: vLLM's settings; what is None is filled in as the engine would.
 
     Returns:
-        The budget of the fullest GPU, in bytes. It also says why the start does not fit, where it does not.
+        The budget of the fullest GPU, in bytes. It also says why the start does not fit, where it
+        does not.
 
     Raises:
         ConfigError: a number of the model's configuration is missing or absurd.
@@ -161,25 +199,37 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
     """
     assumed = list(model.assumptions)
     parts = _parts(model, with_defaults(settings, model.shape, assumed), assumed)
-    settings, caches, fixed = parts.settings, parts.caches, parts.fixed
+    settings = parts.settings
+    caches = parts.caches
+    fixed = parts.fixed
     peaks = [_peak(parts, number) for number in range(settings.pipeline_parallel_size)]
     stages = tuple(_stage(parts, number, peak) for number, peak in enumerate(peaks))
-    cold = max(peak.compile_bytes for peak in peaks) if settings.correction is None else 0
+    if settings.correction is None:
+        cold = max(peak.compile_bytes for peak in peaks)
+    else:
+        cold = 0
     if cold:
         assumed.append(_of_first_start(settings, cold, max(peak.pinned_bytes for peak in peaks)))
     layers = caches.stages
-    least = min(stages, key=lambda stage: caches.layout.blocks(stage.pool_bytes, layers[stage.number]))
+    least = min(
+        stages, key=lambda stage: caches.layout.blocks(stage.pool_bytes, layers[stage.number])
+    )
     fullest = stages[first_of_fullest(parts.weights.stages_bytes)]
     if least.pool_bytes < fullest.pool_bytes:
         assumed.append(_of_least(least, fullest))
-    page_cache = page_cache_bytes(settings, fullest.weights_bytes) if settings.correction is None else 0
+    if settings.correction is None:
+        page_cache = page_cache_bytes(settings, fullest.weights_bytes)
+    else:
+        page_cache = 0
     if page_cache:
         assumed.append(
             f"unified memory: vLLM {settings.version} counts the host's page cache as its own, "
             f"up to {format_gib(page_cache)} more where the weights' files are not in it yet"
         )
     if later := stages[-1].unprofiled_bytes:
-        assumed.append(f"sampler: {format_gib(later)} more at its first use than this version's start reserves")
+        assumed.append(
+            f"sampler: {format_gib(later)} more at its first use than this version's start reserves"
+        )
     if older := of_old_driver(settings, fixed.cudagraph_bytes):
         assumed.append(older)
     if parts.kept_back_bytes:
@@ -188,7 +238,10 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         assumed.append(f"parts as measured by {settings.correction.source}")
     blocks = caches.layout.blocks(least.pool_bytes, layers[least.number])
     by_concurrency = since("tokens_by_concurrency_since", settings.version)
-    logged_tokens = caches.layout.tokens if by_concurrency else caches.layout.tokens_of_groups
+    if by_concurrency:
+        logged_tokens = caches.layout.tokens
+    else:
+        logged_tokens = caches.layout.tokens_of_groups
     limit = max(settings.max_model_len or 0, model.shape.max_positions or 0)
     return StartBudget(
         model=model.name,
@@ -210,7 +263,9 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
         block_tokens=caches.layout.block_tokens,
         kv_cache_tokens=logged_tokens(blocks),
         max_concurrency=caches.layout.max_concurrency(blocks),
-        longest_request_tokens=min(caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages),
+        longest_request_tokens=min(
+            caches.layout.longest(s.pool_bytes, limit, layers[s.number]) for s in stages
+        ),
         uncertainty_bytes=round(math.hypot(_uncertainty(parts, stages, peaks), page_cache)),
         stages=stages,
         assumptions=tuple(assumed),
@@ -220,21 +275,42 @@ def budget_start(model: Model, settings: VllmSettings) -> StartBudget:
 
 
 def _of_first_start(settings: VllmSettings, cold_bytes: int, pinned_bytes: int) -> str:
-    """Return the sentence on both starts, and on the next one where the compile cache can be seen."""
-    said = f"activations: of a first start, which compiles; a second one leaves {format_gib(cold_bytes)} more"
+    """Return the sentence on both starts, and on the next one where the compile cache
+    can be seen.
+    """
+    said = (
+        "activations: of a first start, which compiles; a second one leaves "
+        f"{format_gib(cold_bytes)} more"
+    )
     if pinned_bytes and not settings.compile_cache_entry:
-        said += f", some first ones of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
+        said += (
+            f", some first ones of vLLM {settings.version} leave {format_gib(pinned_bytes)} less"
+        )
     if settings.compile_cache_entry is None:
         return said
     if settings.compile_cache_entry:
-        return f"{said}; the next may be that: the compile cache has an entry of such a model, made under these settings or others"
-    return f"{said}; the next is a first one: the compile cache has no entry of such a model on as many GPUs"
+        return (
+            f"{said}; the next may be that: the compile cache has an entry of such a model, made "
+            "under these settings or others"
+        )
+    return (
+        f"{said}; the next is a first one: the compile cache has no entry of such a model on as "
+        "many GPUs"
+    )
 
 
 def _of_least(least: Stage, shown: Stage) -> str:
-    """Return the sentence on the stage whose pool all others' is cut to (get_kv_cache_configs in vllm/v1/core/kv_cache_utils.py)."""
-    held = f"{format_gib(least.peak_activation_bytes)} of activations leave it {format_gib(least.pool_bytes)}"
-    return f"pipeline: the tokens are those of stage {least.number}, {held}; the parts are of stage {shown.number}, which vLLM logs first"
+    """Return the sentence on the stage whose pool all others' is cut to (get_kv_cache_configs in
+    vllm/v1/core/kv_cache_utils.py).
+    """
+    held = (
+        f"{format_gib(least.peak_activation_bytes)} of activations leave it "
+        f"{format_gib(least.pool_bytes)}"
+    )
+    return (
+        f"pipeline: the tokens are those of stage {least.number}, {held}; the parts are of stage "
+        f"{shown.number}, which vLLM logs first"
+    )
 
 
 def _parts(model: Model, settings: VllmSettings, assumed: list[str]) -> _Parts:
@@ -260,14 +336,21 @@ def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> Encode
     if not model.shape.has_encoder or settings.device == "cpu":
         return None
     if settings.skip_mm_profiling:
-        assumed.append("images, audio and video: not profiled (skip_mm_profiling): what the encoder takes comes on top")
+        assumed.append(
+            "images, audio and video: not profiled (skip_mm_profiling): what the encoder takes "
+            "comes on top"
+        )
         return None
     if (encoder := encoder_of(model, settings)) is None:
-        assumed.append("images, audio and video: what the encoder takes while it is profiled is not counted")
+        assumed.append(
+            "images, audio and video: what the encoder takes while it is profiled is not counted"
+        )
         return None
     found = profile_encoder(encoder, settings, model.shape.dtype_bytes)
     if found is not None:
-        others = {"image": "audio and video are", "video": "audio is"}.get(found.modality, "video is")
+        others = {"image": "audio and video are", "video": "audio is"}.get(
+            found.modality, "video is"
+        )
         assumed.append(f"{found}; {others} not counted")
     return found
 
@@ -275,13 +358,17 @@ def _encoder(model: Model, settings: VllmSettings, assumed: list[str]) -> Encode
 def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
     if not settings.prompt_logprobs:
         return 0
-    step, longest = settings.max_num_batched_tokens or 0, settings.max_model_len or 0
+    step = settings.max_num_batched_tokens or 0
+    longest = settings.max_model_len or 0
     return prompt_logprobs_bytes(model.shape, settings.version, step, longest, settings.device)
 
 
 def _peak(parts: _Parts, number: int) -> Peak:
-    """Return the activation peak of a stage: the language model's beside the encoder's outputs, or the encoder's own."""
-    settings, encoder = parts.settings, parts.encoder
+    """Return the activation peak of a stage: the language model's beside the encoder's outputs, or
+    the encoder's own.
+    """
+    settings = parts.settings
+    encoder = parts.encoder
     peak = peak_activation(
         parts.model.shape,
         settings.version,
@@ -296,33 +383,58 @@ def _peak(parts: _Parts, number: int) -> Peak:
     )
     if encoder is not None and number == 0:
         larger = max(encoder.peak_bytes, peak.bytes + encoder.outputs_bytes)
-        uncertainty = encoder.uncertainty_bytes if larger == encoder.peak_bytes else peak.uncertainty_bytes
+        if larger == encoder.peak_bytes:
+            uncertainty = encoder.uncertainty_bytes
+        else:
+            uncertainty = peak.uncertainty_bytes
         peak = replace(peak, bytes=larger, uncertainty_bytes=uncertainty)
-    floor = compile_floor_bytes(settings, parts.model.shape) if number == 0 else 0
+    if number == 0:
+        floor = compile_floor_bytes(settings, parts.model.shape)
+    else:
+        floor = 0
     cold = max(0, floor - peak.bytes)
-    pinned = max(0, pinned_bytes(settings, parts.model.shape) - peak.workspace_bytes) if number == 0 else 0
+    if number == 0:
+        pinned = max(0, pinned_bytes(settings, parts.model.shape) - peak.workspace_bytes)
+    else:
+        pinned = 0
     peak = replace(peak, bytes=peak.bytes + cold, compile_bytes=cold, pinned_bytes=pinned)
     corrected = settings.peak_activation_ratio * peak.bytes
-    beyond = 0 if settings.correction is None else settings.correction.peak_activation_bytes
+    if settings.correction is None:
+        beyond = 0
+    else:
+        beyond = settings.correction.peak_activation_bytes
     return replace(peak, bytes=max(0, round(corrected) + beyond))
 
 
 def _profiled_rows(parts: _Parts) -> int:
     """Return the requests that the sampler is profiled with."""
-    settings, encoder = parts.settings, encoder_of(parts.model, parts.settings)
+    settings = parts.settings
+    encoder = encoder_of(parts.model, parts.settings)
     if encoder is not None and profiles_seats(settings.version):
         return profiled_seats(encoder, settings)
     return settings.max_num_seqs or 0
 
 
 def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
-    settings, fixed, layout = parts.settings, parts.fixed, parts.caches.layout
-    held, layers = parts.weights.stages_bytes[number], parts.caches.stages[number]
+    settings = parts.settings
+    fixed = parts.fixed
+    layout = parts.caches.layout
+    held = parts.weights.stages_bytes[number]
+    layers = parts.caches.stages[number]
     pool = settings.kv_cache_memory_bytes
     if pool is None:
-        pool = parts.requested_bytes - held - peak.bytes - fixed.non_torch_bytes - fixed.counted_cudagraph_bytes
+        pool = (
+            parts.requested_bytes
+            - held
+            - peak.bytes
+            - fixed.non_torch_bytes
+            - fixed.counted_cudagraph_bytes
+        )
         pool -= parts.kept_back_bytes
-    later = 0 if settings.device == "cpu" else max(0, peak.sampling_bytes - peak.bytes)
+    if settings.device == "cpu":
+        later = 0
+    else:
+        later = max(0, peak.sampling_bytes - peak.bytes)
     return Stage(
         number,
         held,
@@ -336,15 +448,23 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
 
 
 def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) -> int:
-    """Return by how many bytes the pool may be off: the root of the summed squares of independent sources.
+    """Return by how many bytes the pool may be off: the root of the summed squares of independent
+    sources.
 
-    Without a measured start of the model it is widened to what published starts show (pool_range.py).
+    Without a measured start of the model it is widened to what published starts show
+    (pool_range.py).
     """
-    sources = list(uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks)))
+    sources = list(
+        uncertainties(parts.settings, parts.fixed, max(peak.uncertainty_bytes for peak in peaks))
+    )
     if parts.settings.correction is None:
-        sources.append(round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes)))
+        sources.append(
+            round(parts.model.weights_uncertainty_ratio * max(parts.weights.stages_bytes))
+        )
         if parts.settings.compile_cache_entry is not False:
-            sources.append(max(peak.compile_bytes for peak in peaks))  # a second start is without it
+            sources.append(
+                max(peak.compile_bytes for peak in peaks)
+            )  # a second start is without it
         else:
             sources.append(max(peak.pinned_bytes for peak in peaks))  # not every first start has it
     if not parts.model.exact:
@@ -356,19 +476,30 @@ def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) ->
 
 def _reasons(parts: _Parts, stages: tuple[Stage, ...]) -> Iterator[str]:
     """Yield why the start does not fit; nothing where it does."""
-    settings, requested = parts.settings, parts.requested_bytes
+    settings = parts.settings
+    requested = parts.requested_bytes
     total = settings.gpu_total_bytes
     free = total - parts.fixed.not_free_bytes
     if requested > free:
-        has = "an empty GPU has" if settings.device_free_bytes is None else "this one has"
-        yield f"the engine wants {format_gib(requested)} free at its start, {has} {format_gib(free)}"
+        if settings.device_free_bytes is None:
+            has = "an empty GPU has"
+        else:
+            has = "this one has"
+        wants = f"the engine wants {format_gib(requested)} free at its start"
+        yield f"{wants}, {has} {format_gib(free)}"
     for stage in stages:
-        where = f" on pipeline stage {stage.number}" if len(stages) > 1 else ""
+        if len(stages) > 1:
+            where = f" on pipeline stage {stage.number}"
+        else:
+            where = ""
         pool = format_gib(stage.pool_bytes)
         if stage.pool_bytes <= 0:
             yield f"nothing is left for the KV cache{where}: {pool}"
-        elif not parts.caches.layout.fits(stage.pool_bytes, stage=parts.caches.stages[stage.number]):
-            length, need = settings.max_model_len, format_gib(stage.request_bytes)
+        elif not parts.caches.layout.fits(
+            stage.pool_bytes, stage=parts.caches.stages[stage.number]
+        ):
+            length = settings.max_model_len
+            need = format_gib(stage.request_bytes)
             yield f"one request of {length} tokens needs {need} of KV cache{where}, {pool} is there"
         if stage.used_bytes > total:
             yield f"all parts{where} take {format_gib(stage.used_bytes)} of {format_gib(total)}"

@@ -1,4 +1,6 @@
-"""Weights of a start on each pipeline stage: the model's, those of a draft, and the slots of LoRA adapters."""
+"""Weights of a start on each pipeline stage: the model's, those of a draft, and the slots of LoRA
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,28 @@ from oomguard.estimate.model.layer_caches import keeps_latent
 from oomguard.estimate.model.layer_kinds import GEMMA4, layer_kinds
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.quantized import quantization_config
-from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape, rope_factor, rope_kind, rope_scaling
+from oomguard.estimate.model.shape import (
+    FAMILIES,
+    MAX_COUNT,
+    ModelShape,
+    rope_factor,
+    rope_kind,
+    rope_scaling,
+)
 from oomguard.estimate.model.weight_headers import Parameter
 from oomguard.estimate.start.encoder_profile import items_per_prompt
 from oomguard.estimate.start.known_gpu import mxfp4_padding, nvfp4_padding
 from oomguard.estimate.start.start import VllmSettings
 
-# What the engine makes of latent attention's weights once they are loaded: products of two matrices, or one of them unpacked.
+# What the engine makes of latent attention's weights once they are loaded: products of two
+# matrices, or one of them unpacked.
 #
-# Source: process_weights_after_loading in vllm/attention/backends/mla/utils.py, 0.7.3 (0.7.1 to 0.7; later versions multiply as they go,
-# and keep the key-value projection of an FP8 checkpoint in half precision beside it).
-# Of a query of A inputs, N heads on a rank, latent vectors of C, rotary dimensions R and H outputs a layer keeps ``A * N * C`` and
-# ``N * C * H`` elements, of one byte where the checkpoint is in FP8; ``A * N * R``, and of a quantised checkpoint the whole
-# key-value projection, in half precision.
+# Source: process_weights_after_loading in vllm/attention/backends/mla/utils.py, 0.7.3 (0.7.1 to
+# 0.7; later versions multiply as they go, and keep the key-value projection of an FP8 checkpoint in
+# half precision beside it). Of a query of A inputs, N heads on a rank, latent vectors of C, rotary
+# dimensions R and H outputs a layer keeps ``A * N * C`` and ``N * C * H`` elements, of one byte
+# where the checkpoint is in FP8; ``A * N * R``, and of a quantised checkpoint the whole key-value
+# projection, in half precision.
 
 
 def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: int) -> int:
@@ -48,12 +59,20 @@ def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: i
         return 0
     config = quantization_config(shape)
     is_fp8 = config is not None and config.get("quant_method") == "fp8"
-    heads, query = -(-shape.heads // ranks), shape.number("q_lora_rank") or shape.hidden
-    rotary, plain, value = (shape.number(name) or 0 for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+    heads = -(-shape.heads // ranks)
+    query = shape.number("q_lora_rank") or shape.hidden
+    rotary, plain, value = (
+        shape.number(name) or 0 for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
     unpacked = heads * latent * (plain + value) * shape.dtype_bytes
     if not rule["products"]:
-        return layers * unpacked if is_fp8 else 0
-    element = 1 if is_fp8 else shape.dtype_bytes
+        if is_fp8:
+            return layers * unpacked
+        return 0
+    if is_fp8:
+        element = 1
+    else:
+        element = shape.dtype_bytes
     products = heads * latent * (query + shape.hidden) * element
     copies = heads * query * rotary * shape.dtype_bytes + (unpacked if config is not None else 0)
     return layers * (products + copies)
@@ -61,44 +80,58 @@ def absorbed_bytes(shape: ModelShape, version: Version, *, ranks: int, layers: i
 
 # bitsandbytes' scales by version: quantised once more, or unpacked while the weights are loaded.
 #
-# A checkpoint may hold its scales in eight bits, and the engine makes such ones of half precision itself; from 0.9 on it unpacks both.
-# Sources: quantize_4bit in vllm/model_executor/model_loader/loader.py of 0.7.3 to 0.8.5, _dequantize_dq in bitsandbytes_loader.py of 0.9.2.
+# A checkpoint may hold its scales in eight bits, and the engine makes such ones of half precision
+# itself; from 0.9 on it unpacks both. Sources: quantize_4bit in
+# vllm/model_executor/model_loader/loader.py of 0.7.3 to 0.8.5, _dequantize_dq in
+# bitsandbytes_loader.py of 0.9.2.
 
 # Bits of an element with a scale of four bytes, or of one and a share of another, for each 64.
-_PLAIN_BITS, _DOUBLE_BITS = 4 + 32 / 64, 4 + 8 / 64 + 32 / (64 * 256)
+_PLAIN_BITS = 4 + 32 / 64
+_DOUBLE_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 _METHOD: Final = "bitsandbytes"
 
 
 def with_scales_of_version(model: Model, version: Version, quantization: str | None) -> Model:
-    """Return a model with the bytes that weights of bitsandbytes take in a version; any other model as it is."""
+    """Return a model with the bytes that weights of bitsandbytes take in a version; any other model
+    as it is.
+    """
     config = quantization_config(model.shape) or {}
     if _METHOD not in (config.get("quant_method"), quantization) or config.get("load_in_8bit"):
         return model
     read_double = bool(config.get("bnb_4bit_use_double_quant"))
     holds_double = (read_double or not config) and not since("scales_unpacked_since", version)
-    return model if read_double == holds_double else _changed(model, holds_double)
+    if read_double == holds_double:
+        return model
+    return _changed(model, holds_double)
 
 
 @functools.lru_cache(maxsize=4)
 def _changed(model: Model, holds_double: bool) -> Model:
     old, new = (_PLAIN_BITS, _DOUBLE_BITS) if holds_double else (_DOUBLE_BITS, _PLAIN_BITS)
     parameters = (
-        replace(p, bytes=round(p.elements * new / 8)) if p.bytes == round(p.elements * old / 8) else p
+        replace(p, bytes=round(p.elements * new / 8))
+        if p.bytes == round(p.elements * old / 8)
+        else p
         for p in model.parameters
     )
     return replace(model, parameters=tuple(parameters))
 
 
-# Tables of cosines and sines that a start makes of its positions: one for all layers with the same positions, whole on each rank.
+# Tables of cosines and sines that a start makes of its positions: one for all layers with the same
+# positions, whole on each rank.
 #
-# Sources: get_rope in vllm/model_executor/layers/rotary_embedding of 0.7.3 to 0.27.1, and Gemma4Attention in models/gemma4.py of 0.27.1.
+# Sources: get_rope in vllm/model_executor/layers/rotary_embedding of 0.7.3 to 0.27.1, and
+# Gemma4Attention in models/gemma4.py of 0.27.1.
 
-# Positions in time, height and width: the table spans four times the length (MRotaryEmbedding, cache_max_position_num).
+# Positions in time, height and width: the table spans four times the length (MRotaryEmbedding,
+# cache_max_position_num).
 _LENGTHS_OF_SECTIONS: Final = 4
-# "Proportional" positions turn a share of each head's elements, and have a table of them all (gemma4_rope.py).
+# "Proportional" positions turn a share of each head's elements, and have a table of them all
+# (gemma4_rope.py).
 _OF_WHOLE_HEADS: Final = "proportional"
-# Positions that are stretched evenly have a table of the stretched length (linear_scaling_rope.py), also where the file has written that
-# length down as the model's own (Gemma 3): there the table spans eight times the length.
+# Positions that are stretched evenly have a table of the stretched length (linear_scaling_rope.py),
+# also where the file has written that length down as the model's own (Gemma 3): there the table
+# spans eight times the length.
 _STRETCHED: Final = "linear"
 
 
@@ -109,24 +142,44 @@ def rotary_bytes(shape: ModelShape) -> int:
     by_kind = [rope for rope in rope_scaling(shape.config).values() if isinstance(rope, Mapping)]
     if by_kind:
         kinds = rope_scaling(shape.config).items()
-        return sum(_rows(shape, rope) * _columns(shape, kind, rope) for kind, rope in kinds) * shape.dtype_bytes
-    columns = shape.number("qk_rope_head_dim") or round(shape.head_dim * _rotary_share(shape.config))
-    local = shape.max_positions if shape.config.get("rope_local_base_freq") else 0
-    lengths = _LENGTHS_OF_SECTIONS if _in_sections(shape) else 1
+        return (
+            sum(_rows(shape, rope) * _columns(shape, kind, rope) for kind, rope in kinds)
+            * shape.dtype_bytes
+        )
+    columns = shape.number("qk_rope_head_dim") or round(
+        shape.head_dim * _rotary_share(shape.config)
+    )
+    if shape.config.get("rope_local_base_freq"):
+        local = shape.max_positions
+    else:
+        local = 0
+    if _in_sections(shape):
+        lengths = _LENGTHS_OF_SECTIONS
+    else:
+        lengths = 1
     return (lengths * _table_positions(shape) + local) * columns * shape.dtype_bytes
 
 
 def _rows(shape: ModelShape, rope: Any) -> int:
-    """Return the rows of the table for one kind of layers, where the file has positions for each kind."""
+    """Return the rows of the table for one kind of layers, where the file has positions for each
+    kind.
+    """
     stretched = isinstance(rope, Mapping) and rope.get("rope_type") == _STRETCHED
-    return round((shape.max_positions or 0) * (rope_factor({"rope_parameters": rope}) if stretched else 1.0))
+    return round(
+        (shape.max_positions or 0) * (rope_factor({"rope_parameters": rope}) if stretched else 1.0)
+    )
 
 
 def _columns(shape: ModelShape, kind: str, rope: Any) -> int:
-    """Return the columns of the table for one kind of layers, where the file has positions for each kind."""
+    """Return the columns of the table for one kind of layers, where the file has positions for each
+    kind.
+    """
     if not isinstance(rope, Mapping):
         return 0
-    wide = shape.number("global_head_dim") if shape.model_type.startswith(GEMMA4) and kind.startswith("full") else None
+    if shape.model_type.startswith(GEMMA4) and kind.startswith("full"):
+        wide = shape.number("global_head_dim")
+    else:
+        wide = None
     share = 1.0 if rope.get("rope_type") == _OF_WHOLE_HEADS else _share_of(rope)
     return round((wide or shape.head_dim) * (share or 1.0))
 
@@ -134,7 +187,9 @@ def _columns(shape: ModelShape, kind: str, rope: Any) -> int:
 def _in_sections(shape: ModelShape) -> bool:
     """Whether positions have a section each for time, height and width."""
     kinds = tuple(FAMILIES["types"]["rotary_encoders"])
-    return "mrope_section" in rope_scaling(shape.config) or str(shape.outer.get("model_type")).startswith(kinds)
+    return "mrope_section" in rope_scaling(shape.config) or str(
+        shape.outer.get("model_type")
+    ).startswith(kinds)
 
 
 def _rotary_share(config: Mapping[str, Any]) -> float:
@@ -142,7 +197,9 @@ def _rotary_share(config: Mapping[str, Any]) -> float:
 
 
 def _share_of(part: Mapping[str, Any]) -> float | None:
-    """Return the share of a head's elements that turn with the position, None where the file does not say."""
+    """Return the share of a head's elements that turn with the position, None where the file does
+    not say.
+    """
     for name in ("partial_rotary_factor", "rotary_pct", "rotary_percent"):
         value = part.get(name)
         if isinstance(value, (int, float)) and 0 < value <= 1:
@@ -151,25 +208,33 @@ def _share_of(part: Mapping[str, Any]) -> float | None:
 
 
 def _table_positions(shape: ModelShape) -> int:
-    """Count the rows of a table: YaRN's and a linear one span the stretched length, LongRoPE has a short table and a long one."""
+    """Count the rows of a table: YaRN's and a linear one span the stretched length, LongRoPE has a
+    short table and a long one.
+    """
     positions = shape.max_positions or 0
     original = rope_scaling(shape.config).get("original_max_position_embeddings")
-    known = original if isinstance(original, int) and 0 < original <= MAX_COUNT else None
+    if isinstance(original, int) and 0 < original <= MAX_COUNT:
+        known = original
+    else:
+        known = None
     kind = rope_kind(shape.config)
     if kind in {"yarn", "deepseek_yarn"} and known:
         return max(1, round(known * rope_factor(shape.config)))
     if kind == _STRETCHED:
-        return round((shape.number("max_position_embeddings") or positions) * rope_factor(shape.config))
+        return round(
+            (shape.number("max_position_embeddings") or positions) * rope_factor(shape.config)
+        )
     if kind == "longrope":
         return positions + (shape.default_length or 0)
     return positions
 
 
-# Weights that one rank holds: a model's parameters sharded by tensor and pipeline parallelism as vLLM shards them.
+# Weights that one rank holds: a model's parameters sharded by tensor and pipeline parallelism as
+# vLLM shards them.
 #
-# Sources, vLLM 0.33: model_executor/layers/linear.py (which layers are sharded), vocab_parallel_embedding.py (padding to 64 rows),
-# distributed/utils.py get_pp_indices (layers of a stage).
-# benchmarks/plan_h100.py holds them against the figures that vLLM 0.19 logged on an H100.
+# Sources, vLLM 0.33: model_executor/layers/linear.py (which layers are sharded),
+# vocab_parallel_embedding.py (padding to 64 rows), distributed/utils.py get_pp_indices (layers of a
+# stage). benchmarks/plan_h100.py holds them against the figures that vLLM 0.19 logged on an H100.
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EMBEDDING: Final = re.compile(
@@ -183,8 +248,9 @@ _FUSED_ATTENTION: Final = re.compile(r"\.(?:qkv_proj|query_key_value|c_attn|Wqkv
 # MTP layers under names of their own; other families number them behind the last layer.
 _MTP: Final = re.compile(r"(?:^|\.)mtp[._]")
 _OF_ALL_EXPERTS: Final = 3
-# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads, and so are what compresses keys and the
-# indexer that chooses them (Indexer in vllm/model_executor/models/deepseek_v2.py, models/deepseek_v4/attention.py of 0.25).
+# Replicated: each rank holds the whole. The latent projections of MLA are shared by all heads, and
+# so are what compresses keys and the indexer that chooses them (Indexer in
+# vllm/model_executor/models/deepseek_v2.py, models/deepseek_v4/attention.py of 0.25).
 _REPLICATED: Final = re.compile(
     r"(?:\.gate|\.router|\.router\.\w+|\.shared_expert_gate|\.q_a_proj|\.kv_a_proj_with_mqa|\.kv_a_proj|\.fused_qkv_a_proj|(?:^|\.)mlp1\.\d"
     r"|\.indexer\.\w+|\.compressor\.[\w.]+)\.(?:weight|bias)$"
@@ -193,13 +259,17 @@ _NOT_LOADED: Final = re.compile(r"rotary_emb\.inv_freq$")
 _VOCAB_PADDING_ROWS: Final = 64
 _FUSED_QKV: Final = re.compile(r"\.(?:q_proj|k_proj|v_proj)\.")
 _FUSED_MLP: Final = re.compile(r"\.(?:gate_proj|up_proj)\.")
-_LARGE_BYTES, _ROUND_BYTES, _SPLIT_OFF_BYTES = 10 << 20, 2 << 20, 1 << 20
+_LARGE_BYTES = 10 << 20
+_ROUND_BYTES = 2 << 20
+_SPLIT_OFF_BYTES = 1 << 20
 _SAME_RATIO: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """Bytes on one rank of each pipeline stage; ``tables_bytes`` of them are tables of positions, no parameters."""
+    """Bytes on one rank of each pipeline stage; ``tables_bytes`` of them are tables of positions,
+    no parameters.
+    """
 
     stages_bytes: tuple[int, ...]
     tables_bytes: int
@@ -212,7 +282,9 @@ class RankWeights:
 
 @functools.lru_cache(maxsize=64)
 def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage; those left over go to the stages before the last (get_pp_indices)."""
+    """Return the layers of each pipeline stage; those left over go to the stages before the last
+    (get_pp_indices).
+    """
     counts = [layers // stages] * stages
     for i in range(2, layers % stages + 2):
         counts[-i] += 1
@@ -244,11 +316,15 @@ def rank_weights(
     stages = stage_layers(shape.layers, pipeline_parallel_size)
     totals = [0.0] * pipeline_parallel_size
     plain: dict[tuple[int, str], float] = {}
-    has_head, embeddings, growing = False, 0.0, _growing(shape)
+    has_head = False
+    embeddings = 0.0
+    growing = _growing(shape)
     tied = bool(shape.config.get("tie_word_embeddings") or shape.outer.get("tie_word_embeddings"))
     for parameter in parameters:
         layer = _LAYER.search(parameter.name)
-        mtp = bool(_MTP.search(parameter.name)) or (layer is not None and _behind_the_last(layer, parameter, shape))
+        mtp = bool(_MTP.search(parameter.name)) or (
+            layer is not None and _behind_the_last(layer, parameter, shape)
+        )
         if _NOT_LOADED.search(parameter.name) or (mtp and not mtp_layers):
             continue
         if tied and _HEAD.search(parameter.name):
@@ -266,8 +342,10 @@ def rank_weights(
             embeddings += share
         elif _HEAD.search(parameter.name):
             stage, share, has_head = pipeline_parallel_size - 1, _padded(parameter, share), True
+        elif "norm" in parameter.name or "ln_f" in parameter.name:
+            stage = pipeline_parallel_size - 1
         else:
-            stage = pipeline_parallel_size - 1 if "norm" in parameter.name or "ln_f" in parameter.name else 0
+            stage = 0
         totals[stage] += share
         if parameter.bytes == parameter.elements * shape.dtype_bytes:
             tensor = (stage, fused_name(parameter.name))
@@ -281,25 +359,34 @@ def rank_weights(
 
 
 def fused_name(name: str) -> str:
-    """Return the name of the tensor that a parameter is part of once it is loaded: projections of one input are one tensor."""
+    """Return the name of the tensor that a parameter is part of once it is loaded: projections of
+    one input are one tensor.
+    """
     return _FUSED_MLP.sub(".gate_up_proj.", _FUSED_QKV.sub(".qkv_proj.", name))
 
 
 def unsplit_bytes(size_bytes: int) -> int:
-    """Return what torch's caching allocator gives a large tensor beyond its size: a remainder of 1 MiB and less is not split off.
+    """Return what torch's caching allocator gives a large tensor beyond its size: a remainder of 1
+    MiB and less is not split off.
 
-    Source: c10/cuda/CUDACachingAllocator.cpp, should_split; memory/generate/caching_allocator.py replays all of its rules.
+    Source: c10/cuda/CUDACachingAllocator.cpp, should_split; memory/generate/caching_allocator.py
+        replays all of its rules.
     """
     if size_bytes < _LARGE_BYTES:
         return 0
     remainder = -size_bytes % _ROUND_BYTES
-    return remainder if remainder <= _SPLIT_OFF_BYTES else 0
+    if remainder <= _SPLIT_OFF_BYTES:
+        return remainder
+    return 0
 
 
 def stage_of(name: str, layers: int, stages: int) -> int:
     """Return the stage of a layer's parameter; the last one for MTP layers."""
     found = _LAYER.search(name)
-    number = int(found.group(1)) if found else 0
+    if found:
+        number = int(found.group(1))
+    else:
+        number = 0
     parts = stage_layers(layers, stages)
     return next((i for i, part in enumerate(parts) if number in part), stages - 1)
 
@@ -309,35 +396,47 @@ def _behind_the_last(layer: re.Match[str], parameter: Parameter, shape: ModelSha
 
 
 def of_encoder(name: str) -> bool:
-    """Whether a numbered layer belongs to an encoder of images or audio, not to the language model."""
-    return any(part in name for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector"))
+    """Whether a numbered layer belongs to an encoder of images or audio, not to the
+    language model.
+    """
+    return any(
+        part in name
+        for part in ("vision", "visual", "audio", "encoder.", "multi_modal", "mm_projector")
+    )
 
 
 def _ranks_of(parameter: Parameter, shape: ModelShape, ranks: int, expert_ranks: int) -> float:
     """Return by which factor a rank's part of a parameter is smaller than the whole."""
     of_all = (
-        len(parameter.shape) == _OF_ALL_EXPERTS and bool(_LAYER.search(parameter.name)) and "conv" not in parameter.name
+        len(parameter.shape) == _OF_ALL_EXPERTS
+        and bool(_LAYER.search(parameter.name))
+        and "conv" not in parameter.name
     )
     if (of_all or parameter.of_experts) and "shared" not in parameter.name:
         return expert_ranks
     if len(parameter.shape) < 2 or _REPLICATED.search(parameter.name):
         return 1
     if of_encoder(parameter.name) and ".attn." in parameter.name and _encoder_heads(shape) % ranks:
-        return 1  # heads that the ranks do not divide: each has the whole attention (vllm/model_executor/models/intern_vit.py)
+        # The ranks do not divide the heads, so each rank has the whole attention.
+        # Source: vllm/model_executor/models/intern_vit.py.
+        return 1
     heads = min(ranks, shape.kv_heads)
     if _KEYS_VALUES.search(parameter.name):
         return heads
     if _FUSED_ATTENTION.search(parameter.name):
-        kv, all_heads = 2 * shape.kv_heads, shape.heads + 2 * shape.kv_heads
+        kv = 2 * shape.kv_heads
+        all_heads = shape.heads + 2 * shape.kv_heads
         return all_heads / (shape.heads / ranks + kv / heads)
     return ranks
 
 
 def _growing(shape: ModelShape) -> Mapping[int, tuple[re.Pattern[str], float]]:
-    """Return by which factor a projection of each of these layers grows when it is loaded, for Gemma 4.
+    """Return by which factor a projection of each of these layers grows when it is loaded, for
+    Gemma 4.
 
-    Keys that stand for the values are loaded as both. Layers that share the keys and values of another have room for their own all the
-    same, beside their queries. Source: _weight_iterator and Gemma4Attention in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
+    Keys that stand for the values are loaded as both. Layers that share the keys and values of
+    another have room for their own all the same, beside their queries. Source: _weight_iterator and
+    Gemma4Attention in vllm/model_executor/models/gemma4.py, 0.20 to 0.27.
     """
     if not shape.model_type.startswith(GEMMA4):
         return {}
@@ -350,45 +449,68 @@ def _growing(shape: ModelShape) -> Mapping[int, tuple[re.Pattern[str], float]]:
     return found
 
 
-def _grown(parameter: Parameter, growing: Mapping[int, tuple[re.Pattern[str], float]], expert_padding: float) -> float:
+def _grown(
+    parameter: Parameter,
+    growing: Mapping[int, tuple[re.Pattern[str], float]],
+    expert_padding: float,
+) -> float:
     """Return by which factor a parameter grows when it is loaded."""
     layer = _LAYER.search(parameter.name)
     projection, factor = growing.get(int(layer.group(1)), (None, 1.0)) if layer else (None, 1.0)
-    if projection is not None and projection.search(parameter.name) and not of_encoder(parameter.name):
+    if (
+        projection is not None
+        and projection.search(parameter.name)
+        and not of_encoder(parameter.name)
+    ):
         return factor
-    return expert_padding if parameter.of_experts else 1
+    if parameter.of_experts:
+        return expert_padding
+    return 1
 
 
 def _encoder_heads(shape: ModelShape) -> int:
     vision = shape.outer.get("vision_config")
-    heads = vision.get("num_attention_heads") if isinstance(vision, Mapping) else None
-    return heads if isinstance(heads, int) else 0
+    if isinstance(vision, Mapping):
+        heads = vision.get("num_attention_heads")
+    else:
+        heads = None
+    if isinstance(heads, int):
+        return heads
+    return 0
 
 
 def _padded(parameter: Parameter, share: float) -> float:
-    """Return a rank's share with the vocabulary padded to a multiple of 64 rows, as vLLM pads it before it shards it."""
+    """Return a rank's share with the vocabulary padded to a multiple of 64 rows, as vLLM pads it
+    before it shards it.
+    """
     rows = max(parameter.shape, default=1)
     return share * (-(-rows // _VOCAB_PADDING_ROWS) * _VOCAB_PADDING_ROWS / rows)
 
 
 def first_of_fullest(stages_bytes: Sequence[int]) -> int:
-    """Return the first of the stages that hold most: vLLM logs its first rank's figures, and a norm makes no difference."""
+    """Return the first of the stages that hold most: vLLM logs its first rank's figures, and a norm
+    makes no difference.
+    """
     most = max(stages_bytes)
     return next(i for i, size in enumerate(stages_bytes) if size >= _SAME_RATIO * most)
 
 
-# Bytes that LoRA takes on each rank: the slots of all adapters are laid out before the first one is loaded.
+# Bytes that LoRA takes on each rank: the slots of all adapters are laid out before the first one is
+# loaded.
 #
-# Each matrix gets one slot per adapter: A of rank by its inputs, B of its outputs by rank. Of a matrix sharded by its outputs A is
-# replicated, of one sharded by its inputs B is (vllm/lora/layers/column_parallel_linear.py and row_parallel_linear.py, 0.32, not
-# fully sharded). The families of lora_around.toml have them around their layers too: for the embedding A of vocabulary by rank and
-# B of width by rank, for the output head the same, whole on every rank (vocab_parallel_embedding.py, logits_processor.py).
+# Each matrix gets one slot per adapter: A of rank by its inputs, B of its outputs by rank. Of a
+# matrix sharded by its outputs A is replicated, of one sharded by its inputs B is
+# (vllm/lora/layers/column_parallel_linear.py and row_parallel_linear.py, 0.32, not fully sharded).
+# The families of lora_around.toml have them around their layers too: for the embedding A of
+# vocabulary by rank and B of width by rank, for the output head the same, whole on every rank
+# (vocab_parallel_embedding.py, logits_processor.py).
 
 _FILE: Final = Path(__file__).with_name("lora_around.toml")
 _LINEAR: Final = re.compile(r"\.(?:layers|h|blocks)\.\d+\.")
 _SKIPPED: Final = re.compile(r"norm|\.gate\.weight$|\.router\b|conv1d|A_log|\.D$|embed")
 _ROWS: Final = re.compile(r"\.(?:o_proj|down_proj|out_proj|dense|c_proj|fc2|w2|dense_4h_to_h)\b")
-_MATRIX, _EXPERTS = 2, 3
+_MATRIX = 2
+_EXPERTS = 3
 
 
 def lora_bytes(
@@ -412,27 +534,41 @@ def lora_bytes(
         rank: the largest rank of an adapter.
         tensor_parallel_size: ranks that share each layer.
         element_bytes: bytes of an element of the adapters.
-        around_elements: elements of one rank of the embedding's, and of the head's: see ``around_elements``.
+        around_elements: elements of one rank of the embedding's, and of the head's: see
+            ``around_elements``.
     """
     totals = [0.0] * stages
     for end in (0, -1):  # the embedding is on the first stage, the head on the last
         totals[end] += slots * rank * around_elements * element_bytes
     for parameter in parameters:
-        if not _LINEAR.search(parameter.name) or _SKIPPED.search(parameter.name) or len(parameter.shape) < _MATRIX:
+        if (
+            not _LINEAR.search(parameter.name)
+            or _SKIPPED.search(parameter.name)
+            or len(parameter.shape) < _MATRIX
+        ):
             continue
-        experts = parameter.shape[0] if len(parameter.shape) == _EXPERTS else 1
+        if len(parameter.shape) == _EXPERTS:
+            experts = parameter.shape[0]
+        else:
+            experts = 1
         outputs, inputs = parameter.shape[-2:]
         if _ROWS.search(parameter.name):
             elements = rank * inputs / tensor_parallel_size + rank * outputs
         else:
             elements = rank * inputs + rank * outputs / tensor_parallel_size
-        totals[stage_of(parameter.name, layers, stages)] += slots * experts * elements * element_bytes
+        totals[stage_of(parameter.name, layers, stages)] += (
+            slots * experts * elements * element_bytes
+        )
     return tuple(round(total) for total in totals)
 
 
 def around_elements(shape: ModelShape) -> int:
-    """Return the elements of one rank of an adapter for the embedding, as many for the head; 0 where vLLM adapts neither."""
-    return shape.vocab + shape.hidden if shape.model_type in _adapted_around() else 0
+    """Return the elements of one rank of an adapter for the embedding, as many for the head; 0
+    where vLLM adapts neither.
+    """
+    if shape.model_type in _adapted_around():
+        return shape.vocab + shape.hidden
+    return 0
 
 
 @cache
@@ -442,7 +578,9 @@ def _adapted_around() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class StartWeights:
-    """Bytes on the ranks of each pipeline stage; ``stages_bytes`` includes the draft's and the LoRA slots'."""
+    """Bytes on the ranks of each pipeline stage; ``stages_bytes`` includes the draft's and the LoRA
+    slots'.
+    """
 
     stages_bytes: tuple[int, ...]
     drafts_bytes: tuple[int, ...]
@@ -453,7 +591,9 @@ class StartWeights:
         return self.stages_bytes[stage] - self.drafts_bytes[stage] - self.lora_bytes[stage]
 
 
-def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assumed: list[str]) -> StartWeights:
+def start_weights(
+    model: Model, settings: VllmSettings, beyond_bytes: int, assumed: list[str]
+) -> StartWeights:
     """Weigh what a start loads on each stage.
 
     Args:
@@ -462,18 +602,25 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
         beyond_bytes: what a measured start held on each stage beyond this sum; 0 without one.
         assumed: receives a line for each assumption.
     """
-    stages, ranks = settings.pipeline_parallel_size, settings.tensor_parallel_size
-    # Without expert parallelism each expert is sharded over the same ranks that share whole experts with it.
+    stages = settings.pipeline_parallel_size
+    ranks = settings.tensor_parallel_size
+    # Without expert parallelism each expert is sharded over the same ranks that share whole experts
+    # with it.
     mtp = model.speculation is not None and model.speculation.uses_mtp_layers
     expert_ranks = ranks * settings.data_parallel_size
     padding = _padding(model, settings, 1 if settings.enable_expert_parallel else ranks)
-    loaded = with_scales_of_version(_without_towers(model, settings), settings.version, settings.quantization)
+    loaded = with_scales_of_version(
+        _without_towers(model, settings), settings.version, settings.quantization
+    )
     own = sharded(loaded, ranks, stages, expert_ranks, mtp_layers=mtp, padding=padding).stages_bytes
     made = [
         absorbed_bytes(model.shape, settings.version, ranks=ranks, layers=len(part))
         for part in stage_layers(model.shape.layers, stages)
     ]
-    kept = tuple(max(0, size - settings.cpu_offload_bytes) + more for size, more in zip(own, made, strict=True))
+    kept = tuple(
+        max(0, size - settings.cpu_offload_bytes) + more
+        for size, more in zip(own, made, strict=True)
+    )
     drafts = lora = (0,) * stages
     if model.draft is not None:
         drafts = (*drafts[:-1], sharded(model.draft, ranks, 1, ranks).fullest_bytes)
@@ -489,7 +636,10 @@ def start_weights(model: Model, settings: VllmSettings, beyond_bytes: int, assum
             element_bytes=model.shape.dtype_bytes,
             around_elements=around_elements(model.shape),
         )
-        around = ", the embedding and the head" if around_elements(model.shape) else ""
+        if around_elements(model.shape):
+            around = ", the embedding and the head"
+        else:
+            around = ""
         slots = f"{settings.max_loras} slots of rank {settings.max_lora_rank}"
         assumed.append(f"LoRA: {slots} on every matrix of the layers{around}")
     held = (sum(parts) + beyond_bytes for parts in zip(kept, drafts, lora, strict=True))
@@ -512,9 +662,17 @@ def _text_part(model: Model) -> Model:
 
 @functools.lru_cache(maxsize=64)
 def sharded(
-    model: Model, ranks: int, stages: int, expert_ranks: int, *, mtp_layers: bool = False, padding: float = 1.0
+    model: Model,
+    ranks: int,
+    stages: int,
+    expert_ranks: int,
+    *,
+    mtp_layers: bool = False,
+    padding: float = 1.0,
 ) -> RankWeights:
-    """Return ``rank_weights`` of a model, cached: a solver budgets one model a hundred times under the same ranks."""
+    """Return ``rank_weights`` of a model, cached: a solver budgets one model a hundred times under
+    the same ranks.
+    """
     return rank_weights(
         model.parameters,
         model.shape,
@@ -527,7 +685,9 @@ def sharded(
 
 
 def _padding(model: Model, settings: VllmSettings, ranks_of_an_expert: int) -> float:
-    """Return by which factor the experts of a checkpoint of four bits grow when they are loaded; 1 for all others."""
+    """Return by which factor the experts of a checkpoint of four bits grow when they are loaded; 1
+    for all others.
+    """
     config = quantization_config(model.shape) or {}
     width = model.shape.number("moe_intermediate_size") or model.shape.number("intermediate_size")
     if not width:
@@ -536,4 +696,6 @@ def _padding(model: Model, settings: VllmSettings, ranks_of_an_expert: int) -> f
     if config.get("quant_method") == "mxfp4":
         return mxfp4_padding(settings, model.shape.hidden, own)
     ungated = model.shape.model_type in FAMILIES["types"]["ungated_experts"]
-    return nvfp4_padding(settings, own) if ungated and config.get("quant_algo") == "NVFP4" else 1.0
+    if ungated and config.get("quant_algo") == "NVFP4":
+        return nvfp4_padding(settings, own)
+    return 1.0

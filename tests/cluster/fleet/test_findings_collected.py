@@ -30,8 +30,18 @@ OBJECTS: dict[str, dict[str, Any]] = {
         "timestamp": STAMP,
         "severity": "ERROR",
     },
-    "Vector": {"kubernetes": {"pod_name": "a"}, "message": SAID, "stream": "stderr", "timestamp": STAMP},
-    "CloudWatch": {"logStreamName": "a", "timestamp": 1795590875000, "message": SAID, "ingestionTime": 1795590880000},
+    "Vector": {
+        "kubernetes": {"pod_name": "a"},
+        "message": SAID,
+        "stream": "stderr",
+        "timestamp": STAMP,
+    },
+    "CloudWatch": {
+        "logStreamName": "a",
+        "timestamp": 1795590875000,
+        "message": SAID,
+        "ingestionTime": 1795590880000,
+    },
     "fluent-bit": {"log": SAID, "stream": "stderr", "time": STAMP},
     "fluent-bit, seconds": {"date": 1795590875.0, "log": SAID, "stream": "stderr"},
     "Elasticsearch": {"_index": "a", "_source": {"message": SAID, "@timestamp": STAMP}},
@@ -45,9 +55,16 @@ def test_the_object_of_a_line_tells_its_time():
 
 def test_an_object_that_is_written_out_tells_the_time_of_each_of_its_lines():
     for name in [name for name in OBJECTS if name != "Elasticsearch"]:
-        other = {"message": "x", "timestamp": "2020-01-01T00:00:00Z", "time": "2020-01-01T00:00:00Z"}
+        other = {
+            "message": "x",
+            "timestamp": "2020-01-01T00:00:00Z",
+            "time": "2020-01-01T00:00:00Z",
+        }
         lines = json.dumps([other, OBJECTS[name], other], indent=2).split("\n")
-        assert time_beside(lines, next(at for at, line in enumerate(lines) if "max seq len" in line)) == AT, name
+        assert (
+            time_beside(lines, next(at for at, line in enumerate(lines) if "max seq len" in line))
+            == AT
+        ), name
 
 
 def test_a_failure_is_of_the_collector_s_time_before_the_stamp_within(tmp_path: Path):
@@ -78,5 +95,7 @@ def test_a_line_outside_an_object_has_no_time():
 
 @given(st.lists(st.text(max_size=40), min_size=1), st.integers(0, 100))
 def test_no_lines_are_too_strange(lines: list[str], at: int):
-    assert time_beside(lines, at % len(lines)) is None or any("time" in line or "date" in line for line in lines)
+    assert time_beside(lines, at % len(lines)) is None or any(
+        "time" in line or "date" in line for line in lines
+    )
     assert time_of_object(lines[0]) is None or "{" in lines[0]

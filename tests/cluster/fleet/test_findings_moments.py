@@ -20,7 +20,10 @@ def utc(*parts: int) -> float:
 
 def test_a_stamp_is_read_as_its_writer_meant_it():
     for line, at in [
-        ("2026-11-20T10:00:00.500000000Z stderr F RuntimeError: CUDA out of memory.", utc(2026, 11, 20, 10) + 0.5),
+        (
+            "2026-11-20T10:00:00.500000000Z stderr F RuntimeError: CUDA out of memory.",
+            utc(2026, 11, 20, 10) + 0.5,
+        ),
         (
             '{"log":"CUDA out of memory\\n","stream":"stderr","time":"2026-11-20T10:00:00.5Z"}',
             utc(2026, 11, 20, 10) + 0.5,
@@ -32,7 +35,10 @@ def test_a_stamp_is_read_as_its_writer_meant_it():
         ("INFO 12-24 10:00:00 [core.py:842] x", local(2025, 12, 24, 10)),
         ("E1120 10:00:00.123456 7 file.cc:12] x", local(2026, 11, 20, 10)),
         ("Nov 20 10:00:00 host kernel: Out of memory: Killed process 7", local(2026, 11, 20, 10)),
-        ('{"_PID":"7","__REALTIME_TIMESTAMP" : "1795598092500000","MESSAGE":"ERROR 11-20 10:00:00 [x]"}', 1795598092.5),
+        (
+            '{"_PID":"7","__REALTIME_TIMESTAMP" : "1795598092500000","MESSAGE":"ERROR 11-20 10:00:00 [x]"}',
+            1795598092.5,
+        ),
         ("__REALTIME_TIMESTAMP=1795598092500000", 1795598092.5),
         ("__REALTIME_TIMESTAMP=x", None),
         ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", None),

@@ -17,7 +17,20 @@ def finding(
 ) -> Finding:  # fmt: skip
     writer: Writer = writer_of(source)
     return Finding(
-        source, 7, None, writer, "cuda_oom", True, cause, "", "vllm", version, model, at, at and "line", changes
+        source,
+        7,
+        None,
+        writer,
+        "cuda_oom",
+        True,
+        cause,
+        "",
+        "vllm",
+        version,
+        model,
+        at,
+        at and "line",
+        changes,
     )
 
 
@@ -40,7 +53,11 @@ def test_incidents_of_one_cause_model_setting_and_version_are_one_group():
 
 def test_a_lowered_setting_is_fixed_by_the_lowest_value_and_a_raised_one_by_the_highest():
     lowered = of(finding(change(1000)), finding(change(2000))).groups[0].fix
-    raised = of(*(finding(change(n, old=1, setting="tensor_parallel_size")) for n in (2, 4))).groups[0].fix
+    raised = (
+        of(*(finding(change(n, old=1, setting="tensor_parallel_size")) for n in (2, 4)))
+        .groups[0]
+        .fix
+    )
     assert lowered is not None
     assert raised is not None
     assert (lowered.changes[0].new, lowered.fixes) == (1000, 2)
@@ -49,7 +66,12 @@ def test_a_lowered_setting_is_fixed_by_the_lowest_value_and_a_raised_one_by_the_
 
 def test_of_values_without_an_order_the_most_frequent_fixes_only_its_own():
     fix = (
-        of(*(finding(change(value, old=None, setting="kv_cache_dtype")) for value in ("fp8", "fp8", "fp16")))
+        of(
+            *(
+                finding(change(value, old=None, setting="kv_cache_dtype"))
+                for value in ("fp8", "fp8", "fp16")
+            )
+        )
         .groups[0]
         .fix
     )
@@ -75,13 +97,22 @@ def test_first_and_last_seen_are_those_of_the_incidents_whose_time_is_known():
 
 
 def test_since_leaves_out_what_is_known_to_be_older():
-    summary = of(finding(at=5.0), finding(at=None, source="b"), finding(at=2.0, source="c"), since=3.0)
+    summary = of(
+        finding(at=5.0), finding(at=None, source="b"), finding(at=2.0, source="c"), since=3.0
+    )
     assert summary.incidents == 2
     assert summary.failed == 2
 
 
 def test_the_writers_with_most_incidents_come_first():
-    sources = ["slurm-1.out", "slurm-2.out", "slurm-2.out", "slurm-3.out", "slurm-4.out", "slurm-5.out"]
+    sources = [
+        "slurm-1.out",
+        "slurm-2.out",
+        "slurm-2.out",
+        "slurm-3.out",
+        "slurm-4.out",
+        "slurm-5.out",
+    ]
     group = of(*(finding(source=source) for source in sources)).groups[0]
     assert group.writers == (("job 2", 2), ("job 1", 1), ("job 3", 1))
     assert group.other_writers == 2
@@ -94,7 +125,12 @@ VALUES = st.one_of(
 )
 
 
-@given(st.lists(st.tuples(VALUES, st.sampled_from(["a", "b"]), st.one_of(st.none(), st.floats(0, 1e9))), max_size=30))
+@given(
+    st.lists(
+        st.tuples(VALUES, st.sampled_from(["a", "b"]), st.one_of(st.none(), st.floats(0, 1e9))),
+        max_size=30,
+    )
+)
 def test_every_incident_is_in_one_group_and_a_fix_never_counts_more_than_its_group(
     made: list[tuple[Change | None, str, float | None]],
 ):

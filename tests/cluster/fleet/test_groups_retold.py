@@ -21,7 +21,9 @@ def findings(*paths: Path) -> list[Finding]:
     return [one for path in paths for one in findings_of(diagnose(path), None)]
 
 
-def finding(source: str, process: str | None = None, message: str = "CUDA out of memory. Tried 16 MiB") -> Finding:
+def finding(
+    source: str, process: str | None = None, message: str = "CUDA out of memory. Tried 16 MiB"
+) -> Finding:
     return Finding(
         source, 7, process, writer_of(source), "cuda_oom", True, "batch_too_large", "", "torch", None, None, None, None, (), message
     )  # fmt: skip
@@ -47,7 +49,9 @@ def test_where_the_nearest_log_is_missing_another_one_tells_the_failure():
 
 def test_the_place_of_each_repetition_is_named_and_its_input_counts():
     driver = "session_2026-11-26_18-05-14_1_2/logs/job-driver-raysubmit_A1.log"
-    summary = summed([finding(driver, "Engine pid=812"), finding(WORKER.format(812))], inputs=9, failed=2)
+    summary = summed(
+        [finding(driver, "Engine pid=812"), finding(WORKER.format(812))], inputs=9, failed=2
+    )
     group = summary.groups[0]
     assert (summary.incidents, group.inputs, group.example.source) == (1, 2, WORKER.format(812))
     assert where(group).endswith(f"\ntold again: {driver}:7")
@@ -66,7 +70,10 @@ def test_workers_of_another_session_or_without_a_log_here_are_failures_of_their_
         finding("other.log"),
         finding(WORKER.format(7).replace("_1_2", "_3_4")),
     ]
-    assert told_once([*others, finding(WORKER.format(812))]) == [*others, finding(WORKER.format(812))]
+    assert told_once([*others, finding(WORKER.format(812))]) == [
+        *others,
+        finding(WORKER.format(812)),
+    ]
 
 
 def test_each_worker_that_failed_counts_whatever_the_words():
@@ -75,7 +82,10 @@ def test_each_worker_that_failed_counts_whatever_the_words():
 
 def test_other_words_are_another_failure():
     told = told_once(
-        [finding(WORKER.format(812)), finding("slurm-812.out", "Engine pid=812", "CUDA out of memory. Tried 8 MiB")]
+        [
+            finding(WORKER.format(812)),
+            finding("slurm-812.out", "Engine pid=812", "CUDA out of memory. Tried 8 MiB"),
+        ]
     )
     assert len(told) == 2
 
@@ -84,7 +94,9 @@ def test_a_job_of_f_is_unknown_and_the_log_itself_tells_it(tmp_path):
     logs = tmp_path / "session_2026-11-26_18-05-14_1_2" / "logs"
     logs.mkdir(parents=True)
     for pid, first in ((1, ":job_id:02000000\n"), (2, ":job_id:ffffffff\n"), (3, "")):
-        text = f"{first}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {pid}.00 GiB.\n"
+        text = (
+            f"{first}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {pid}.00 GiB.\n"
+        )
         (logs / f"worker-{'ab' * 28}-ffffffff-{pid}.err").write_text(text)
     assert [one.writer.job for one in findings(*sorted(logs.iterdir()))] == ["02000000", None, None]
     assert "job" not in writer_of(WORKER.format(1)).words
@@ -99,17 +111,34 @@ def test_the_end_of_an_engine_whose_cause_another_stream_has_is_no_failure_of_it
         ("run_x1b2c3d4/attempt_0/3/stdout.log", "run_x1b2c3d4/attempt_0/3/stderr.log"),
         ("stdout", "stderr"),
     ]:
-        dead = replace(finding(errors, message="Engine core initialization failed"), kind="engine_dead", is_oom=False)
-        own = replace(finding(output, message="KeyError"), kind="engine_dead", is_oom=False, cause="not_memory")
+        dead = replace(
+            finding(errors, message="Engine core initialization failed"),
+            kind="engine_dead",
+            is_oom=False,
+        )
+        own = replace(
+            finding(output, message="KeyError"),
+            kind="engine_dead",
+            is_oom=False,
+            cause="not_memory",
+        )
         for cause in (finding(output), own):
             (told,) = told_once([dead, cause])
             assert (told.source, told.told_again) == (output, ((errors, 7),)), (output, errors)
 
 
 def test_the_end_of_an_engine_beside_the_failure_of_another_job_stays():
-    for other in ["jobs/slurm-8.out", "jobs/slurm-7_1.out", "slurm-7.out", WORKER.format(812), "jobs/slurm-7.err"]:
+    for other in [
+        "jobs/slurm-8.out",
+        "jobs/slurm-7_1.out",
+        "slurm-7.out",
+        WORKER.format(812),
+        "jobs/slurm-7.err",
+    ]:
         dead = replace(
-            finding("jobs/slurm-7.err", message="Engine core initialization failed"), kind="engine_dead", is_oom=False
+            finding("jobs/slurm-7.err", message="Engine core initialization failed"),
+            kind="engine_dead",
+            is_oom=False,
         )
         assert len(told_once([dead, finding(other)])) == 2, other
 

@@ -57,7 +57,11 @@ def test_numbers_of_devices_that_differ_are_refused_unless_the_order_is_the_bus(
     assert indices("GPU-3aaa", MIXED) == [3]
 
 
-@given(st.lists(st.sampled_from(["0", "1", "2", "3", "4", "GPU-0", "GPU-2aaa", "x", "-1", ""]), max_size=6))
+@given(
+    st.lists(
+        st.sampled_from(["0", "1", "2", "3", "4", "GPU-0", "GPU-2aaa", "x", "-1", ""]), max_size=6
+    )
+)
 def test_the_variable_only_ever_takes_devices_away(entries):
     left = limited(FOUR, {VISIBLE: ",".join(entries)}).places
     assert {place.index for place in left} <= {0, 1, 2, 3}
@@ -69,7 +73,12 @@ def test_a_divided_gpu_is_its_instances_and_never_itself():
     divided = Gpu(Device(0, "H100", 80 * GIB, 80 * GIB, {}), "GPU-0", True, (instance,))
     (only,) = places_of(Survey((divided,)))
 
-    assert (only.index, only.instance, only.uuid, only.shown) == (0, 1, "MIG-b", "instance 1 of GPU 0")
+    assert (only.index, only.instance, only.uuid, only.shown) == (
+        0,
+        1,
+        "MIG-b",
+        "instance 1 of GPU 0",
+    )
 
 
 def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody():
@@ -92,7 +101,10 @@ def test_a_device_is_empty_where_no_more_than_the_driver_s_own_is_held(free_gib,
 
 def test_a_gpu_that_does_not_answer_makes_no_difference_of_kind():
     places = [Place(0, None, cannot="it does not answer: GPU is lost"), Place(1, "GPU-1", "A")]
-    assert [place.index for place in limited(places, {"CUDA_VISIBLE_DEVICES": "1,0"}).places] == [1, 0]
+    assert [place.index for place in limited(places, {"CUDA_VISIBLE_DEVICES": "1,0"}).places] == [
+        1,
+        0,
+    ]
 
 
 def test_a_neighbour_that_a_container_hides_is_not_taken_for_the_driver_on_a_large_device():

@@ -89,7 +89,9 @@ def test_the_kind_of_a_file_system_is_read_from_the_mounts(tmp_path, kind):
 def test_locks_that_a_server_keeps_are_not_relied_on(tmp_path, monkeypatch):
     path = mounts(tmp_path, "nfs4")
     monkeypatch.setattr("oomguard.cluster.placement.leases.MOUNTS", path)
-    assert "is on nfs4, whose locks a server keeps" in (LeaseFolder(tmp_path / "leases").why_off or "")
+    assert "is on nfs4, whose locks a server keeps" in (
+        LeaseFolder(tmp_path / "leases").why_off or ""
+    )
 
 
 @each("told", [{}, {"pid": "x", "command": 7, "since_s": "now", "until": "ever"}])

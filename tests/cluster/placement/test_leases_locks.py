@@ -46,7 +46,10 @@ def test_a_look_takes_nothing_and_sees_no_lock_of_its_own(tmp_path):
 def test_the_kernel_releases_it_within_a_second_of_a_kill(tmp_path):
     path = tmp_path / "a"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
@@ -83,7 +86,9 @@ def planted_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-@pytest.mark.parametrize("plant", [planted_link, os.mkfifo, Path.mkdir], ids=["link", "fifo", "folder"])
+@pytest.mark.parametrize(
+    "plant", [planted_link, os.mkfifo, Path.mkdir], ids=["link", "fifo", "folder"]
+)
 def test_what_is_no_plain_file_is_refused_and_nothing_is_made_elsewhere(tmp_path, plant):
     plant(tmp_path / "a")
     with pytest.raises(OSError, match=r"symbolic links|regular file|directory"):

@@ -45,7 +45,9 @@ def test_one_that_is_not_there_is_told_with_those_that_are():
 
 
 def test_one_that_is_hidden_is_told_with_what_hides_it():
-    with pytest.raises(UsageError, match=r"names 2, .*\(GPU 0; CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2\)"):
+    with pytest.raises(
+        UsageError, match=r"names 2, .*\(GPU 0; CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2\)"
+    ):
         read_gpus("2,").among(THREE[:1], hidden="CUDA_VISIBLE_DEVICES=0 hides GPU 1, GPU 2")
 
 

@@ -38,7 +38,11 @@ def place(gpus: Gpus, wanted: Any, **env: str) -> Any:
 
 def test_each_program_gets_devices_of_its_own_with_the_variables_for_them(gpus):
     found = place(gpus, {"serve": 2, "extract": 2})
-    assert found["serve"] == [[0, 1], "0,1", {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}]
+    assert found["serve"] == [
+        [0, 1],
+        "0,1",
+        {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    ]
     assert found["extract"][0] == [2, 3]
 
 
@@ -73,7 +77,15 @@ def test_what_the_variable_hides_is_given_to_nobody_and_said(gpus):
 
 
 @pytest.mark.parametrize(
-    "wanted", [{"serve": 0}, {"serve": -1}, {"serve": True}, {"serve": []}, {"serve": "0,1"}, {"serve": [1, 1]}]
+    "wanted",
+    [
+        {"serve": 0},
+        {"serve": -1},
+        {"serve": True},
+        {"serve": []},
+        {"serve": "0,1"},
+        {"serve": [1, 1]},
+    ],
 )
 def test_what_is_no_number_of_devices_is_a_mistake(gpus, wanted):
     assert place(gpus, wanted)[0] == "UsageError"
@@ -89,7 +101,10 @@ def test_what_names_no_program_is_a_mistake_with_how_to_ask(gpus, wanted):
 def test_a_named_device_that_fell_off_is_not_there(gpus):
     gpus.are(simulated_gpus.line(0), simulated_gpus.line(1, more="lost"))
     kind, text, _ = place(gpus, {"serve": [1]})
-    assert (kind, text) == ("PlacementError", "'serve' names device 1, which is not there: there is 1 (0)")
+    assert (kind, text) == (
+        "PlacementError",
+        "'serve' names device 1, which is not there: there is 1 (0)",
+    )
 
 
 def test_nobody_is_placed_where_nvml_does_not_answer(gpus):

@@ -23,7 +23,10 @@ from support.supervising import LIMIT_S, RUN, wait_for
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 MIB, GIB = 1 << 20, 1 << 30
 HOLDS = """
 import os, time, torch
@@ -39,7 +42,10 @@ class Nvml:
     def __init__(self):
         pynvml.nvmlInit()
         self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        self.uuid, self.name = pynvml.nvmlDeviceGetUUID(self.handle), pynvml.nvmlDeviceGetName(self.handle)
+        self.uuid, self.name = (
+            pynvml.nvmlDeviceGetUUID(self.handle),
+            pynvml.nvmlDeviceGetName(self.handle),
+        )
 
     @property
     def memory(self):
@@ -47,7 +53,9 @@ class Nvml:
 
     @property
     def processes(self):
-        return {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
+        return {
+            p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        }
 
 
 @pytest.fixture
@@ -60,8 +68,14 @@ def gpu():
 @pytest.fixture
 def unused(gpu):
     """The first GPU, which nobody uses: what is placed here takes no other."""
-    if torch.cuda.is_initialized() or gpu.processes or gpu.memory.used > max(GIB, 0.01 * gpu.memory.total):
-        pytest.skip(f"somebody uses the GPU ({gpu.memory.used // MIB} MiB): run this file by itself")
+    if (
+        torch.cuda.is_initialized()
+        or gpu.processes
+        or gpu.memory.used > max(GIB, 0.01 * gpu.memory.total)
+    ):
+        pytest.skip(
+            f"somebody uses the GPU ({gpu.memory.used // MIB} MiB): run this file by itself"
+        )
     return gpu
 
 
@@ -77,7 +91,9 @@ def env(tmp_path):
 
 def oomguard(*words, env):
     words = [sys.executable, "-m", "oomguard", *words]
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(
+        words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 def holding(seconds=0.0):
@@ -87,13 +103,17 @@ def holding(seconds=0.0):
 @contextlib.contextmanager
 def started(words, env):
     """A program that was started and says HOLDS or READY, with all that it printed until then; it is ended with all below it."""
-    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         said = []
         for line in process.stdout:
             said.append(line)
             if line.startswith(("HOLDS", "READY")):
                 break
-        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        below = (
+            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        )
         try:
             yield process, "".join(said)
         finally:
@@ -109,12 +129,20 @@ def test_each_figure_is_nvmls_own_and_a_process_that_holds_2_gib_is_seen(gpu, en
         record = json.loads(oomguard("gpus", "--format", "json", env=env).stdout)
         shown = oomguard("gpus", env=env).stdout
     device = record["devices"][0]
-    seen = None if device["held_by"] is None else {row["pid"]: row["bytes"] for row in device["held_by"]}
+    seen = (
+        None
+        if device["held_by"] is None
+        else {row["pid"]: row["bytes"] for row in device["held_by"]}
+    )
 
     told("oomguard gpus", f"\n{shown.strip()}")
     told("NVML", f"{gpu.name} {gpu.uuid} {own.total} bytes, {own.used} used, by process {by_pid}")
     told("driver", record["driver_version"])
-    assert (device["name"], device["uuid"], device["total_bytes"]) == (gpu.name, gpu.uuid, own.total)
+    assert (device["name"], device["uuid"], device["total_bytes"]) == (
+        gpu.name,
+        gpu.uuid,
+        own.total,
+    )
     assert record["driver_version"] == pynvml.nvmlSystemGetDriverVersion()
     assert device["free_bytes"] == pytest.approx(own.free, abs=64 * MIB)
     assert own.used - before >= 2 * GIB
@@ -147,7 +175,10 @@ def test_a_leased_device_is_told_with_who_has_it(unused, env, told):
         seconds = time.monotonic() - began
     freed = oomguard("run", "-q", "--gpus", "auto", "--", "true", env=env)
 
-    told("a second start", f"status {second.returncode} after {seconds:.2f} s: {second.stderr.strip()}")
+    told(
+        "a second start",
+        f"status {second.returncode} after {seconds:.2f} s: {second.stderr.strip()}",
+    )
     assert "READY" in said
     assert f"leased by pid {process.pid}" in shown
     assert second.returncode == 125

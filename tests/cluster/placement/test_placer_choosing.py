@@ -19,12 +19,16 @@ from support.placing import LLAMA_8B
 @pytest.fixture
 def need(tmp_path: Path) -> Need:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    return need_of(Launch(("vllm", "serve", str(tmp_path), "--max-model-len", "8192", "--port", "8001")))
+    return need_of(
+        Launch(("vllm", "serve", str(tmp_path), "--max-model-len", "8192", "--port", "8001"))
+    )
 
 
 def device(index: int, size_gib: int, held_gib: int = 0) -> Place:
     by_pid = {41: held_gib * GIB} if held_gib else {}
-    return Place(index, f"GPU-{index}", f"of {size_gib}", size_gib * GIB, (size_gib - held_gib) * GIB, by_pid)
+    return Place(
+        index, f"GPU-{index}", f"of {size_gib}", size_gib * GIB, (size_gib - held_gib) * GIB, by_pid
+    )
 
 
 def chosen(need: Need, *places: Place) -> list[int]:
@@ -81,7 +85,10 @@ def test_ranks_of_every_kind_take_devices_of_their_own(tmp_path, flags, devices,
     [
         (("python", "train.py"), "no engine's own"),
         (("vllm", "serve", "/nowhere/at/all"), "cannot be planned"),
-        (("bash", "-c", 'vllm serve "$MODEL" --max-model-len $LEN'), "cannot be planned|only the shell knows|no model"),
+        (
+            ("bash", "-c", 'vllm serve "$MODEL" --max-model-len $LEN'),
+            "cannot be planned|only the shell knows|no model",
+        ),
     ],
 )
 def test_what_cannot_be_planned_says_why(command, why):

@@ -37,7 +37,9 @@ def test_who_comes_later_changes_nothing_for_who_came_before(waiting, free):
     named = [Waiting(str(i), one.count, one.usable) for i, one in enumerate(waiting)]
     for count in range(len(named)):
         fewer = kept_for(iter(named[:count]), free)
-        assert {key: name for key, name in kept_for(iter(named), free).items() if int(name) < count} == fewer
+        assert {
+            key: name for key, name in kept_for(iter(named), free).items() if int(name) < count
+        } == fewer
 
 
 def test_what_is_left_over_by_the_first_is_for_the_next():

@@ -8,7 +8,10 @@ from support.each import each
 
 @each(
     ("command", "told"),
-    [("ssh host vllm serve m", "ssh HOST oomguard run"), ("kubectl exec p -- vllm serve m", "those of the pod")],
+    [
+        ("ssh host vllm serve m", "ssh HOST oomguard run"),
+        ("kubectl exec p -- vllm serve m", "those of the pod"),
+    ],
 )
 def test_docker_s_words_are_docker_s_alone(command, told):
     reason = why_not_reached(command.split())

@@ -19,7 +19,9 @@ GIB = 2**30
 PRINT = ["sh", "-c", "echo visible=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER"]
 
 
-def run(gpus: Gpus, options: tuple[str, ...], command: list[str], **env: str) -> tuple[int, str, str]:
+def run(
+    gpus: Gpus, options: tuple[str, ...], command: list[str], **env: str
+) -> tuple[int, str, str]:
     job = start(gpus, options, command, **env)
     out, errors = job.communicate(timeout=200)
     return job.returncode, out, errors
@@ -30,7 +32,11 @@ def used(gpus: Gpus) -> list[list[str]]:
 
 
 def holders(gpus: Gpus) -> list[str]:
-    return list(LeaseFolder(gpus.folder / "leases", makes=False).holders(simulated_gpus.uuid(i) for i in range(4)))
+    return list(
+        LeaseFolder(gpus.folder / "leases", makes=False).holders(
+            simulated_gpus.uuid(i) for i in range(4)
+        )
+    )
 
 
 def test_a_script_gets_a_device_that_nobody_uses_and_is_told_why(gpus):
@@ -67,12 +73,19 @@ def test_what_fits_nowhere_is_said_before_any_start_with_both_numbers_and_a_comm
     status, _, errors = run(gpus, ("--gpus", "auto", "--wait", "1h"), command)
 
     assert (status, gpus.happened()) == (125, [])
-    assert re.search(r"it takes 3\d\.\d\d GiB of a device at least, and GPU 0, the largest, has 24\.00 GiB", errors)
-    assert re.search(r"oomguard run --gpus auto --wait 1h -- vllm serve \S+ --max-model-len \d+\n", errors)
+    assert re.search(
+        r"it takes 3\d\.\d\d GiB of a device at least, and GPU 0, the largest, has 24\.00 GiB",
+        errors,
+    )
+    assert re.search(
+        r"oomguard run --gpus auto --wait 1h -- vllm serve \S+ --max-model-len \d+\n", errors
+    )
 
 
 def test_a_lease_lasts_until_the_engine_has_started_and_no_longer(gpus):
-    with start(gpus, ("--gpus", "auto"), serve(gpus), SIMULATED_START_S="1", SIMULATED_RUN_S="30") as job:
+    with start(
+        gpus, ("--gpus", "auto"), serve(gpus), SIMULATED_START_S="1", SIMULATED_RUN_S="30"
+    ) as job:
         assert wait_for(lambda: holders(gpus) == [simulated_gpus.uuid(0)])
         assert wait_for(lambda: any(what == "started" for _, _, what, _ in gpus.happened()))
         assert wait_for(lambda: holders(gpus) == [], 10)
@@ -106,7 +119,9 @@ def test_a_user_s_stop_ends_the_wait_and_nothing_is_started(gpus):
     gpus.are_alike(1)
     simulated_gpus.take(gpus.folder, os.getpid(), {simulated_gpus.uuid(0): 9 * GIB})
     with start(gpus, ("--gpus", "auto", "--wait", "1h"), PRINT) as job:
-        assert wait_for(lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None))))
+        assert wait_for(
+            lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None)))
+        )
         job.send_signal(signal.SIGTERM)
         out, _ = job.communicate(timeout=30)
     assert (job.returncode, out) == (128 + signal.SIGTERM, "")
@@ -123,9 +138,14 @@ def test_starts_at_one_moment_share_no_device_and_two_starts_never_meet(gpus):
     assert overlaps(gpus, "ends") == []
 
 
-def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anything_is_reduced(gpus):
+def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anything_is_reduced(
+    gpus,
+):
     status, _, errors = run(
-        gpus, ("--gpus", "auto", "--allow", "reduces-capacity"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB)
+        gpus,
+        ("--gpus", "auto", "--allow", "reduces-capacity"),
+        serve(gpus),
+        SIMULATED_NEIGHBOUR=str(15 * GIB),
     )
     assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(1)]]), errors
     assert f"running again: device={simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}" in errors
@@ -133,7 +153,9 @@ def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anyth
 
 def test_without_another_device_it_waits_where_that_was_asked_for(gpus):
     gpus.are_alike(1)
-    job = start(gpus, ("--gpus", "auto", "--wait", "2m"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB))
+    job = start(
+        gpus, ("--gpus", "auto", "--wait", "2m"), serve(gpus), SIMULATED_NEIGHBOUR=str(15 * GIB)
+    )
     assert wait_for(lambda: any(what == "fails" for _, _, what, _ in gpus.happened()))
     assert wait_for(lambda: bool(list(waiting_before(LeaseFolder(gpus.folder / "leases"), None))))
     (gpus.folder / "use.1").write_text("")

@@ -41,16 +41,41 @@ class Job:
         ``words`` stand at the end of a rank's command, by rank. Where they are apart, each has temporary files of its own, as on a host of its own.
         """
         variables = {
-            name.upper(): value if isinstance(value, str) else json.dumps(value) for name, value in job.items()
+            name.upper(): value if isinstance(value, str) else json.dumps(value)
+            for name, value in job.items()
         }
         for rank in range(size):
-            own = {"RANK": str(rank), "WORLD_SIZE": str(size), "JOB": str(self.folder), "OMP_NUM_THREADS": "1"}
+            own = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "JOB": str(self.folder),
+                "OMP_NUM_THREADS": "1",
+            }
             if are_apart:
                 own["TMPDIR"] = str(self.folder / f"host-{len(self.ranks)}")
                 Path(own["TMPDIR"]).mkdir()
-            given = {name: value for name, value in os.environ.items() if name not in {"MASTER_ADDR", "MASTER_PORT"}}
-            meets = ("--rank", str(rank), "--world-size", str(size), "--rendezvous", rendezvous or str(self.folder))
-            command = [*RUN, *meets, *options, "--", sys.executable, str(JOB), *(words or {}).get(str(rank), [])]
+            given = {
+                name: value
+                for name, value in os.environ.items()
+                if name not in {"MASTER_ADDR", "MASTER_PORT"}
+            }
+            meets = (
+                "--rank",
+                str(rank),
+                "--world-size",
+                str(size),
+                "--rendezvous",
+                rendezvous or str(self.folder),
+            )
+            command = [
+                *RUN,
+                *meets,
+                *options,
+                "--",
+                sys.executable,
+                str(JOB),
+                *(words or {}).get(str(rank), []),
+            ]
             self.ranks.append(
                 subprocess.Popen(
                     command,
@@ -70,7 +95,10 @@ class Job:
     def lengths(self) -> list[list[int]]:
         """Return the lengths that each rank ran with, in order."""
         paths = [self.folder / f"lengths-{rank}.log" for rank in range(len(self.ranks))]
-        return [[int(line) for line in path.read_text().split()] if path.exists() else [] for path in paths]
+        return [
+            [int(line) for line in path.read_text().split()] if path.exists() else []
+            for path in paths
+        ]
 
     def wait_until_all_run(self) -> None:
         """Wait until every rank's command runs and has met the others."""

@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 
 told = {**os.environ, "RANK": os.environ.get("RANK") or os.environ["SLURM_PROCID"]}
-folder, rank, size = Path(told["JOB"]), int(told["RANK"]), int(told.get("WORLD_SIZE") or told["SLURM_NTASKS"])
+folder, rank, size = (
+    Path(told["JOB"]),
+    int(told["RANK"]),
+    int(told.get("WORLD_SIZE") or told["SLURM_NTASKS"]),
+)
 mode = json.loads(os.environ.get("MODES", "{}")).get(str(rank), "")
 fits = json.loads(os.environ.get("FITS", "{}")).get(str(rank), 1 << 20)
 overrides = json.loads(os.environ.get("OOMGUARD_VLLM_OVERRIDES", "{}"))
@@ -24,7 +28,10 @@ if mode == "mpi" and overrides:
     sys.exit(
         "*** An error occurred in MPI_Init\n*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort)"
     )
-print("(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './none'}", flush=True)
+print(
+    "(APIServer pid=1) INFO 11-21 07:14:27 [api_utils.py:286] non-default args: {'model': './none'}",
+    flush=True,
+)
 if mode == "writes":
     with (folder / "results.jsonl").open("a") as results:
         results.write("row\n")
@@ -36,7 +43,9 @@ if length > fits:
         f" available memory, the estimated maximum model length is {fits}. Try increasing `gpu_memory_utilization`",
         flush=True,
     )
-    sys.exit("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    sys.exit(
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    )
 if mode == "other":
     sys.exit("KeyError: 'results'")
 (folder / f"here-{length}-{rank}.log").touch()

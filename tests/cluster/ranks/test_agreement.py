@@ -28,9 +28,13 @@ def met(folder: Path, size: int) -> list[Meeting]:
     return ranks
 
 
-def decisions(ranks: list[Meeting], ends: dict[int, RankEnd], timeout_s: float = 20.0) -> dict[int, Decision | None]:
+def decisions(
+    ranks: list[Meeting], ends: dict[int, RankEnd], timeout_s: float = 20.0
+) -> dict[int, Decision | None]:
     def decided(rank: int) -> Decision | None:
-        return Round(ranks[rank], ends[rank], timeout_s, lambda: False, lambda: {"MASTER_PORT": "1"}).decision()
+        return Round(
+            ranks[rank], ends[rank], timeout_s, lambda: False, lambda: {"MASTER_PORT": "1"}
+        ).decision()
 
     with ThreadPoolExecutor(len(ends)) as pool:
         return dict(zip(ends, pool.map(decided, ends), strict=True))
@@ -39,7 +43,10 @@ def decisions(ranks: list[Meeting], ends: dict[int, RankEnd], timeout_s: float =
 def test_every_rank_gets_the_decision_of_rank_0(tmp_path):
     found = decisions(met(tmp_path, 4), {0: LOST_OTHERS, 1: LOST_OTHERS, 2: FAILED, 3: RAN})
     assert len({decision.first for decision in found.values()}) == 1
-    assert all(decision.again and decision.first == 2 and decision.patches == PATCH for decision in found.values())
+    assert all(
+        decision.again and decision.first == 2 and decision.patches == PATCH
+        for decision in found.values()
+    )
     assert {decision.variables["MASTER_PORT"] for decision in found.values()} == {"1"}
 
 

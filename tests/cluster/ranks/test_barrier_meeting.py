@@ -31,7 +31,9 @@ def test_ranks_that_write_to_one_folder_meet(tmp_path):
 def test_what_an_earlier_job_left_is_not_believed(tmp_path):
     earlier = [Meeting(Folder(tmp_path / "job"), rank, 3) for rank in range(3)]
     met(*earlier)
-    earlier[1].say(state="ended", end=RankEnd(1, "memory", 1, patches=({"setting": "max_model_len", "to": 1},)))
+    earlier[1].say(
+        state="ended", end=RankEnd(1, "memory", 1, patches=({"setting": "max_model_len", "to": 1},))
+    )
     now = [Meeting(Folder(tmp_path / "job"), rank, 3) for rank in (0, 2)]
     met(*now)
     assert [set(meeting.look()) for meeting in now] == [{0, 2}] * 2
@@ -89,12 +91,40 @@ def test_what_is_no_document_is_none(text):
 
 def test_a_document_is_read_as_it_was_written():
     end = RankEnd(
-        1, "memory", 1, "exit status 1", {"kind": "cuda_oom"}, ({"setting": "max_model_len", "to": 8},), None, 1.5
+        1,
+        "memory",
+        1,
+        "exit status 1",
+        {"kind": "cuda_oom"},
+        ({"setting": "max_model_len", "to": 8},),
+        None,
+        1.5,
     )
     decision = Decision(
-        1, True, "", 1, False, ({"setting": "max_model_len", "to": 8},), (), {"1": "memory"}, {"A": "b"}
+        1,
+        True,
+        "",
+        1,
+        False,
+        ({"setting": "max_model_len", "to": 8},),
+        (),
+        {"1": "memory"},
+        {"A": "b"},
     )
     document = Said(
-        1, "n", "m", {"1": ("n", 2.5)}, {"1": "n"}, ("a", "b", "c"), (7, 8.0), 0.5, 0.25, 3, 2, "ended", end, decision
+        1,
+        "n",
+        "m",
+        {"1": ("n", 2.5)},
+        {"1": "n"},
+        ("a", "b", "c"),
+        (7, 8.0),
+        0.5,
+        0.25,
+        3,
+        2,
+        "ended",
+        end,
+        decision,
     )
     assert said(document.to_text()) == document

@@ -9,7 +9,14 @@ from oomguard.core.incident import Effect, Patch
 
 
 def patch(setting: str, to: object, group: int | None = None) -> dict[str, object]:
-    return {"setting": setting, "from": None, "to": to, "effect": "reduces-capacity", "reason": "", "group": group}
+    return {
+        "setting": setting,
+        "from": None,
+        "to": to,
+        "effect": "reduces-capacity",
+        "reason": "",
+        "group": group,
+    }
 
 
 OWN = (
@@ -20,13 +27,20 @@ OWN = (
 
 def test_the_plan_that_is_shown_has_the_value_of_all():
     planned = plan_of_all(OWN, Decision(1, True, patches=(patch("max_model_len", 1792),)))
-    assert [(each.setting, each.new) for each in planned] == [("max_model_len", 1792), ("gpu_memory_utilization", None)]
+    assert [(each.setting, each.new) for each in planned] == [
+        ("max_model_len", 1792),
+        ("gpu_memory_utilization", None),
+    ]
 
 
 def test_what_another_rank_needs_beside_it_belongs_to_it():
     both = (patch("max_model_len", 1792, 3), patch("enforce_eager", True))
     planned = plan_of_all(OWN, Decision(1, True, patches=both))
-    assert [each.setting for each in planned] == ["max_model_len", "enforce_eager", "gpu_memory_utilization"]
+    assert [each.setting for each in planned] == [
+        "max_model_len",
+        "enforce_eager",
+        "gpu_memory_utilization",
+    ]
     assert planned[0].group == planned[1].group != planned[2].group
 
 
@@ -36,4 +50,7 @@ def test_without_a_plan_of_all_that_of_the_first_stays():
 
 def test_a_rank_whose_process_was_killed_is_told_from_one_that_says_nothing():
     decision = Decision(1, False, silent=(1, 2, 3), gone=(1,))
-    assert absent_in_words(decision) == "rank 1 is gone, its process was killed; ranks 2 and 3 are silent"
+    assert (
+        absent_in_words(decision)
+        == "rank 1 is gone, its process was killed; ranks 2 and 3 are silent"
+    )

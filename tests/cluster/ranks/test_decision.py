@@ -33,7 +33,10 @@ def test_a_rank_that_a_signal_ended_is_told_as_that_and_not_as_silent():
     stopped = RankEnd(1, "stopped", 143, "exit status 143, signal 15 (TERM)")
     decision = decide(1, {0: RankEnd(1, "ran", 0), 1: stopped}, {}, silent={2}, gone={1})
     assert (decision.again, decision.silent, decision.gone) == (False, (2,), ())
-    assert decision.why == "rank 1 was ended by a signal (exit status 143, signal 15 (TERM)); rank 2 is silent"
+    assert (
+        decision.why
+        == "rank 1 was ended by a signal (exit status 143, signal 15 (TERM)); rank 2 is silent"
+    )
     assert not decide(1, {0: FAILED, 1: stopped}, {}).again
 
 
@@ -64,7 +67,9 @@ def test_a_job_that_ran_has_nothing_to_tell():
     ),
     st.sets(st.integers(8, 9)),
 )
-def test_ranks_start_again_only_where_all_have_ended_none_refuses_and_one_ran_out_of_memory(ends, silent):
+def test_ranks_start_again_only_where_all_have_ended_none_refuses_and_one_ran_out_of_memory(
+    ends, silent
+):
     decision = decide(1, ends, {}, silent=silent)
     if decision.again:
         assert not silent

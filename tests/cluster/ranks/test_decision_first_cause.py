@@ -46,7 +46,9 @@ def test_clocks_far_apart_change_nothing_where_their_offsets_are_known(offsets, 
 
 
 @given(st.floats(0, 1.9), st.permutations([0, 1]))
-def test_closer_than_the_clocks_tell_the_fuller_rank_counts_and_the_order_is_not_claimed(gap_s, order):
+def test_closer_than_the_clocks_tell_the_fuller_rank_counts_and_the_order_is_not_claimed(
+    gap_s, order
+):
     fuller, roomier = order
     ends = {fuller: out_of_memory(100.0 + gap_s, room=10), roomier: out_of_memory(100.0, room=20)}
     found = first_cause(ends, {0: SAME, 1: SAME})

@@ -10,7 +10,14 @@ from oomguard.cluster.ranks.messages import RankEnd
 
 
 def end(*patches: tuple[str, object], how: str = "memory") -> RankEnd:
-    return RankEnd(1, how, 1, "", {}, tuple({"setting": name, "to": value, "reason": ""} for name, value in patches))
+    return RankEnd(
+        1,
+        how,
+        1,
+        "",
+        {},
+        tuple({"setting": name, "to": value, "reason": ""} for name, value in patches),
+    )
 
 
 def values(*ends: RankEnd, first: int = 0) -> dict[str, object]:
@@ -33,7 +40,9 @@ def test_what_another_rank_needs_beside_it_is_changed_on_all():
 
 
 def test_of_two_texts_that_of_the_first_cause_counts():
-    assert values(end(("kv_cache_dtype", "fp8")), end(("kv_cache_dtype", "auto"))) == {"kv_cache_dtype": "fp8"}
+    assert values(end(("kv_cache_dtype", "fp8")), end(("kv_cache_dtype", "auto"))) == {
+        "kv_cache_dtype": "fp8"
+    }
 
 
 def test_without_a_patch_for_the_first_cause_nothing_is_planned():
@@ -45,4 +54,6 @@ def test_a_setting_that_is_not_known_here_is_left_out():
 
 
 def test_ranks_that_only_lost_the_others_plan_nothing():
-    assert values(end(("max_model_len", 8)), end(("max_model_len", 4), how="secondary")) == {"max_model_len": 8}
+    assert values(end(("max_model_len", 8)), end(("max_model_len", 4), how="secondary")) == {
+        "max_model_len": 8
+    }

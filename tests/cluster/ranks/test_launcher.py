@@ -26,7 +26,13 @@ SRUN = {
 
 def test_torchrun_tells_rank_hosts_and_that_its_agent_keeps_a_store():
     own = launched(TORCHRUN)
-    assert (own.rank, own.size, own.launcher, own.local_rank, own.is_on_one_host) == (2, 4, "torchrun", 0, False)
+    assert (own.rank, own.size, own.launcher, own.local_rank, own.is_on_one_host) == (
+        2,
+        4,
+        "torchrun",
+        0,
+        False,
+    )
     assert (own.address, own.port, own.keeps_store) == ("node-1", 29500, True)
 
 
@@ -59,7 +65,14 @@ def test_a_batch_script_of_slurm_is_no_rank():
 
 @each(
     "changed",
-    [{"WORLD_SIZE": "1"}, {"RANK": "4"}, {"RANK": "-1"}, {"RANK": "two"}, {"WORLD_SIZE": ""}, {"RANK": "²"}],
+    [
+        {"WORLD_SIZE": "1"},
+        {"RANK": "4"},
+        {"RANK": "-1"},
+        {"RANK": "two"},
+        {"WORLD_SIZE": ""},
+        {"RANK": "²"},
+    ],
 )
 def test_what_names_no_rank_of_several_is_none(changed):
     assert launched(TORCHRUN | changed) is None
@@ -69,7 +82,10 @@ def test_an_empty_environment_is_no_rank():
     assert launched({}) is None
 
 
-@each(("address", "is_one"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.7", False)])
+@each(
+    ("address", "is_one"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.7", False)],
+)
 def test_an_address_of_this_host_alone_means_one_host(address, is_one):
     own = launched({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"})
     assert own.is_on_one_host is is_one

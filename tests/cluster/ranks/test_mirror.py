@@ -41,14 +41,18 @@ def taken() -> Iterator[int]:
 
 def test_rank_0_says_at_once_that_another_program_has_the_port_and_what_to_do(job, taken):
     pytest.importorskip("torch")
-    job.start(1, "--world-size", "2", rendezvous=f"tcp://127.0.0.1:{taken}", are_apart=True, after_s="300")
+    job.start(
+        1, "--world-size", "2", rendezvous=f"tcp://127.0.0.1:{taken}", are_apart=True, after_s="300"
+    )
     errors = job.ranks[0].stderr
     assert errors is not None
     said = next(line for line in errors if "not met yet" in line)
     assert said.startswith(
         "oomguard: rank 1 is not met yet, and no rank starts again without the others: reason=the torch store at 127.0.0.1:"
     )
-    assert "another program has the port; --rendezvous tcp://HOST:PORT with one that is free" in said
+    assert (
+        "another program has the port; --rendezvous tcp://HOST:PORT with one that is free" in said
+    )
     assert job.ranks[0].poll() is None
 
 
@@ -60,7 +64,9 @@ def test_ranks_of_one_host_whose_store_is_dead_start_again_and_are_told_so_and_w
     assert [status for status, _, _ in ended] == [0] * 3, ended
     why = f"reason=the ray store at {place.removeprefix('ray://')} was not reached: Connection refused"
     assert f"all ranks are on this host, and meet there without their store: {why}" in ended[0][2]
-    assert not any("none starts again" in errors or "no rank starts again:" in errors for _, _, errors in ended)
+    assert not any(
+        "none starts again" in errors or "no rank starts again:" in errors for _, _, errors in ended
+    )
 
 
 def test_ranks_that_meet_at_another_address_are_of_another_job():
@@ -70,7 +76,15 @@ def test_ranks_that_meet_at_another_address_are_of_another_job():
 
 def of_two_hosts(**told: object) -> Launched:
     return Launched(
-        **{"rank": 1, "size": 2, "launcher": "torchrun", "job": "a", "address": "node-1", "port": 29500} | told
+        **{
+            "rank": 1,
+            "size": 2,
+            "launcher": "torchrun",
+            "job": "a",
+            "address": "node-1",
+            "port": 29500,
+        }
+        | told
     )
 
 
@@ -89,12 +103,17 @@ def test_else_rank_0_keeps_one_beside_its_port():
 
 
 def test_one_rank_a_host_mirrors():
-    ranks = [rendezvous(of_two_hosts(size=4, local_rank=local, local_size=2), None) for local in (0, 1)]
+    ranks = [
+        rendezvous(of_two_hosts(size=4, local_rank=local, local_size=2), None) for local in (0, 1)
+    ]
     assert [rank.mirrors for rank in ranks] == [True, False]
     assert ranks[0].folder == ranks[1].folder
 
 
-@each("asked", ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"])
+@each(
+    "asked",
+    ["tcp://", "tcp://host", "http://host:1", "tcp://host:port", "ray://host", "s3://bucket/x"],
+)
 def test_what_names_no_place_is_refused(asked):
     with pytest.raises(UsageError, match="not understood"):
         rendezvous(of_two_hosts(), asked)

@@ -9,7 +9,15 @@ from oomguard.core.incident import Effect
 from oomguard.remedy.policy import Need, Policy
 from support.each import each
 
-PATCH = ({"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity", "reason": ""},)
+PATCH = (
+    {
+        "setting": "max_model_len",
+        "from": 32768,
+        "to": 1792,
+        "effect": "reduces-capacity",
+        "reason": "",
+    },
+)
 FAILED = RankEnd(1, "memory", 1, "exit status 1", {}, PATCH)
 WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
 
@@ -19,8 +27,14 @@ WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
     [
         (Policy(pinned=frozenset({"max_model_len"})), "pinned"),
         (Policy(minimum={"max_model_len": 16384}), "below your floor of 16384"),
-        (Policy(allow=Effect.OUTPUT_PRESERVING), "--allow output-preserving forbids what reduces-capacity"),
-        (Policy(needed={"max_model_len": Need(float("inf"), "it asks for")}), "below what it asks for"),
+        (
+            Policy(allow=Effect.OUTPUT_PRESERVING),
+            "--allow output-preserving forbids what reduces-capacity",
+        ),
+        (
+            Policy(needed={"max_model_len": Need(float("inf"), "it asks for")}),
+            "below what it asks for",
+        ),
     ],
 )
 def test_what_one_rank_does_not_permit_lets_none_start_again_and_names_the_rank(policy, why):
@@ -38,7 +52,9 @@ def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
     decision = decide(1, {0: chosen, 1: FAILED}, {})
     why = "rank 0: max_model_len 32768 -> 1792 is not permitted: you set it: --allow reduces-capacity permits it"
     assert (decision.again, decision.why) == (False, why)
-    allowed = RankEnd(1, "ended", 143, policy=policy_row(Policy(allow=Effect.REDUCES_CAPACITY), ["max_model_len"]))
+    allowed = RankEnd(
+        1, "ended", 143, policy=policy_row(Policy(allow=Effect.REDUCES_CAPACITY), ["max_model_len"])
+    )
     other = RankEnd(1, "ended", 143, policy=policy_row(Policy(), ["max_num_seqs"]))
     assert decide(1, {0: allowed, 1: FAILED, 2: other}, {}).again
 
@@ -48,12 +64,20 @@ def test_what_the_user_set_on_any_rank_is_not_reduced_by_the_default_policy():
     [
         (RankEnd(1, "ended", 143, refusal="a dry run"), (), True),
         (RankEnd(1, "ended", 143, seen=WROTE), (), True),
-        (RankEnd(1, "ended", 143, policy=policy_row(Policy(pinned=frozenset({"max_model_len"})))), (), False),
+        (
+            RankEnd(
+                1, "ended", 143, policy=policy_row(Policy(pinned=frozenset({"max_model_len"})))
+            ),
+            (),
+            False,
+        ),
         (RankEnd(1, "ended", 143), (2,), True),
         (RankEnd(1, "ended", 143), (), False),
     ],
 )
-def test_a_change_that_all_permit_is_left_where_only_something_else_stops_it(of_rank_0, silent, left):
+def test_a_change_that_all_permit_is_left_where_only_something_else_stops_it(
+    of_rank_0, silent, left
+):
     ends = {0: of_rank_0, 1: FAILED}
     assert is_change_left(decide(1, ends, {}, silent=silent), ends) is left
 
@@ -62,5 +86,8 @@ def test_rank_0_tells_what_each_rank_repeats_where_the_user_permits_it(job):
     job.start(2, "--idempotent", fits={"1": 1792}, modes={"0": "writes"}, after_s="0.5")
     ended = job.ended()
     assert [status for status, _, _ in ended] == [0, 0], ended
-    assert "may run again from the beginning; --idempotent permits to repeat what it did: rank=0" in ended[0][2]
+    assert (
+        "may run again from the beginning; --idempotent permits to repeat what it did: rank=0"
+        in ended[0][2]
+    )
     assert "results.jsonl" in ended[0][2]

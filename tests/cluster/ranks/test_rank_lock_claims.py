@@ -27,7 +27,9 @@ def of_job(monkeypatch):
     return lambda number: monkeypatch.setenv("SLURM_JOB_ID", number)
 
 
-def test_who_comes_as_a_rank_that_another_process_is_is_refused_with_its_process_and_what_to_do(tmp_path):
+def test_who_comes_as_a_rank_that_another_process_is_is_refused_with_its_process_and_what_to_do(
+    tmp_path,
+):
     first = claim(tmp_path, 1)
     with pytest.raises(
         UsageError, match=f"another process is rank 1 in .*place already: pid {os.getpid()} on "
@@ -89,7 +91,9 @@ def test_a_job_that_has_run_for_a_while_goes_on_whatever_comes(tmp_path):
 def test_the_claim_of_a_process_that_was_killed_is_free(tmp_path):
     code = "import sys; from pathlib import Path; from oomguard.cluster.ranks.rank_lock import Claim; c = Claim(Path(sys.argv[1]), 0, 2); c.take(); print(); input()"
     place = tmp_path / "place" / "job"
-    with subprocess.Popen([sys.executable, "-c", code, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         other.stdout.readline()
         with pytest.raises(UsageError):
             claim(tmp_path, 0)
@@ -108,10 +112,21 @@ def test_of_two_jobs_that_mix_in_one_folder_no_command_waits_for_the_other_jobs_
     runs = []
     for name, rank in (("a", 0), ("b", 1), ("a", 1)):
         (tmp_path / name).mkdir(exist_ok=True)
-        options = ("--rank", str(rank), "--world-size", "2", "--rendezvous", str(tmp_path / "shared"))
+        options = (
+            "--rank",
+            str(rank),
+            "--world-size",
+            "2",
+            "--rendezvous",
+            str(tmp_path / "shared"),
+        )
         command = [*RUN, *options, "--", "sh", "-c", "touch ran-$0; exec sleep 300", str(rank)]
-        runs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path / name))
-        assert len(runs) == 3 or wait_for(lambda n=name, r=rank: (tmp_path / n / f"ran-{r}").exists(), LIMIT_S)
+        runs.append(
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path / name)
+        )
+        assert len(runs) == 3 or wait_for(
+            lambda n=name, r=rank: (tmp_path / n / f"ran-{r}").exists(), LIMIT_S
+        )
     try:
         told = [run.communicate(timeout=LIMIT_S)[1] for run in runs]
     finally:
@@ -121,5 +136,7 @@ def test_of_two_jobs_that_mix_in_one_folder_no_command_waits_for_the_other_jobs_
     assert [run.returncode for run in runs] == [1, 1, 2], told
     assert "another process is rank 1 in" in told[2]
     assert not (tmp_path / "a" / "ran-1").exists()
-    assert all("another job came to" in text and "a place of its own" in text for text in told[:2]), told
+    assert all(
+        "another job came to" in text and "a place of its own" in text for text in told[:2]
+    ), told
     assert not list((tmp_path / "shared").iterdir())

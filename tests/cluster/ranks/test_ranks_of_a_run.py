@@ -81,7 +81,9 @@ def test_a_rank_that_is_killed_leaves_nobody_waiting(job):
     assert job.lengths() == [[32768]] * 3
 
 
-def test_the_report_and_the_history_tell_who_took_part_who_failed_first_and_the_plan_for_all(job, tmp_path):
+def test_the_report_and_the_history_tell_who_took_part_who_failed_first_and_the_plan_for_all(
+    job, tmp_path
+):
     report, journal = tmp_path / "report.json", tmp_path / "journal.sqlite3"
     job.start(2, "--report", str(report), "--journal", str(journal), fits={"1": 1792})
     job.ended()
@@ -90,13 +92,33 @@ def test_the_report_and_the_history_tell_who_took_part_who_failed_first_and_the_
     assert any(note.startswith("2 ranks.") for note in answer["notes"])
 
     failed, ran = (attempt["ranks"] for attempt in answer["attempts"])
-    assert (failed["size"], failed["first"], failed["ended"]) == (2, 1, {"0": "ended", "1": "memory"})
+    assert (failed["size"], failed["first"], failed["ended"]) == (
+        2,
+        1,
+        {"0": "ended", "1": "memory"},
+    )
     assert (failed["again"], failed["why_not"]) == (True, None)
-    assert [(patch["setting"], patch["to"]) for patch in failed["plan"]] == [("max_model_len", 1792)]
+    assert [(patch["setting"], patch["to"]) for patch in failed["plan"]] == [
+        ("max_model_len", 1792)
+    ]
     assert (ran["first"], ran["ended"], ran["plan"]) == (None, {"0": "ran", "1": "ran"}, [])
     for asked in ([], ["1"]):
-        history = [sys.executable, "-m", "oomguard", "history", *asked, "--format", "json", "--journal", str(journal)]
-        run = json.loads(subprocess.run(history, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout)
+        history = [
+            sys.executable,
+            "-m",
+            "oomguard",
+            "history",
+            *asked,
+            "--format",
+            "json",
+            "--journal",
+            str(journal),
+        ]
+        run = json.loads(
+            subprocess.run(
+                history, capture_output=True, text=True, check=True, timeout=LIMIT_S
+            ).stdout
+        )
         assert [attempt["ranks"] for attempt in run["attempts"]] == [failed, None]
 
 
@@ -113,7 +135,14 @@ def test_a_stop_of_the_launcher_starts_no_rank_again(job):
 def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_path):
     are_apart = True
     report, place = tmp_path / "report.json", f"tcp://127.0.0.1:{free_port()}" if are_apart else ""
-    job.start(2, "--report", str(report), rendezvous=place, are_apart=are_apart, modes={"0": "early", "1": "waits"})
+    job.start(
+        2,
+        "--report",
+        str(report),
+        rendezvous=place,
+        are_apart=are_apart,
+        modes={"0": "early", "1": "waits"},
+    )
     job.wait_until_all_run()
     job.ranks[1].send_signal(signal.SIGTERM)
     (first, _, errors), (second, _, _) = job.ended()
@@ -121,4 +150,7 @@ def test_a_signal_to_one_rank_ends_no_other_and_is_told_as_what_it_was(job, tmp_
     assert "rank 1 was ended by a signal (exit status 143, signal 15 (TERM))" in errors
     assert "silent" not in errors
     (attempt,) = json.loads(report.read_text())["attempts"]
-    assert (attempt["ranks"]["ended"], attempt["ranks"]["silent"]) == ({"0": "ran", "1": "stopped"}, [])
+    assert (attempt["ranks"]["ended"], attempt["ranks"]["silent"]) == (
+        {"0": "ran", "1": "stopped"},
+        [],
+    )

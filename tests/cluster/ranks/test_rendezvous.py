@@ -18,7 +18,11 @@ ALONE = {
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("MASTER_", "RANK", "WORLD_"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MASTER_", "RANK", "WORLD_"))
+    }
 
 
 @pytest.mark.parametrize("told_by", ALONE)
@@ -28,7 +32,9 @@ def test_a_job_of_one_rank_runs_and_is_repaired_as_any_command_is(
     options, variables = ALONE[told_by]
     engine = Path(__file__).parents[2] / "analyst" / "fake_engine.py"
     command = ("sh", "-c", f"exec python3 {engine}")
-    ran = run(*options, "--rendezvous", str(tmp_path / "d"), command=command, env=environ | variables)
+    ran = run(
+        *options, "--rendezvous", str(tmp_path / "d"), command=command, env=environ | variables
+    )
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "RESULT 1792"), ran.stderr
     assert not (tmp_path / "d").exists()
 

@@ -65,7 +65,15 @@ class Slurm:
         """Submit a batch script in the folder, and return the job."""
         path = self.folder / f"job-{secrets.token_hex(4)}.sh"
         path.write_text(script)
-        words = ("sbatch", "--parsable", "--output", str(self.folder / "out.%j"), "--open-mode", "append", *options)
+        words = (
+            "sbatch",
+            "--parsable",
+            "--output",
+            str(self.folder / "out.%j"),
+            "--open-mode",
+            "append",
+            *options,
+        )
         return self.ask(*words, "--chdir", str(self.folder / "jobs"), str(path))
 
     def output(self, job: str) -> str:
@@ -103,21 +111,33 @@ def slurm() -> Iterator[Slurm]:
         pytest.skip(f"{', '.join(absent)} not installed: Debian's slurm-wlm and munge")
     if os.geteuid() != 0:
         pytest.skip("slurmd is to be started by root")
-    folder = Path(f"/tmp/slurm-{secrets.token_hex(4)}")  # munge takes no socket below a folder that others may write
+    folder = Path(
+        f"/tmp/slurm-{secrets.token_hex(4)}"
+    )  # munge takes no socket below a folder that others may write
     for name in ("", "state", "spool", "bin", "jobs"):
         (folder / name).mkdir(mode=0o755)
     (folder / "munge.key").touch(mode=0o600)
     (folder / "munge.key").write_bytes(secrets.token_bytes(128))
     controller, node = free_ports()
-    conf = CONFIGURATION.format(folder=folder, controller=controller, node=node, cpus=os.cpu_count())
+    conf = CONFIGURATION.format(
+        folder=folder, controller=controller, node=node, cpus=os.cpu_count()
+    )
     (folder / "slurm.conf").write_text(conf)
-    (folder / "bin" / "oomguard").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m oomguard "$@"\n')
+    (folder / "bin" / "oomguard").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -P -m oomguard "$@"\n'
+    )
     (folder / "bin" / "oomguard").chmod(0o755)
-    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{folder / 'bin'}:{where}"}
+    env = {
+        **os.environ,
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": f"{folder / 'bin'}:{where}",
+    }
     env |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "home")}
     daemons = []
     try:
-        munge = [f"--{name}-file={folder / f'munge.{name}'}" for name in ("key", "pid", "log", "seed")]
+        munge = [
+            f"--{name}-file={folder / f'munge.{name}'}" for name in ("key", "pid", "log", "seed")
+        ]
         for words in (
             ("munged", "--foreground", "--force", f"--socket={folder / 'munge.socket'}", *munge),
             ("slurmctld", "-D"),
@@ -144,7 +164,11 @@ def slurm() -> Iterator[Slurm]:
 
 def _is_up(cluster: Slurm) -> bool:
     asked = subprocess.run(
-        ("sinfo", "--noheader", "--format=%T"), env=cluster.env, capture_output=True, text=True, check=False
+        ("sinfo", "--noheader", "--format=%T"),
+        env=cluster.env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return asked.stdout.strip() == "idle"
 

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "kubernetes"
 MANIFESTS = sorted(FOLDER.glob("*.yaml"))
 VERSIONS = ("1.31", "1.34")
-STATUSES = tomllib.loads((ROOT / "oomguard" / "cluster" / "schedulers" / "statuses.toml").read_text())["statuses"]
+STATUSES = tomllib.loads(
+    (ROOT / "oomguard" / "cluster" / "schedulers" / "statuses.toml").read_text()
+)["statuses"]
 ENTRY = re.search(r"^ENTRYPOINT (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)[1]
 
 
@@ -45,17 +47,23 @@ def test_a_manifest_with_a_field_that_does_not_exist_is_told():
         kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
 
 
-@pytest.mark.parametrize("words", [words for words in commands() if words[1] == "run"], ids=lambda words: words[-1])
+@pytest.mark.parametrize(
+    "words", [words for words in commands() if words[1] == "run"], ids=lambda words: words[-1]
+)
 def test_the_options_of_run_in_a_manifest_are_taken(words, tmp_path):
     options = words[2 : words.index("--")]
     if "--probes" in options:
         options[options.index("--probes") + 1] = "0"
-    ran = subprocess.run([*RUN, *options, "--", "true"], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [*RUN, *options, "--", "true"], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (ran.returncode, "left out" in ran.stderr) == (0, False), ran.stderr
 
 
 @pytest.mark.parametrize(("memory", "status"), [("80GiB", 0), ("16GiB", 1)])
-@pytest.mark.parametrize("words", [words for words in commands() if words[1] == "plan"], ids=lambda words: words[3])
+@pytest.mark.parametrize(
+    "words", [words for words in commands() if words[1] == "plan"], ids=lambda words: words[3]
+)
 def test_the_init_container_ends_with_1_where_it_does_not_fit(words, memory, status):
     config = str(ROOT / "examples" / "models" / "llama-3.1-8b.json")
     asked = [config if word == "/models/8b" else word for word in words[2:]]
@@ -65,7 +73,11 @@ def test_the_init_container_ends_with_1_where_it_does_not_fit(words, memory, sta
 
 def test_the_policy_of_the_job_knows_the_statuses():
     policy = yaml.safe_load((FOLDER / "job.yaml").read_text())["spec"]["podFailurePolicy"]["rules"]
-    acted = {rule["action"]: rule["onExitCodes"]["values"] for rule in policy[1:] if "onExitCodes" in rule}
+    acted = {
+        rule["action"]: rule["onExitCodes"]["values"]
+        for rule in policy[1:]
+        if "onExitCodes" in rule
+    }
     assert acted == {"FailJob": [STATUSES["out_of_memory"]], "Ignore": [STATUSES["device_held"]]}
 
 
@@ -94,13 +106,17 @@ def test_a_task_prolog_keeps_a_step_from_a_node_on_which_it_does_not_fit(slurm, 
 def test_the_batch_script_serves_and_ends_with_the_signal_before_the_time_limit(slurm):
     config = ROOT / "examples" / "models" / "llama-3.1-8b.json"
     vllm = slurm.folder / "bin" / "vllm"
-    vllm.write_text("#!/bin/bash\necho it serves\ntrap 'echo it stops; exit 0' TERM\nwhile :; do sleep 0.1; done\n")
+    vllm.write_text(
+        "#!/bin/bash\necho it serves\ntrap 'echo it stops; exit 0' TERM\nwhile :; do sleep 0.1; done\n"
+    )
     vllm.chmod(0o755)
     script = (ROOT / "examples" / "slurm" / "serve.sh").read_text()
     script = script.replace("#SBATCH --gpus=1\n", "").replace(
         'serve "$MODEL" >&2', 'serve "$MODEL" --gpu-memory 80GiB >&2'
     )
-    job = slurm.submit(script.replace("#SBATCH --requeue", f"#SBATCH --requeue\nexport MODEL={config}"))
+    job = slurm.submit(
+        script.replace("#SBATCH --requeue", f"#SBATCH --requeue\nexport MODEL={config}")
+    )
     assert wait_for(lambda: "it serves" in slurm.output(job), 60), slurm.output(job)
     slurm.ask("scancel", "--batch", "--signal=TERM", job)
     slurm.wait_for(job, "COMPLETED")

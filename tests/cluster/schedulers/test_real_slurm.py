@@ -21,7 +21,9 @@ def script(options: str, command: str = f"{sys.executable} {ENGINE}") -> str:
 def test_a_requeued_job_begins_with_the_change_that_its_last_start_left(slurm):
     job = slurm.submit(script("--max-relaunches 0 --slurm-requeue 2"))
     slurm.wait_for_requeue(job)
-    assert slurm.told(job, "%k").startswith('oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB')
+    assert slurm.told(job, "%k").startswith(
+        'oomguard {"max_model_len": 1792}: One request needs about 0.02 GiB'
+    )
     assert "the job goes back to its queue: job=" in slurm.output(job)
     slurm.begin_now(job)
     slurm.wait_for(job, "COMPLETED")
@@ -42,7 +44,9 @@ def test_a_job_goes_back_so_often_and_not_oftener(slurm):
 def test_the_queue_shows_the_attempt_that_runs(slurm):
     waits = f"{sys.executable} {ENGINE} --mode wait"
     job = slurm.submit(script("--slurm-comment", waits))
-    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 runs", 60), slurm.output(job)
+    assert wait_for(lambda: slurm.told(job, "%k") == "oomguard: attempt 2 runs", 60), slurm.output(
+        job
+    )
     slurm.ask("scancel", job)
 
 
@@ -64,7 +68,9 @@ def test_of_a_steps_four_tasks_one_fails_and_all_start_again_with_one_plan(slurm
     where = f"--rendezvous {tmp_path}" if meets == "a folder" else ""
     address = "export MASTER_ADDR=localhost MASTER_PORT=29531\n" if meets == "an address" else ""
     step = f"exec srun --ntasks 4 --overcommit --label oomguard run {where} -- {sys.executable} {RANKED}\n"
-    job = slurm.submit(f"#!/bin/bash\nexport JOB={tmp_path} FITS='{{\"2\": 1792}}'\n{address}{step}")
+    job = slurm.submit(
+        f"#!/bin/bash\nexport JOB={tmp_path} FITS='{{\"2\": 1792}}'\n{address}{step}"
+    )
     slurm.wait_for(job, "COMPLETED", "FAILED")
     said = slurm.output(job)
     assert slurm.told(job, "%T") == "COMPLETED", said

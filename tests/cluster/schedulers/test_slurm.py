@@ -81,7 +81,9 @@ def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "_LIMIT_S", 0.2)
     told: list[str] = []
     monkeypatch.setattr(
-        slurm, "get_logger", lambda: SimpleNamespace(warning=lambda _event, reason: told.append(reason))
+        slurm,
+        "get_logger",
+        lambda: SimpleNamespace(warning=lambda _event, reason: told.append(reason)),
     )
     assert not Job("1", 0, f"{tmp_path}:/usr/bin:/bin").set_comment("x")
     assert told == ["scontrol did not end within 0 s"]
@@ -91,7 +93,14 @@ def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
 def test_the_job_goes_back_only_where_slurm_took_it(tmp_path, scontrol, is_taken):
     body = f'case "$1" in requeue) echo "Requested operation is disabled" >&2; exit {int(not is_taken)};; esac'
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
-    ran = run("--slurm-requeue", "1", "--max-relaunches", "0", command=(sys.executable, str(ENGINE)), env=scontrol)
+    ran = run(
+        "--slurm-requeue",
+        "1",
+        "--max-relaunches",
+        "0",
+        command=(sys.executable, str(ENGINE)),
+        env=scontrol,
+    )
     assert ran.returncode == 1
     assert ("the job goes back to its queue: job=4711 restart=1" in ran.stderr) is is_taken
     refused = "the job is not requeued: reason=scontrol ended with exit status 1: Requested operation is disabled"

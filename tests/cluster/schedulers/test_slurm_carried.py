@@ -10,7 +10,9 @@ from oomguard.core.settings import SETTINGS
 from oomguard.remedy.policy import make_policy
 from support.each import each
 
-VALUES = st.one_of(st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=20))
+VALUES = st.one_of(
+    st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=20)
+)
 STATES = st.dictionaries(st.sampled_from(sorted(set(SETTINGS) - {"device"})), VALUES, max_size=4)
 
 
@@ -20,7 +22,9 @@ def test_what_a_comment_carries_is_read_back(state, text):
 
 
 @given(users=st.text(max_size=60), state=STATES, text=st.text(max_size=60))
-def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_changes(users, state, text):
+def test_what_the_user_made_the_comment_stays_in_front_however_often_ours_changes(
+    users, state, text
+):
     users = users.replace("oomguard", "")
     first = behind(users, with_state(state, f"oomguard: {text}"))
     assert behind(first, "oomguard: ended") == behind(users, "oomguard: ended")

@@ -38,12 +38,24 @@ def test_memory_without_a_permitted_change_is_90():
 def test_memory_with_a_permitted_change_that_only_a_limit_stops_keeps_its_own(options):
     wait = "sleep 2.1" if "--deadline" in options else ":"
     smaller = "import json, os; print(json.loads(os.environ.get('OOMGUARD_VLLM_OVERRIDES', '{}')).get('max_model_len', 32768) // 2)"
-    each_start_finds_half = f'{wait}; exec {sys.executable} {ENGINE} --estimate "$({sys.executable} -c "{smaller}")"'
-    assert status("--exit-status", "by-cause", *options, command=("sh", "-c", each_start_finds_half)) == 1
+    each_start_finds_half = (
+        f'{wait}; exec {sys.executable} {ENGINE} --estimate "$({sys.executable} -c "{smaller}")"'
+    )
+    assert (
+        status("--exit-status", "by-cause", *options, command=("sh", "-c", each_start_finds_half))
+        == 1
+    )
 
 
 def test_memory_with_a_permitted_change_that_only_a_written_file_stops_keeps_its_own(tmp_path):
-    writes = (sys.executable, str(ENGINE), "--count", str(tmp_path / "lengths"), "--max-model-len", "32768")
+    writes = (
+        sys.executable,
+        str(ENGINE),
+        "--count",
+        str(tmp_path / "lengths"),
+        "--max-model-len",
+        "32768",
+    )
     allowed = "--exit-status", "by-cause", "--allow", "reduces-capacity"
     assert status(*allowed, command=writes) == 1
     assert (tmp_path / "lengths").read_text() == "32768\n"

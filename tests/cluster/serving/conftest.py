@@ -84,14 +84,23 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     started: list[Served] = []
 
     def start(
-        *options: str, flags: tuple[str, ...] = (), env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+        *options: str,
+        flags: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> Served:
         port = free_port()
         (tmp_path / "orders").mkdir(exist_ok=True)
         (tmp_path / "vllm").unlink(missing_ok=True)
         (tmp_path / "vllm").symlink_to(PROGRAM)
         command = [sys.executable, str(tmp_path / "vllm"), "serve", "./tiny", "--port", str(port)]
-        command += ["--orders", str(tmp_path / "orders"), "--starts", str(tmp_path / "starts"), *flags]
+        command += [
+            "--orders",
+            str(tmp_path / "orders"),
+            "--starts",
+            str(tmp_path / "starts"),
+            *flags,
+        ]
         with (tmp_path / "out").open("wb") as out, (tmp_path / "errors").open("wb") as errors:
             process = subprocess.Popen(
                 [*prefix, *RUN, "-v", "--log-format", "json", *options, "--", *command],

@@ -35,10 +35,14 @@ parser.add_argument("--mode", default="")
 parser.add_argument("--starts", type=Path, help="gets a line a start")
 parser.add_argument("--fails", type=int, default=0, help="so many starts end with status 3")
 parser.add_argument("--disable-log-stats", action="store_true")
-parser.add_argument("--models", default=json.dumps({"data": [{"id": "./tiny"}]}), help="what /v1/models answers")
+parser.add_argument(
+    "--models", default=json.dumps({"data": [{"id": "./tiny"}]}), help="what /v1/models answers"
+)
 parser.add_argument("--completion", default="{}", help="what a request is answered with")
 parser.add_argument("--stop-s", type=float, default=0.0, help="so long it takes to stop")
-parser.add_argument("--dies-of-term", action="store_true", help="as vLLM before its own handler stands")
+parser.add_argument(
+    "--dies-of-term", action="store_true", help="as vLLM before its own handler stands"
+)
 args = parser.parse_args()
 if args.starts:
     with args.starts.open("a") as file:
@@ -115,7 +119,12 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, "")
         elif self.path == "/metrics" and args.mode != "no metrics":
             counted = "" if args.disable_log_stats else engine.metrics()
-            self.answer(200, "other_total 1\n" if args.mode == "other metrics" else f"python_gc_total 1\n{counted}")
+            self.answer(
+                200,
+                "other_total 1\n"
+                if args.mode == "other metrics"
+                else f"python_gc_total 1\n{counted}",
+            )
         elif self.path == "/v1/models" and self.has_key():
             self.answer(200, args.models)
         else:
@@ -158,14 +167,20 @@ env = {**os.environ, "PARENT": str(os.getpid())}
 core = subprocess.Popen(["VLLM::EngineCore", "-c", waits], executable=sys.executable, env=env)
 engine = Engine()
 engine.start()
-server = Server(("127.0.0.1", 0) if args.mode == "binds nothing" else args.uds or (args.host, args.port), Handler)
+server = Server(
+    ("127.0.0.1", 0) if args.mode == "binds nothing" else args.uds or (args.host, args.port),
+    Handler,
+)
 if args.ssl_certfile:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
     server.socket = context.wrap_socket(server.socket, server_side=True)
 signal.signal(signal.SIGTERM, lambda *_: (core.kill(), time.sleep(args.stop_s), ended()))
 threading.Thread(target=server.serve_forever, daemon=True).start()
-print("(APIServer pid=1) INFO 11-22 04:20:27 [launcher.py:1] vllm INFO: Application startup complete.", flush=True)
+print(
+    "(APIServer pid=1) INFO 11-22 04:20:27 [launcher.py:1] vllm INFO: Application startup complete.",
+    flush=True,
+)
 while True:
     time.sleep(0.05)
     if ordered("dead") and core.poll() is None:

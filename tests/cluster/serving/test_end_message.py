@@ -41,13 +41,26 @@ def test_a_failure_of_something_else_is_its_status_and_a_success_leaves_nothing(
 
 def test_a_crash_loop_says_that_it_is_one(tmp_path):
     place = tmp_path / "message"
-    run("--restart", "on-failure", "--termination-message", str(place), command=("sh", "-c", "exit 3"))
-    assert "note: crash loop: 3 starts in a row, each ended of the same: exit status 3" in place.read_text()
+    run(
+        "--restart",
+        "on-failure",
+        "--termination-message",
+        str(place),
+        command=("sh", "-c", "exit 3"),
+    )
+    assert (
+        "note: crash loop: 3 starts in a row, each ended of the same: exit status 3"
+        in place.read_text()
+    )
     assert place.read_text().endswith("exit status 3 after 3 attempts")
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_start(tmp_path):
-    ran = run("--termination-message", str(tmp_path / "no" / "where"), command=("touch", str(tmp_path / "ran")))
+    ran = run(
+        "--termination-message",
+        str(tmp_path / "no" / "where"),
+        command=("touch", str(tmp_path / "ran")),
+    )
     assert ran.returncode == 2
     assert "the folder cannot be written" in ran.stderr
     assert not (tmp_path / "ran").exists()
@@ -62,7 +75,9 @@ def test_only_in_a_pod_it_goes_to_kubernetes_own_place_by_itself():
 def test_a_cut_text_is_whole_characters_of_at_most_so_many_bytes(text, most):
     shown = cut(text, most)
     assert len(shown.encode("utf-8", "replace")) <= most
-    assert shown == text or text.encode("utf-8", "replace").decode().startswith(shown.removesuffix("…"))
+    assert shown == text or text.encode("utf-8", "replace").decode().startswith(
+        shown.removesuffix("…")
+    )
 
 
 def test_a_long_message_is_cut_to_what_kubernetes_takes():

@@ -16,7 +16,17 @@ DIES_OF_TERM = ("--dies-of-term",)
 
 
 def history(journal: Path, *options: str) -> list[dict]:
-    command = [sys.executable, "-m", "oomguard", "history", "--journal", str(journal), "--format", "json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "oomguard",
+        "history",
+        "--journal",
+        str(journal),
+        "--format",
+        "json",
+        *options,
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -28,11 +38,15 @@ def hang(served) -> None:
     served.wait_for("the server hangs")
 
 
-def test_a_hang_that_ends_the_run_is_a_failure_of_status_1_in_the_journal_and_the_metrics(serve, tmp_path):
+def test_a_hang_that_ends_the_run_is_a_failure_of_status_1_in_the_journal_and_the_metrics(
+    serve, tmp_path
+):
     flags = DIES_OF_TERM
     journal, metrics = tmp_path / "journal", tmp_path / "m.prom"
     counted = ("--metrics", str(metrics)) if importlib.util.find_spec("prometheus_client") else ()
-    served = serve(*RESTARTED, "--max-per-hour", "0", "--journal", str(journal), *counted, flags=flags)
+    served = serve(
+        *RESTARTED, "--max-per-hour", "0", "--journal", str(journal), *counted, flags=flags
+    )
     hang(served)
 
     assert served.process.wait(60) == 1

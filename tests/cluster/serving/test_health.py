@@ -65,7 +65,9 @@ def test_half_a_request_and_an_idle_connection_are_no_hang(serve):
         socket.create_connection(("127.0.0.1", served.port)),
     ):
         half.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")
-        served.wait_for("the engine goes on")  # one token was asked for, since the connection alone does not tell
+        served.wait_for(
+            "the engine goes on"
+        )  # one token was asked for, since the connection alone does not tell
         time.sleep(1)
     assert not served.told("the server hangs")
     assert served.end() == 0

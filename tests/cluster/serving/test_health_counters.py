@@ -49,4 +49,6 @@ def test_versions_without_an_engine_label_are_one_engine():
 
 
 def test_the_metrics_of_another_server_are_none():
-    assert read_counters('# HELP up\nup 1\nnode_cpu_seconds_total{cpu="0"} 12\n<html>\n', NAMES) == {}
+    assert (
+        read_counters('# HELP up\nup 1\nnode_cpu_seconds_total{cpu="0"} 12\n<html>\n', NAMES) == {}
+    )

@@ -12,9 +12,16 @@ LIMIT_S, EVERY_S = 60.0, 3.0
 CORE = EngineProcesses(cores=(7,))
 
 
-def look(at_s: float, tokens: float = 0, *, running: float = 1, waits_s: float = 0, **more: object) -> Look:
+def look(
+    at_s: float, tokens: float = 0, *, running: float = 1, waits_s: float = 0, **more: object
+) -> Look:
     engines = {"0": Counters(running, progress={"tokens": tokens, "kv": more.pop("kv", 0)})}
-    given = {"engines": engines, "waits_s": (waits_s,) if waits_s else (), "processes": CORE, **more}
+    given = {
+        "engines": engines,
+        "waits_s": (waits_s,) if waits_s else (),
+        "processes": CORE,
+        **more,
+    }
     return Look(at_s, at_s, **given)
 
 
@@ -77,7 +84,10 @@ def test_a_stopped_core_is_found_without_any_request():
 
 
 def test_a_core_that_is_gone_is_a_death_soon():
-    looks = [look(0, running=0), *[look(at_s, running=0, processes=EngineProcesses()) for at_s in range(3, 37, 3)]]
+    looks = [
+        look(0, running=0),
+        *[look(at_s, running=0, processes=EngineProcesses()) for at_s in range(3, 37, 3)],
+    ]
     assert found(*looks[: int(CORE_GONE_S // 3)]) is None
     finding = found(*looks)
     assert finding is not None
@@ -86,7 +96,10 @@ def test_a_core_that_is_gone_is_a_death_soon():
 
 
 def test_a_version_without_titles_has_no_core_to_lose():
-    assert found(*[look(at_s, running=0, processes=EngineProcesses()) for at_s in range(0, 900, 3)]) is None
+    assert (
+        found(*[look(at_s, running=0, processes=EngineProcesses()) for at_s in range(0, 900, 3)])
+        is None
+    )
 
 
 def test_a_server_that_answers_nothing_is_a_hang():
@@ -102,7 +115,9 @@ def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_
     assert not finding.has_counters
     assert "nothing is counted; its processes are idle for 60 s" in finding.what
     busy = [
-        look(at_s, waits_s=at_s, engines={}, processes=EngineProcesses(cores=(7,), cpu_s=at_s * 0.9))
+        look(
+            at_s, waits_s=at_s, engines={}, processes=EngineProcesses(cores=(7,), cpu_s=at_s * 0.9)
+        )
         for at_s in range(0, 300, 3)
     ]
     assert found(*busy) is None
@@ -125,7 +140,12 @@ def test_a_server_that_its_user_stopped_is_no_hang():
     assert found(*[look(at_s, engines=None, is_paused=True) for at_s in range(0, 900, 3)]) is None
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.floats(0, 900)), min_size=1, max_size=80), st.data())
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 3), st.floats(0, 900)), min_size=1, max_size=80
+    ),
+    st.data(),
+)
 def test_no_engine_that_moves_within_the_limit_is_ever_found(steps, data):
     """Whatever runs and waits: where a counter moves at least once in every limit, and its core lives, nothing is said."""
     progress, tokens, still_s = Progress(LIMIT_S, EVERY_S), 0, 0.0

@@ -62,7 +62,15 @@ def test_a_hang_is_neither_alive_nor_ready_and_says_why(serve):
 
 def test_a_command_that_is_no_server_is_ready_while_it_runs():
     port = free_port()
-    words = [*RUN, "--probes", str(port), "--", sys.executable, "-c", "import sys; sys.stdin.read()"]
+    words = [
+        *RUN,
+        "--probes",
+        str(port),
+        "--",
+        sys.executable,
+        "-c",
+        "import sys; sys.stdin.read()",
+    ]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as run:
         assert wait_for(lambda: asked(port, "/readyz") == (200, "ok\n"), 40)
         assert asked(port, "/livez/") == (200, "ok\n")
@@ -75,7 +83,11 @@ def test_a_command_that_is_no_server_is_ready_while_it_runs():
 def test_what_is_no_port_is_a_mistake():
     text = "127.0.0.1"
     ran = subprocess.run(
-        [*RUN, "--probes", text, "--", "true"], capture_output=True, text=True, check=False, timeout=60
+        [*RUN, "--probes", text, "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert ran.returncode == 2
     assert f"--probes {text}: neither a port nor an address" in ran.stderr

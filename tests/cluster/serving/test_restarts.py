@@ -18,7 +18,9 @@ def test_it_is_started_again_after_a_pause_until_it_serves(serve, tmp_path):
     began = [float(line) for line in (tmp_path / "starts").read_text().split()]
     assert began[1] - began[0] >= 1
     assert began[2] - began[1] >= 2
-    assert [event["why"] for event in served.told("running again as it was")] == ["exit status 3"] * 2
+    assert [event["why"] for event in served.told("running again as it was")] == [
+        "exit status 3"
+    ] * 2
     assert served.end() == 0
     assert [record.exit_status for record in Journal(tmp_path / "journal").records()] == [3, 3, 0]
 

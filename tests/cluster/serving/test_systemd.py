@@ -49,8 +49,12 @@ def manager():
     found.close()
 
 
-def test_a_server_is_ready_when_it_answers_and_the_watchdog_hears_as_long_as_it_is_well(serve, manager):
-    served = serve("--hang-after", "2", env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"})
+def test_a_server_is_ready_when_it_answers_and_the_watchdog_hears_as_long_as_it_is_well(
+    serve, manager
+):
+    served = serve(
+        "--hang-after", "2", env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"}
+    )
     assert wait_for(lambda: manager.named("READY"))
     assert manager.named("READY") == ["1"]
     assert manager.named("EXTEND_TIMEOUT_USEC")  # it had time while it started
@@ -70,9 +74,15 @@ def test_a_server_is_ready_when_it_answers_and_the_watchdog_hears_as_long_as_it_
 
 
 def test_the_server_itself_inherits_none_of_it(serve, manager):
-    served = serve(env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
+    served = serve(
+        env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
+    )
     served.wait_for("the server answers")
-    (pid,) = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _is_server(p, served.port)]
+    (pid,) = [
+        int(p.name)
+        for p in Path("/proc").iterdir()
+        if p.name.isdigit() and _is_server(p, served.port)
+    ]
     assert not {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"} & {
         entry.split(b"=", 1)[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     }
@@ -86,7 +96,12 @@ def _is_server(place: Path, port: int) -> bool:
         words = (place / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return len(words) > 2 and words[1].endswith(b"/vllm") and words[2] == b"serve" and str(port).encode() in words
+    return (
+        len(words) > 2
+        and words[1].endswith(b"/vllm")
+        and words[2] == b"serve"
+        and str(port).encode() in words
+    )
 
 
 @each("value", ["", "vsock:2:1", "relative"])
@@ -113,10 +128,14 @@ def test_a_stop_is_told_when_it_comes_not_when_the_server_has_ended(serve, manag
     assert manager.named("STATUS")[-1].startswith("ended")
 
 
-def test_a_look_that_fails_keeps_the_watchdog_of_a_server_of_which_nothing_is_wrong(manager, monkeypatch):
+def test_a_look_that_fails_keeps_the_watchdog_of_a_server_of_which_nothing_is_wrong(
+    manager, monkeypatch
+):
     health = Health("vllm", 0.0, lambda _: None, {}, is_ready=True)
     told = Told(
-        Systemd(f"\0{manager.address[1:]}" if manager.address.startswith("@") else manager.address, 0.1),
+        Systemd(
+            f"\0{manager.address[1:]}" if manager.address.startswith("@") else manager.address, 0.1
+        ),
         health,
         lambda: False,
     )

@@ -47,7 +47,11 @@ def failure(call: Callable[[], Any]) -> dict[str, Any]:
         return {
             "type": type(error).__name__,
             "kinds": [incident.kind for incident in diagnosis.incidents],
-            "facts": {name: fact.value for incident in diagnosis.incidents for name, fact in incident.facts.items()},
+            "facts": {
+                name: fact.value
+                for incident in diagnosis.incidents
+                for name, fact in incident.facts.items()
+            },
             "guard": None if guarded is None else guarded.kind,
             "notes": list(getattr(error, "__notes__", [])),
         }
@@ -117,7 +121,9 @@ def actors() -> dict[str, Any]:
         "below": answer(below.squares),
         "above": answer(above.squares),
         "async": ray.get(above.how_many.remote()),
-        "stream": [ray.get(item) for item in below.stream.options(num_returns="streaming").remote()],
+        "stream": [
+            ray.get(item) for item in below.stream.options(num_returns="streaming").remote()
+        ],
         "method fails": failure(above.fails.remote),
         "async method fails": failure(below.later.remote),
         "start fails": failure(FailsToStart.remote().ready.remote),
@@ -161,11 +167,17 @@ def failures() -> dict[str, Any]:
 def seen() -> dict[str, Any]:
     from importlib.metadata import entry_points
 
-    shipped = [path for path in sys.path if "runtime_resources" in path and Path(path, "oomguard").is_dir()]
+    shipped = [
+        path for path in sys.path if "runtime_resources" in path and Path(path, "oomguard").is_dir()
+    ]
     return {
         "overrides": os.environ.get("OOMGUARD_VLLM_OVERRIDES"),
         "own": os.environ.get("MINE"),
-        "plugins": [entry.value for entry in entry_points(group="vllm.general_plugins") if entry.name == "oomguard"],
+        "plugins": [
+            entry.value
+            for entry in entry_points(group="vllm.general_plugins")
+            if entry.name == "oomguard"
+        ],
         "shipped": len(shipped),
     }
 
@@ -199,12 +211,16 @@ def retried(folder: Path) -> dict[str, Any]:
     start({"memory_usage_threshold": share, "memory_monitor_refresh_ms": 100})
     try:
         split = ray.remote(max_calls=1)(oomguard.guard(batch="numbers")(heavy))
-        floored = ray.remote(max_calls=1)(oomguard.guard(batch="numbers", floors={"batch_size": 5})(heavy))
+        floored = ray.remote(max_calls=1)(
+            oomguard.guard(batch="numbers", floors={"batch_size": 5})(heavy)
+        )
         told = {"split": answer(split), "split again": answer(split), "floored": answer(floored)}
         told["whole"] = ray.get(ray.remote(oomguard.guard(whole)).remote(folder / "mark"))
         told["monitor"] = failure(ray.remote(max_retries=0)(until_killed).remote)
         logs = Path(ray._private.worker._global_node.get_logs_dir_path())
-        said = [line for path in logs.glob("worker-*.err") for line in path.read_text().splitlines()]
+        said = [
+            line for path in logs.glob("worker-*.err") for line in path.read_text().splitlines()
+        ]
         return {**told, "said": [line for line in said if line.startswith("oomguard: ")]}
     finally:
         ray.shutdown()
@@ -217,7 +233,11 @@ def start(system: dict[str, Any] | None = None, **options: Any) -> None:
 
 
 def main() -> None:
-    start(runtime_env=oomguard.ray_runtime_env({"max_model_len": 1024}, base={"env_vars": {"MINE": "kept"}}))
+    start(
+        runtime_env=oomguard.ray_runtime_env(
+            {"max_model_len": 1024}, base={"env_vars": {"MINE": "kept"}}
+        )
+    )
     try:
         told = {
             "tasks": tasks(),

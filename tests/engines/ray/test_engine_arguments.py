@@ -18,11 +18,15 @@ LOG = Path(__file__).parents[3] / "examples" / "logs" / "vllm_serve_kv_cache.log
 
 @dataclass
 class Config:
-    engine_kwargs: dict[str, Any] = field(default_factory=lambda: {"max_model_len": 32768, "dtype": "half"})
+    engine_kwargs: dict[str, Any] = field(
+        default_factory=lambda: {"max_model_len": 32768, "dtype": "half"}
+    )
 
 
 def test_a_diagnosis_becomes_the_arguments_that_its_plan_begins_with():
-    assert arguments_of(oomguard.diagnose(LOG)) == {}  # the user set it: the policy does not permit it
+    assert (
+        arguments_of(oomguard.diagnose(LOG)) == {}
+    )  # the user set it: the policy does not permit it
     permitted = oomguard.Policy(allow=oomguard.Effect.REDUCES_CAPACITY)
     assert arguments_of(oomguard.diagnose(LOG, policy=permitted)) == {"max_model_len": 1792}
 
@@ -46,10 +50,16 @@ def test_a_configuration_files_mapping_is_patched_where_its_engine_arguments_sta
 
 
 def serve_file(*engines: Any) -> dict[str, Any]:
-    return {"http_options": {"port": 8000}, "applications": [{"name": "a", "args": {"llm_configs": list(engines)}}]}
+    return {
+        "http_options": {"port": 8000},
+        "applications": [{"name": "a", "args": {"llm_configs": list(engines)}}],
+    }
 
 
-M1 = {"model_loading_config": {"model_id": "m1"}, "engine_kwargs": {"max_model_len": 32768, "seed": 1}}
+M1 = {
+    "model_loading_config": {"model_id": "m1"},
+    "engine_kwargs": {"max_model_len": 32768, "seed": 1},
+}
 M2 = {"model_loading_config": {"model_id": "m2"}}
 
 
@@ -63,7 +73,9 @@ def test_a_whole_serve_file_is_patched_where_its_one_engine_stands():
 
 
 def test_a_serve_file_of_several_engines_is_refused_with_their_names():
-    with pytest.raises(oomguard.SettingError, match="2 engines: m1, m2; a patch is of one") as caught:
+    with pytest.raises(
+        oomguard.SettingError, match="2 engines: m1, m2; a patch is of one"
+    ) as caught:
         oomguard.ray_patched(serve_file(M1, M2), {"max_model_len": 1792})
     assert "['llm_configs'][0]" in str(caught.value.hint)
     assert oomguard.ray_patched(serve_file(M1, M2), {}) == serve_file(M1, M2)
@@ -107,7 +119,10 @@ def test_what_are_no_patches_is_a_clear_error(subtests):
         ("none", None),
         ("pairs", [("max_model_len", 8)]),
     ]:
-        with subtests.test(name), pytest.raises(oomguard.SettingError, match="patches are a diagnosis"):
+        with (
+            subtests.test(name),
+            pytest.raises(oomguard.SettingError, match="patches are a diagnosis"),
+        ):
             oomguard.ray_patched(Config(), patches)
 
 
@@ -151,10 +166,16 @@ def test_an_environment_keeps_what_the_user_gave_and_puts_it_first(monkeypatch: 
 
 
 def test_a_list_of_allowed_plugins_is_joined_and_none_is_made(subtests):
-    for allowed, then in [("lora,other", "lora,other,oomguard"), ("oomguard", "oomguard"), ("", "oomguard")]:
+    for allowed, then in [
+        ("lora,other", "lora,other,oomguard"),
+        ("oomguard", "oomguard"),
+        ("", "oomguard"),
+    ]:
         with subtests.test(allowed=allowed, then=then):
             assert (
-                ray_runtime_env(base={"env_vars": {"VLLM_PLUGINS": allowed}}, ship=False)["env_vars"]["VLLM_PLUGINS"]
+                ray_runtime_env(base={"env_vars": {"VLLM_PLUGINS": allowed}}, ship=False)[
+                    "env_vars"
+                ]["VLLM_PLUGINS"]
                 == then
             )
             assert "VLLM_PLUGINS" not in ray_runtime_env(ship=False)["env_vars"]

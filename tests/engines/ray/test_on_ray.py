@@ -25,11 +25,18 @@ def told(folder_of_run: Path) -> dict[str, Any]:
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # a socket's path is short
+            with tempfile.TemporaryDirectory(
+                prefix="ray-", dir="/tmp"
+            ) as folder:  # a socket's path is short
                 variables = {**os.environ, "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
                 variables.pop("RAY_ADDRESS", None)
                 ran = subprocess.run(
-                    [sys.executable, str(WORK)], capture_output=True, text=True, env=variables, timeout=500, check=False
+                    [sys.executable, str(WORK)],
+                    capture_output=True,
+                    text=True,
+                    env=variables,
+                    timeout=500,
+                    check=False,
                 )
             assert ran.returncode == 0, ran.stderr[-3000:]
             kept.write_text(ran.stdout.splitlines()[-1])
@@ -89,7 +96,9 @@ def test_a_tasks_error_is_unwrapped_to_its_cause(told: dict[str, Any]):
     assert found["guard"] == "cuda_oom"
 
 
-def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that_among_the_causes(subtests, told):
+def test_a_worker_that_died_of_nobody_knows_what_is_no_oom_though_ray_lists_that_among_the_causes(
+    subtests, told
+):
     for what in ["killed", "actor killed"]:
         with subtests.test(what=what):
             found = told["failures"][what]
@@ -107,7 +116,9 @@ def test_a_kill_of_rays_memory_monitor_is_the_hosts_memory_with_both_numbers(tol
     assert found["type"] == "OutOfMemoryError"
     assert found["kinds"] == ["host_oom"]
     assert found["guard"] == "host_oom"
-    assert 0 < found["facts"]["host_used_bytes"] <= found["facts"]["host_total_bytes"], found["facts"]
+    assert 0 < found["facts"]["host_used_bytes"] <= found["facts"]["host_total_bytes"], found[
+        "facts"
+    ]
 
 
 def test_a_task_that_the_memory_monitor_killed_begins_with_fewer_rows(subtests, told):
@@ -116,7 +127,10 @@ def test_a_task_that_the_memory_monitor_killed_begins_with_fewer_rows(subtests, 
             done = told["retried"][which]
             assert done["squares"] == SQUARES
             assert done["sizes"][0] <= 5
-            assert any("with fewer rows: " in line and "rows 10 -> 5" in line for line in told["retried"]["said"])
+            assert any(
+                "with fewer rows: " in line and "rows 10 -> 5" in line
+                for line in told["retried"]["said"]
+            )
 
 
 def test_the_next_task_begins_as_the_one_that_was_killed_ended(told: dict[str, Any]):

@@ -21,7 +21,11 @@ class Harness:
 
     def __init__(self):
         config = transformers.LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
         )
         self.model = transformers.LlamaForCausalLM(config).eval()
 
@@ -30,7 +34,12 @@ class Harness:
 
 
 def test_a_part_of_the_harness_call_has_its_rows_and_all_stop_words():
-    given = {"context": IDS, "attention_mask": torch.ones_like(IDS), "stop": ["a", "b"], "max_length": 9}
+    given = {
+        "context": IDS,
+        "attention_mask": torch.ones_like(IDS),
+        "stop": ["a", "b"],
+        "max_length": 9,
+    }
     call = HarnessCall.of(Harness(), (), {**given, "do_sample": False})
 
     args, kwargs = call.part(1, 3)

@@ -32,9 +32,15 @@ def media(model, **given):
 
 CASES = {
     "images by their tokens": media(MODEL, pixel_values=torch.ones(ROWS, 3, 8, 8)),
-    "patches": media(MODEL, pixel_values=torch.ones(64 * ROWS, 8), image_grid_thw=torch.tensor([[1, 8, 8]] * ROWS)),
+    "patches": media(
+        MODEL,
+        pixel_values=torch.ones(64 * ROWS, 8),
+        image_grid_thw=torch.tensor([[1, 8, 8]] * ROWS),
+    ),
     "sounds": media(
-        MODEL, input_features=torch.ones(ROWS, 8, 32), feature_attention_mask=torch.ones(ROWS, 32, dtype=torch.long)
+        MODEL,
+        input_features=torch.ones(ROWS, 8, 32),
+        feature_attention_mask=torch.ones(ROWS, 32, dtype=torch.long),
     ),
     "several images a row": media(SEVERAL, pixel_values=torch.ones(ROWS, 2, 3, 8, 8)),
     "positions": lambda: why_packed(
@@ -60,7 +66,12 @@ def test_it_needs_no_room_there(subtests):
 
 def test_where_not_even_the_weights_and_inputs_fit_the_note_tells_of_that_and_of_no_mistake():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
     text = {**sizes, "vocab_size": 300, "head_dim": 8, "num_key_value_heads": 2, "pad_token_id": 0}
     config = transformers.Gemma3Config(
         text_config=text,
@@ -88,7 +99,11 @@ def test_where_not_even_the_weights_and_inputs_fit_the_note_tells_of_that_and_of
 
     with limit_memory("1 GiB"):
         whole = call()
-    with limit_memory(held - 2**14), oomguard.guard(), pytest.raises(torch.OutOfMemoryError) as raised:
+    with (
+        limit_memory(held - 2**14),
+        oomguard.guard(),
+        pytest.raises(torch.OutOfMemoryError) as raised,
+    ):
         call()
     assert "mistake" not in "".join(raised.value.__notes__)
     with limit_memory(int(held * 1.3)), oomguard.guard() as g:

@@ -15,7 +15,9 @@ IMAGE = 60
 
 def model(**config):
     vision = SimpleNamespace(spatial_merge_size=2)
-    return SimpleNamespace(config=SimpleNamespace(image_token_id=IMAGE, vision_config=vision, **config))
+    return SimpleNamespace(
+        config=SimpleNamespace(image_token_id=IMAGE, vision_config=vision, **config)
+    )
 
 
 def rows(*tokens):
@@ -90,5 +92,10 @@ def test_a_call_of_a_model_is_cut_with_its_images():
 
     assert "Seeing is code of your own" in call.not_splittable
     args, kwargs = call.part(1, 2)
-    assert args[0].shape[0] == kwargs["attention_mask"].shape[0] == kwargs["image_grid_thw"].shape[0] == 1
+    assert (
+        args[0].shape[0]
+        == kwargs["attention_mask"].shape[0]
+        == kwargs["image_grid_thw"].shape[0]
+        == 1
+    )
     assert kwargs["pixel_values"].flatten().tolist() == list(range(16, 32))

@@ -10,7 +10,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from oomguard.engines.transformers.media import tokens_by_size  # noqa: E402
 
-SEES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SEES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 TEXT = {**SEES, "vocab_size": 64, "num_key_value_heads": 2}
 SIZES = torch.tensor([(64, 64), (40, 100), (120, 40), (32, 32)])
 TILES = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]], "vision_feature_layer": -1}
@@ -18,7 +23,9 @@ TILES = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]], "vision_feature
 
 def llava_next():
     vision = {**SEES, "model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
-    return transformers.LlavaNextConfig(text_config={**TEXT, "model_type": "llama"}, vision_config=vision, **TILES)
+    return transformers.LlavaNextConfig(
+        text_config={**TEXT, "model_type": "llama"}, vision_config=vision, **TILES
+    )
 
 
 def mistral3():

@@ -17,7 +17,9 @@ def drawn(given, number):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
-@pytest.mark.parametrize(("number", "each", "dtype"), [(1, 1, torch.float32), (4, 3, torch.float64)])
+@pytest.mark.parametrize(
+    ("number", "each", "dtype"), [(1, 1, torch.float32), (4, 3, torch.float64)]
+)
 def test_parts_draw_what_all_rows_draw_together(device, number, each, dtype):
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     noise = torch.rand(ROWS * each, TOKENS, generator=torch.Generator().manual_seed(2))

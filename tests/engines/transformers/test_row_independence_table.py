@@ -9,7 +9,13 @@ from support.independence_table import CALLS, TABLE, merged, verdicts_of, writte
 SHIPPED = tomllib.loads(TABLE.read_text(encoding="utf-8"))
 NEWEST = SHIPPED["transformers"][-1]
 INDEPENDENT = {
-    "forward": ("BertModel", "GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration", "ViTModel"),
+    "forward": (
+        "BertModel",
+        "GPT2LMHeadModel",
+        "LlamaForCausalLM",
+        "T5ForConditionalGeneration",
+        "ViTModel",
+    ),
     "generate": (
         "GPT2LMHeadModel",
         "LlamaForCausalLM",
@@ -26,7 +32,13 @@ def found(verdict, why="", by="traced", layout=None):
 @pytest.mark.parametrize("call", CALLS)
 def test_the_lists_are_sorted_and_name_each_class_once(call):
     part = SHIPPED[call]
-    for names in (part["independent"], part["dependent"], part["by_version"], part["numeric"], part["draws"]):
+    for names in (
+        part["independent"],
+        part["dependent"],
+        part["by_version"],
+        part["numeric"],
+        part["draws"],
+    ):
         assert list(names) == sorted(set(names))
     named = [*part["independent"], *part["dependent"], *part["by_version"]]
     assert len(named) == len(set(named))
@@ -38,14 +50,24 @@ def test_the_lists_are_sorted_and_name_each_class_once(call):
 def test_classes_that_most_programs_use_are_known(call):
     known = verdicts_of(SHIPPED, call, NEWEST)
     assert [name for name in INDEPENDENT[call] if known.get(name) != ""] == []
-    assert known["NllbMoeForConditionalGeneration"] == "its experts take a number of tokens of the whole batch"
+    assert (
+        known["NllbMoeForConditionalGeneration"]
+        == "its experts take a number of tokens of the whole batch"
+    )
 
 
 def test_what_is_written_is_read_back_and_other_versions_stay():
-    first = merged({}, "4.50.0", {"A": {"forward": found("independent")}, "B": {"forward": found("independent")}})
+    first = merged(
+        {},
+        "4.50.0",
+        {"A": {"forward": found("independent")}, "B": {"forward": found("independent")}},
+    )
     layout = {"states": {"axis": 1, "entries": 1}}
     newer = {
-        "A": {"forward": found("independent", by="numeric", layout=layout), "generate": found("unknown")},
+        "A": {
+            "forward": found("independent", by="numeric", layout=layout),
+            "generate": found("unknown"),
+        },
         "B": {"forward": found("dependent", "its experts choose")},
         "C": {"forward": found("dependent", "it normalizes")},
     }

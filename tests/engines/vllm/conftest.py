@@ -74,11 +74,16 @@ def vllm_environment(tmp_path: Path, vllm_tree) -> Callable[..., Path]:
 
     def make(program: str = "", old: str = "", new: str = "", *, sources: bool = True) -> Path:
         folder = tmp_path / "venv"
-        scripts, site = folder / "bin", f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+        scripts, site = (
+            folder / "bin",
+            f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages",
+        )
         scripts.mkdir(parents=True)
         (folder / site).mkdir(parents=True)
         real = Path(sys.executable).resolve()
-        (folder / "pyvenv.cfg").write_text(f"home = {real.parent}\ninclude-system-site-packages = false\n")
+        (folder / "pyvenv.cfg").write_text(
+            f"home = {real.parent}\ninclude-system-site-packages = false\n"
+        )
         (scripts / "python3").symlink_to(real)
         (scripts / "vllm").write_text(f"#!{scripts}/python3\n{program}")
         (scripts / "vllm").chmod(stat.S_IRWXU)

@@ -28,7 +28,9 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     cudagraph_capture_sizes: list[int] | None = None
 
-    def create_engine_config(self, usage_context: object = None, *, headless: bool = False) -> dict[str, Any]:
+    def create_engine_config(
+        self, usage_context: object = None, *, headless: bool = False
+    ) -> dict[str, Any]:
         """Return what the engine starts with."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 

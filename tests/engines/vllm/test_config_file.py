@@ -21,7 +21,10 @@ def read(path, *, is_of_subcommand=False):
 
 
 def values(path, *, is_of_subcommand=False):
-    return {name: found.value for name, found in read(path, is_of_subcommand=is_of_subcommand).settings.items()}
+    return {
+        name: found.value
+        for name, found in read(path, is_of_subcommand=is_of_subcommand).settings.items()
+    }
 
 
 def test_every_kind_of_value_is_read(tmp_path):
@@ -31,7 +34,10 @@ def test_every_kind_of_value_is_read(tmp_path):
         "cudagraph-capture-sizes: [1, 2]\nspeculative-config:\n  method: ngram\n  num_speculative_tokens: 3\nmax-num-seqs: null\n",
     )
     found = values(path)
-    assert json.loads(found.pop("speculative_config")) == {"method": "ngram", "num_speculative_tokens": 3}
+    assert json.loads(found.pop("speculative_config")) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+    }
     assert found == {
         "max_model_len": 32000,
         "gpu_memory_utilization": 0.5,
@@ -42,8 +48,13 @@ def test_every_kind_of_value_is_read(tmp_path):
 
 
 def test_keys_with_dots_are_parts_of_one_object(tmp_path):
-    path = config(tmp_path, "speculative-config.method: ngram\nspeculative-config.num_speculative_tokens: 3\n")
-    assert json.loads(values(path)["speculative_config"]) == {"method": "ngram", "num_speculative_tokens": 3}
+    path = config(
+        tmp_path, "speculative-config.method: ngram\nspeculative-config.num_speculative_tokens: 3\n"
+    )
+    assert json.loads(values(path)["speculative_config"]) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+    }
 
 
 def test_a_switch_is_on_or_off_as_the_file_says(subtests, tmp_path):
@@ -65,7 +76,9 @@ def test_the_command_tells_whether_a_subcommand_takes_the_file(subtests, tmp_pat
     ]:
         with subtests.test(argv=argv, has_it=has_it):
             path = config(tmp_path, "enable_prefix_caching: false\n")
-            assert ("enable_prefix_caching" in settings_in_force(Launch((*argv, "--config", path)))) is has_it
+            assert (
+                "enable_prefix_caching" in settings_in_force(Launch((*argv, "--config", path)))
+            ) is has_it
 
 
 def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
@@ -77,7 +90,9 @@ def test_of_a_repeated_key_the_last_one_counts_and_it_is_told(tmp_path):
 
 def test_a_flag_beats_the_file_and_each_says_where_it_stands(tmp_path):
     path = config(tmp_path, "max-model-len: 5\nmax-num-seqs: 6\n")
-    found = settings_in_force(Launch(("vllm", "serve", "m", "--config", path, "--max-model-len", "7")))
+    found = settings_in_force(
+        Launch(("vllm", "serve", "m", "--config", path, "--max-model-len", "7"))
+    )
     del found["model"]
     assert {name: (one.value, one.source) for name, one in found.items()} == {
         "max_model_len": (7, "command"),
@@ -94,7 +109,14 @@ def test_a_change_goes_into_the_command_and_leaves_the_file(tmp_path):
 
 
 def test_a_file_that_is_no_mapping_tells_nothing_and_raises_nothing(subtests, tmp_path):
-    for text in ["- a list\n", "", "a: [\n", "!!python/object:os.system x\n", "a: " + "[" * 5000, "\x00"]:
+    for text in [
+        "- a list\n",
+        "",
+        "a: [\n",
+        "!!python/object:os.system x\n",
+        "a: " + "[" * 5000,
+        "\x00",
+    ]:
         with subtests.test(text=text):
             assert read(config(tmp_path, text)) is None
 
@@ -107,7 +129,9 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
 
 
 def test_where_the_file_cannot_be_read_a_flag_that_is_absent_tells_nothing():
-    found = settings_in_force(Launch(("vllm", "serve", "m", "--config", "none.yaml", "--max-model-len", "8")))
+    found = settings_in_force(
+        Launch(("vllm", "serve", "m", "--config", "none.yaml", "--max-model-len", "8"))
+    )
     assert found["max_model_len"].source == "given"
 
 

@@ -27,7 +27,9 @@ def launch(line):
 
 def test_a_variable_that_beats_a_flag_is_the_setting_in_force(monkeypatch):
     monkeypatch.setenv(SPACE, "2")
-    found = insight.beaten_by(launch("vllm serve m --kv-cache-memory-bytes 5"), "kv_cache_memory_bytes", ON_CPU)
+    found = insight.beaten_by(
+        launch("vllm serve m --kv-cache-memory-bytes 5"), "kv_cache_memory_bytes", ON_CPU
+    )
     assert (found.value, found.set_by_user, found.source) == (2 * 2**30, True, f"{SPACE}=2")
 
 
@@ -56,18 +58,29 @@ def test_a_change_of_what_the_variable_sets_takes_the_variable_away(monkeypatch)
     assert vllm.shown(launch("vllm serve m"), {"kv_cache_memory_bytes": 5}) == (
         f"env -u {SPACE} vllm serve m --kv-cache-memory-bytes 5"
     )
-    assert vllm.shown(launch("vllm serve m"), {"max_model_len": 5}) == "vllm serve m --max-model-len 5"
+    assert (
+        vllm.shown(launch("vllm serve m"), {"max_model_len": 5}) == "vllm serve m --max-model-len 5"
+    )
 
 
 def test_one_that_a_wrapper_sets_is_taken_out_of_the_command(subtests):
     for line, changed in [
-        (f"nice -n 3 env {SPACE}=40 vllm serve m", "nice -n 3 env vllm serve m --kv-cache-memory-bytes 5"),
-        (f"env A=1 {SPACE}=4 {SPACE}=40 vllm serve m", "env A=1 vllm serve m --kv-cache-memory-bytes 5"),
+        (
+            f"nice -n 3 env {SPACE}=40 vllm serve m",
+            "nice -n 3 env vllm serve m --kv-cache-memory-bytes 5",
+        ),
+        (
+            f"env A=1 {SPACE}=4 {SPACE}=40 vllm serve m",
+            "env A=1 vllm serve m --kv-cache-memory-bytes 5",
+        ),
         (
             f"env {SPACE}=4 nohup env B=2 {SPACE}=40 vllm serve m",
             "env nohup env B=2 vllm serve m --kv-cache-memory-bytes 5",
         ),
-        (f"bash -c '{SPACE}=40 B=2 exec vllm serve m'", "bash -c 'B=2 exec vllm serve m --kv-cache-memory-bytes 5'"),
+        (
+            f"bash -c '{SPACE}=40 B=2 exec vllm serve m'",
+            "bash -c 'B=2 exec vllm serve m --kv-cache-memory-bytes 5'",
+        ),
         (f"env -u {SPACE} vllm serve m", f"env -u {SPACE} vllm serve m --kv-cache-memory-bytes 5"),
     ]:
         with subtests.test(line=line, changed=changed):
@@ -83,24 +96,40 @@ def test_one_that_a_wrapper_set_over_an_inherited_one_takes_both_away(monkeypatc
 
 def test_one_that_the_shell_exports_first_stays():
     text = f"export {SPACE}=40; exec vllm serve m"
-    assert f"export {SPACE}=40" in vllm.shown(Launch(("bash", "-c", text)), {"kv_cache_memory_bytes": 5})
+    assert f"export {SPACE}=40" in vllm.shown(
+        Launch(("bash", "-c", text)), {"kv_cache_memory_bytes": 5}
+    )
 
 
 def test_the_user_s_list_of_plugins_is_joined_where_it_is_set(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
-    assert vllm.apply(launch("python s.py"), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"] == "mine,oomguard"
+    assert (
+        vllm.apply(launch("python s.py"), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"]
+        == "mine,oomguard"
+    )
     changed = vllm.apply(launch("env VLLM_PLUGINS=a,b python s.py"), {"max_model_len": 7}, tmp_path)
-    assert changed.argv == ("env", "VLLM_PLUGINS=a,b", "VLLM_PLUGINS=a,b,oomguard", "python", "s.py")
+    assert changed.argv == (
+        "env",
+        "VLLM_PLUGINS=a,b",
+        "VLLM_PLUGINS=a,b,oomguard",
+        "python",
+        "s.py",
+    )
 
 
 def test_a_list_that_names_nothing_gets_our_plugin_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "")
-    assert vllm.apply(launch("python s.py"), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"] == "oomguard"
+    assert (
+        vllm.apply(launch("python s.py"), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"]
+        == "oomguard"
+    )
 
 
 def test_the_line_to_paste_lets_the_plugin_in(monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
-    assert "VLLM_PLUGINS=mine,oomguard python s.py" in vllm.shown(launch("python s.py"), {"max_model_len": 7})
+    assert "VLLM_PLUGINS=mine,oomguard python s.py" in vllm.shown(
+        launch("python s.py"), {"max_model_len": 7}
+    )
 
 
 def test_a_program_that_inherits_nothing_gets_our_variables_all_the_same(tmp_path):

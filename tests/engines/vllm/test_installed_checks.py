@@ -17,7 +17,11 @@ def test_a_list_of_plugins_has_to_name_ours(subtests):
         ("oomguard", "ok", ""),
         ("mine,oomguard", "ok", ""),
         ("mine", "problem", 'export VLLM_PLUGINS="$VLLM_PLUGINS,oomguard"'),
-        ("mine, oomguard", "problem", 'export VLLM_PLUGINS="$VLLM_PLUGINS,oomguard"'),  # vLLM strips no blanks
+        (
+            "mine, oomguard",
+            "problem",
+            'export VLLM_PLUGINS="$VLLM_PLUGINS,oomguard"',
+        ),  # vLLM strips no blanks
         ("", "problem", "export VLLM_PLUGINS=oomguard"),
     ]:
         with subtests.test(value=value, status=status, advice=advice):

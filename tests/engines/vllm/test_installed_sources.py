@@ -14,7 +14,9 @@ def test_flags_arguments_and_hook_are_read_and_nothing_is_imported(vllm_tree):
 
     found = read_sources(vllm_tree())
 
-    assert {"--max-model-len", "--gpu-memory-utilization", "--device-memory-utilization"} <= set(found.flags)
+    assert {"--max-model-len", "--gpu-memory-utilization", "--device-memory-utilization"} <= set(
+        found.flags
+    )
     assert (found.flags["--enforce-eager"], found.flags["--enable-prefix-caching"]) == (False, True)
     assert set(found.arguments) >= {"model", "max_model_len", "enforce_eager"}
     assert (found.hook_problem, found.parameters) == (None, ("usage_context", "headless"))
@@ -23,13 +25,21 @@ def test_flags_arguments_and_hook_are_read_and_nothing_is_imported(vllm_tree):
 
 def test_a_hook_that_is_gone_or_of_another_kind_is_told(subtests, vllm_tree):
     for old, new, problem in [
-        ("def create_engine_config", "def make_engine_config", "its EngineArgs has no create_engine_config"),
+        (
+            "def create_engine_config",
+            "def make_engine_config",
+            "its EngineArgs has no create_engine_config",
+        ),
         (
             "    def create_engine_config(self, ",
             "    @classmethod\n    def create_engine_config(cls, ",
             "is no plain method",
         ),
-        ("    def create_engine_config", "    async def create_engine_config", "is no plain method"),
+        (
+            "    def create_engine_config",
+            "    async def create_engine_config",
+            "is no plain method",
+        ),
         ("class EngineArgs", "class ServerArgs", "it has no EngineArgs"),
         ("@dataclass\nclass EngineArgs", "class EngineArgs", "is no dataclass"),
         ("        load_general_plugins()", "        pass", "do not call load_general_plugins"),

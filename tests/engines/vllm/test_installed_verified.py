@@ -10,7 +10,12 @@ from structlog.testing import capture_logs
 
 from oomguard.engines.command import Launch
 from oomguard.engines.vllm import installed
-from oomguard.engines.vllm.installed import installed_package, is_known, may_carry, verified_versions
+from oomguard.engines.vllm.installed import (
+    installed_package,
+    is_known,
+    may_carry,
+    verified_versions,
+)
 
 SERVE = ("vllm", "serve", "m")
 UNKNOWN = "9.9.9"
@@ -86,14 +91,22 @@ def test_a_script_of_an_unknown_version_gets_the_arguments_that_its_sources_show
 def test_a_script_of_an_unknown_version_without_the_hook_is_left_as_it_is(environment, vllm_tree):
     vllm_tree("def create_engine_config", "def make_engine_config", at=environment.parent)
     with capture_logs() as logs:
-        assert not may_carry(Launch(("python3", "script.py"), engine_version=UNKNOWN), "max_model_len")
+        assert not may_carry(
+            Launch(("python3", "script.py"), engine_version=UNKNOWN), "max_model_len"
+        )
 
     assert "EngineArgs has no create_engine_config" in logs[0]["reason"]
     assert may_carry(Launch(SERVE, engine_version=UNKNOWN), "max_model_len")  # a flag needs no hook
 
 
-def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(subtests, tmp_path, monkeypatch):
-    for argv in [SERVE, ("python3", "script.py"), ("docker", "run", "vllm/vllm-openai", "--model", "m")]:
+def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(
+    subtests, tmp_path, monkeypatch
+):
+    for argv in [
+        SERVE,
+        ("python3", "script.py"),
+        ("docker", "run", "vllm/vllm-openai", "--model", "m"),
+    ]:
         with subtests.test(argv=argv):
             monkeypatch.setenv("PATH", str(tmp_path))
             installed._say.cache_clear()
@@ -122,11 +135,18 @@ def test_the_package_is_found_behind_what_keeps_the_python(subtests, environment
         ("python3", "-m", "vllm.entrypoints.cli.main"),
     ]:
         with subtests.test(before=before):
-            argv = (*before, "serve", "m") if before[-1:] == ("vllm.entrypoints.cli.main",) else (*before, *SERVE)
+            argv = (
+                (*before, "serve", "m")
+                if before[-1:] == ("vllm.entrypoints.cli.main",)
+                else (*before, *SERVE)
+            )
             if before == ("python3",):
                 argv = ("python3", "script.py", "--model", "m")
 
-            assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) == environment
+            assert (
+                installed_package(Launch(argv), {"PATH": str(scripts_of(environment))})
+                == environment
+            )
 
 
 def test_the_package_of_another_program_s_python_is_found(subtests, environment):
@@ -139,10 +159,14 @@ def test_the_package_of_another_program_s_python_is_found(subtests, environment)
             (scripts / before).rename(scripts / program)
             before = program
 
-            assert installed_package(Launch((program, *words)), {"PATH": str(scripts)}) == environment
+            assert (
+                installed_package(Launch((program, *words)), {"PATH": str(scripts)}) == environment
+            )
 
 
-def test_a_python_that_is_named_runs_a_script_whatever_the_script_begins_with(environment, tmp_path):
+def test_a_python_that_is_named_runs_a_script_whatever_the_script_begins_with(
+    environment, tmp_path
+):
     (tmp_path / "s.py").write_text("#!/usr/bin/python3\n")
     (tmp_path / "s.py").chmod(0o700)
     python = scripts_of(environment) / "python3"
@@ -153,7 +177,9 @@ def test_a_python_that_is_named_runs_a_script_whatever_the_script_begins_with(en
 def test_arguments_that_a_command_takes_need_no_hook(environment, vllm_tree):
     vllm_tree("def create_engine_config", "def make_engine_config", at=environment.parent)
     (scripts_of(environment) / "vllm").rename(scripts_of(environment) / "lm_eval")
-    launch = Launch(("lm_eval", "--model", "vllm", "--model_args", "pretrained=m"), engine_version=UNKNOWN)
+    launch = Launch(
+        ("lm_eval", "--model", "vllm", "--model_args", "pretrained=m"), engine_version=UNKNOWN
+    )
 
     assert may_carry(launch, "max_model_len")
 
@@ -166,7 +192,11 @@ def test_the_interpreter_of_a_path_that_is_too_long_for_a_first_line_is_found(en
 
 
 def test_no_package_is_named_where_another_python_may_run(subtests, environment):
-    for argv in [("uv", "run", *SERVE), ("conda", "run", "-n", "x", *SERVE), ("bash", "-c", "vllm serve m")]:
+    for argv in [
+        ("uv", "run", *SERVE),
+        ("conda", "run", "-n", "x", *SERVE),
+        ("bash", "-c", "vllm serve m"),
+    ]:
         with subtests.test(argv=argv):
             assert installed_package(Launch(argv), {"PATH": str(scripts_of(environment))}) is None
 

@@ -8,9 +8,15 @@ from oomguard.engines.vllm.launch import settings_in_force
 
 def test_the_flags_of_vllms_own_command_are_its_settings():
     found = settings_in_force(Launch(("vllm", "serve", "m", "--gpu-memory-utilization", "0.5")))
-    assert (found["gpu_memory_utilization"].value, found["gpu_memory_utilization"].source) == (0.5, "command")
+    assert (found["gpu_memory_utilization"].value, found["gpu_memory_utilization"].source) == (
+        0.5,
+        "command",
+    )
 
 
 def test_the_flags_of_a_script_are_evidence_that_it_may_ignore():
     found = settings_in_force(Launch(("python", "train.py", "--gpu-memory-utilization=0.028")))
-    assert (found["gpu_memory_utilization"].value, found["gpu_memory_utilization"].source) == (0.028, "script")
+    assert (found["gpu_memory_utilization"].value, found["gpu_memory_utilization"].source) == (
+        0.028,
+        "script",
+    )

@@ -51,7 +51,11 @@ def changed(line, **settings):
 def test_flags_of_every_command_of_vllm_are_read_and_changed(subtests):
     for line in OWN:
         with subtests.test(line=line):
-            given = line[:-1] + " --max_model_len=9'" if line.endswith("'") else f"{line} --max_model_len=9"
+            given = (
+                line[:-1] + " --max_model_len=9'"
+                if line.endswith("'")
+                else f"{line} --max_model_len=9"
+            )
             assert values(given) == {"max_model_len": 9}
             assert shlex.split(changed(given, max_model_len=7)) == shlex.split(
                 given.replace("--max_model_len=9", "--max-model-len 7")
@@ -88,8 +92,14 @@ def test_every_form_of_a_flag_is_read_as_vllm_reads_it(subtests):
         ("-O3 -O.level=3", {}),
         ("-tp=2", {"tensor_parallel_size": 2}),
         ("--no-enable-prefix", {"enable_prefix_caching": False}),
-        ("--cudagraph-capture-sizes 1 2 4 --block-size 8", {"cudagraph_capture_sizes": "1 2 4", "block_size": 8}),
-        ("--compilation-config.cudagraph_capture_sizes '[1, 2]'", {"cudagraph_capture_sizes": "[1, 2]"}),
+        (
+            "--cudagraph-capture-sizes 1 2 4 --block-size 8",
+            {"cudagraph_capture_sizes": "1 2 4", "block_size": 8},
+        ),
+        (
+            "--compilation-config.cudagraph_capture_sizes '[1, 2]'",
+            {"cudagraph_capture_sizes": "[1, 2]"},
+        ),
         ("""-cc '{"cudagraph_capture_sizes": [1, 2]}'""", {"cudagraph_capture_sizes": "[1, 2]"}),
         ("--speculative-config {method:ngram}", {"speculative_config": "{method:ngram}"}),
     ]:
@@ -102,7 +112,10 @@ def test_keys_of_an_object_given_one_by_one_make_one_object_that_replaces_one_gi
     found = values(
         f"vllm serve m --speculative_config.method ngram --speculative-config.num_speculative_tokens=5 {whole}"
     )
-    assert json.loads(found["speculative_config"]) == {"method": "ngram", "num_speculative_tokens": 5}
+    assert json.loads(found["speculative_config"]) == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+    }
 
 
 def test_an_abbreviated_and_a_repeated_flag_are_replaced_by_one_that_is_whole():
@@ -138,7 +151,9 @@ def test_lm_eval_s_own_name_of_an_argument_is_kept():
 
 
 def test_arguments_of_lm_eval_may_be_json_or_words_of_their_own():
-    assert json.loads(shlex.split(changed(LM_EVAL.format("""'{"pretrained": "m"}'"""), max_model_len=7))[4]) == {
+    assert json.loads(
+        shlex.split(changed(LM_EVAL.format("""'{"pretrained": "m"}'"""), max_model_len=7))[4]
+    ) == {
         "pretrained": "m",
         "max_model_len": 7,
     }

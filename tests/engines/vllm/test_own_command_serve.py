@@ -15,7 +15,9 @@ def test_the_command_quotes_and_names_only_what_was_given():
     settings = VllmSettings(
         Version("0.30"), 24 * GIB, 0.9, max_model_len=4096, enforce_eager=True, kv_cache_dtype="fp8"
     )
-    line = serve_command("./my model", settings, {"max_model_len", "enforce_eager", "kv_cache_dtype", "dtype"})
+    line = serve_command(
+        "./my model", settings, {"max_model_len", "enforce_eager", "kv_cache_dtype", "dtype"}
+    )
     assert shlex.split(line) == [
         "vllm",
         "serve",

@@ -43,7 +43,10 @@ def test_a_setting_becomes_an_option_and_other_flags_go_with_their_values(subtes
         ("m --enforce_eager", "--enforce-eager m"),
         ("m -cc.max_cudagraph_capture_size 8", "--max-cudagraph-capture-size 8 m"),
         ("m --cudagraph-capture-sizes 1 2 4 --seed 0", "--cudagraph-capture-sizes '1 2 4' m"),
-        ("m --language-model-only", """m --limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}'"""),
+        (
+            "m --language-model-only",
+            """m --limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}'""",
+        ),
         ("m --speculative-config.method ngram", """--speculative-config '{"method": "ngram"}' m"""),
         ("--seed 0 m", "m"),
         ("--seed=0 m", "m"),
@@ -78,7 +81,11 @@ def test_a_file_of_flags_that_cannot_be_read_is_a_mistake():
 
 
 OTHERS = sorted(FLAGS.names - FLAGS.takes_memory.keys() - FLAGS.means.keys() - {"model", "config"})
-OURS = {flag.removeprefix("--") for own in surfaces("vllm").values() for flag in (*own.flags, *own.aliases)}
+OURS = {
+    flag.removeprefix("--")
+    for own in surfaces("vllm").values()
+    for flag in (*own.flags, *own.aliases)
+}
 
 
 @given(
@@ -92,8 +99,16 @@ def test_flags_that_touch_no_memory_change_nothing_wherever_they_stand(before, a
         pairs = zip(names, valued, strict=True)
         if equals:
             return [f"--{name}=x" if value else f"--{name}" for name, value in pairs]
-        return [word for name, value in pairs for word in ([f"--{name}", "x"] if value else [f"--{name}"])]
+        return [
+            word
+            for name, value in pairs
+            for word in ([f"--{name}", "x"] if value else [f"--{name}"])
+        ]
 
     found = read_pasted([*words(before), "--max-model-len", "8", "m", *words(after)], OPTIONS)
 
-    assert (found.words, found.not_counted, found.unknown) == (["--max-model-len", "8", "m"], [], None)
+    assert (found.words, found.not_counted, found.unknown) == (
+        ["--max-model-len", "8", "m"],
+        [],
+        None,
+    )

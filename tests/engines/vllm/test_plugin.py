@@ -24,7 +24,10 @@ def test_without_our_variable_nothing_is_imported():
         " and m.split('.')[0] not in sys.stdlib_module_names))"
     )
     assert (
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
     )
 
 
@@ -43,7 +46,11 @@ def test_the_carried_plugin_is_found_by_a_python_without_oomguard(tmp_path):
         "import oomguard_vllm_plugin as p; p.register()"
     )
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", code], env={**launch.env}, capture_output=True, text=True, check=True
+        [sys.executable, "-S", "-c", code],
+        env={**launch.env},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stdout.strip() == "[('oomguard', 'oomguard_vllm_plugin:register')]"
     assert json.loads(launch.env[vllm_plugin.OVERRIDES]) == {"max_model_len": 7}
@@ -51,11 +58,21 @@ def test_the_carried_plugin_is_found_by_a_python_without_oomguard(tmp_path):
 
 def test_an_allow_list_of_plugins_is_joined_and_never_made(tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert "VLLM_PLUGINS" not in vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path).env
+    assert (
+        "VLLM_PLUGINS"
+        not in vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path).env
+    )
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
-    assert vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"] == "mine,oomguard"
+    assert (
+        vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path).env["VLLM_PLUGINS"]
+        == "mine,oomguard"
+    )
 
 
 def test_the_users_pythonpath_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/theirs")
-    assert vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path).env["PYTHONPATH"].endswith(":/theirs")
+    assert (
+        vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
+        .env["PYTHONPATH"]
+        .endswith(":/theirs")
+    )

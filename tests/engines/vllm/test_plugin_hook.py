@@ -54,14 +54,22 @@ OTHERS: dict[str, tuple[object, Callable[[Any], object]]] = {
         classmethod(lambda cls, arguments: arguments.max_model_len),
         lambda a: a.create_engine_config(a),
     ),
-    "a static method": (staticmethod(lambda arguments: arguments.max_model_len), lambda a: a.create_engine_config(a)),
+    "a static method": (
+        staticmethod(lambda arguments: arguments.max_model_len),
+        lambda a: a.create_engine_config(a),
+    ),
     "a property": (property(length), lambda a: a.create_engine_config),
     "a coroutine": (later, lambda a: asyncio.run(a.create_engine_config())),
-    "an object that is called": (functools.partial(lambda: 8192), lambda a: a.create_engine_config()),
+    "an object that is called": (
+        functools.partial(lambda: 8192),
+        lambda a: a.create_engine_config(),
+    ),
 }
 
 
-def test_what_is_no_plain_method_is_left_as_it_is_and_said(subtests, engine_args, monkeypatch, caplog):
+def test_what_is_no_plain_method_is_left_as_it_is_and_said(
+    subtests, engine_args, monkeypatch, caplog
+):
     for kind, value in OTHERS.items():
         with subtests.test(kind=kind):
             caplog.clear()
@@ -100,13 +108,20 @@ def test_a_class_that_is_gone_is_said(engine_args, monkeypatch, caplog):
 def test_arguments_that_a_newer_version_adds_are_passed_on(engine_args, monkeypatch):
     monkeypatch.setenv(plugin.OVERRIDES, '{"max_model_len": 7}')
 
-    def create(self: Any, usage_context: object = None, *, headless: bool = False, mode: str) -> tuple[object, ...]:
+    def create(
+        self: Any, usage_context: object = None, *, headless: bool = False, mode: str
+    ) -> tuple[object, ...]:
         return self.max_model_len, usage_context, headless, mode
 
     made = engine_args(create_engine_config=create)
     plugin.register()
 
-    assert made().create_engine_config("server", headless=True, mode="x") == (7, "server", True, "x")
+    assert made().create_engine_config("server", headless=True, mode="x") == (
+        7,
+        "server",
+        True,
+        "x",
+    )
 
 
 def test_another_plugin_s_wrapper_is_hooked_around(engine_args, monkeypatch):
@@ -117,7 +132,9 @@ def test_another_plugin_s_wrapper_is_hooked_around(engine_args, monkeypatch):
     assert made().create_engine_config() == 8
 
 
-def test_where_only_a_report_is_asked_for_nothing_is_said(subtests, engine_args, monkeypatch, caplog):
+def test_where_only_a_report_is_asked_for_nothing_is_said(
+    subtests, engine_args, monkeypatch, caplog
+):
     for name, members in [
         ("gone", {}),
         ("another kind", {"create_engine_config": classmethod(length)}),

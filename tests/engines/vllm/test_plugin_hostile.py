@@ -57,11 +57,17 @@ def test_a_change_reaches_the_arguments_of_both_front_ends(subtests, tmp_path):
     for shape in ["sync", "async"]:
         with subtests.test(shape=shape):
             told = tmp_path / f"{shape}.jsonl"
-            overrides = json.dumps({"max_model_len": 7, "enforce_eager": True, "gpu_memory_utilization": 0.5})
+            overrides = json.dumps(
+                {"max_model_len": 7, "enforce_eager": True, "gpu_memory_utilization": 0.5}
+            )
 
             (got,) = start(shape=shape, OVERRIDES=overrides, ACKNOWLEDGE=str(told))
 
-            assert (got["max_model_len"], got["enforce_eager"], got["gpu_memory_utilization"]) == (7, True, 0.5)
+            assert (got["max_model_len"], got["enforce_eager"], got["gpu_memory_utilization"]) == (
+                7,
+                True,
+                0.5,
+            )
             (line,) = told.read_text().splitlines()
             assert json.loads(line)["applied"] == json.loads(overrides)
 
@@ -106,10 +112,15 @@ def test_one_value_that_cannot_be_set_leaves_the_others(tmp_path):
 
 def test_what_is_text_on_the_command_line_is_an_object_in_python():
     (got,) = start(
-        OVERRIDES=json.dumps({"limit_mm_per_prompt": '{"image": 0}', "speculative_config": '{"method": "ngram"}'})
+        OVERRIDES=json.dumps(
+            {"limit_mm_per_prompt": '{"image": 0}', "speculative_config": '{"method": "ngram"}'}
+        )
     )
 
-    assert (got["limit_mm_per_prompt"], got["speculative_config"]) == ({"image": 0}, {"method": "ngram"})
+    assert (got["limit_mm_per_prompt"], got["speculative_config"]) == (
+        {"image": 0},
+        {"method": "ngram"},
+    )
 
 
 def test_arguments_of_another_shape_are_left_as_they_are():
@@ -210,7 +221,11 @@ def models(*names: str) -> str:
 
 def test_only_engines_of_the_models_that_failed_are_changed():
     got = start(
-        "org/embedding", "org/model", "org/embedding", OVERRIDES='{"max_model_len": 7}', MODELS=models("org/model")
+        "org/embedding",
+        "org/model",
+        "org/embedding",
+        OVERRIDES='{"max_model_len": 7}',
+        MODELS=models("org/model"),
     )
 
     assert [one["max_model_len"] for one in got] == [None, 7, None]
@@ -219,7 +234,9 @@ def test_only_engines_of_the_models_that_failed_are_changed():
 def test_a_model_that_the_log_names_by_its_folder_in_the_cache_is_known():
     folder = "/home/u/.cache/huggingface/hub/models--org--model/snapshots/" + "a" * 40
 
-    (got, other) = start("org/model", "org/other", OVERRIDES='{"max_model_len": 7}', MODELS=models(folder))
+    (got, other) = start(
+        "org/model", "org/other", OVERRIDES='{"max_model_len": 7}', MODELS=models(folder)
+    )
 
     assert (got["max_model_len"], other["max_model_len"]) == (7, None)
 
@@ -228,7 +245,11 @@ def test_a_folder_is_the_same_by_any_path(tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "link").symlink_to("tiny")
 
-    (got,) = start(str(tmp_path / "link"), OVERRIDES='{"max_model_len": 7}', MODELS=models(str(tmp_path / "tiny")))
+    (got,) = start(
+        str(tmp_path / "link"),
+        OVERRIDES='{"max_model_len": 7}',
+        MODELS=models(str(tmp_path / "tiny")),
+    )
 
     assert got["max_model_len"] == 7
 
@@ -256,7 +277,12 @@ def test_an_engine_that_is_started_after_its_attempt_is_not_changed(tmp_path):
 
 def test_the_models_whose_engines_failed_are_told_to_the_plugin(tmp_path):
     failed = [
-        Incident("cuda_oom", "", facts={"model": Fact("model", name, "printed")}, framework_version="0.32.0")
+        Incident(
+            "cuda_oom",
+            "",
+            facts={"model": Fact("model", name, "printed")},
+            framework_version="0.32.0",
+        )
         for name in ("a/one", "b/two", "a/one")
     ]
     launch = Launch(("python", "s.py"))
@@ -264,10 +290,15 @@ def test_the_models_whose_engines_failed_are_told_to_the_plugin(tmp_path):
         launch = with_failed_engine(launch, incident)
 
     assert (launch.engine_models, launch.engine_version) == (("a/one", "b/two"), "0.32.0")
-    assert json.loads(vllm.apply(launch, {"max_model_len": 7}, tmp_path).env[plugin.MODELS]) == ["a/one", "b/two"]
+    assert json.loads(vllm.apply(launch, {"max_model_len": 7}, tmp_path).env[plugin.MODELS]) == [
+        "a/one",
+        "b/two",
+    ]
 
 
 def test_where_an_engine_did_not_print_its_model_every_engine_is_changed(tmp_path):
-    launch = with_failed_engine(Launch(("python", "s.py"), engine_models=("a/one",)), Incident("cuda_oom", ""))
+    launch = with_failed_engine(
+        Launch(("python", "s.py"), engine_models=("a/one",)), Incident("cuda_oom", "")
+    )
 
     assert plugin.MODELS not in vllm.apply(launch, {"max_model_len": 7}, tmp_path).env

@@ -21,7 +21,12 @@ def start(launch, *models):
     env = {name: value for name, value in os.environ.items() if not name.startswith("OOMGUARD_")}
     env |= {**launch.env, "PYTHONPATH": str(Path(__file__).parents[3])}
     ran = subprocess.run(
-        [sys.executable, str(FAKE), "sync", *models], env=env, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(FAKE), "sync", *models],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -50,7 +55,11 @@ def test_only_arguments_that_differ_from_their_defaults_are_told_and_no_others(t
         "fake_vllm.AsyncEngineArgs(model='a', max_model_len=9, cpu_offload_gb=2, enable_log_requests=True).create_engine_config()"
     )
     path = os.pathsep.join([str(FAKE.parent), str(FAKE.parents[3])])
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, **launch.env, "PYTHONPATH": path}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **launch.env, "PYTHONPATH": path},
+        check=True,
+    )
     (told,) = insight.started(launch)
     assert told.arguments == {"max_model_len": 9, "cpu_offload_bytes": 2 * 2**30}
 
@@ -59,7 +68,9 @@ def test_a_process_that_makes_no_engine_imports_nothing_for_the_report(tmp_path)
     launch = insight.watched(Launch(("python", "s.py")), tmp_path)
     code = "import sys; from oomguard.engines.vllm.plugin import register; register(); print('vllm' in sys.modules)"
     env = {**os.environ, **launch.env, "PYTHONPATH": str(FAKE.parents[3])}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert (ran.stdout.strip(), ran.stderr) == ("False", "")
 
 
@@ -81,21 +92,33 @@ def test_inside_another_run_the_outer_one_is_told(tmp_path, monkeypatch):
 
 def test_one_of_two_engines_of_one_model_is_told_apart_by_its_order(tmp_path):
     first = Launch(
-        ("python", "s.py"), engine_models=("a",), engine_changes=(EngineChange("a", 2, {"max_model_len": 7}),)
+        ("python", "s.py"),
+        engine_models=("a",),
+        engine_changes=(EngineChange("a", 2, {"max_model_len": 7}),),
     )
     got = start(vllm.apply(first, {"max_model_len": 7}, tmp_path), "a", "a", "a")
     assert [one["max_model_len"] for one in got] == [None, 7, None]
 
 
 def test_each_engine_gets_its_own_change(tmp_path):
-    changes = (EngineChange("a", None, {"max_model_len": 7}), EngineChange("b", None, {"max_model_len": 9}))
+    changes = (
+        EngineChange("a", None, {"max_model_len": 7}),
+        EngineChange("b", None, {"max_model_len": 9}),
+    )
     first = Launch(("python", "s.py"), engine_models=("a", "b"), engine_changes=changes)
     got = start(vllm.apply(first, {"max_model_len": 9}, tmp_path), "b", "a", "c")
     assert [one["max_model_len"] for one in got] == [9, 7, None]
 
 
 def test_changes_that_cannot_be_read_change_nothing_and_raise_nothing(subtests, tmp_path):
-    for raw in ["", "{}", "[1]", '[{"model": "a"}]', "x", '[{"model": 1, "order": 1, "overrides": 1}]']:
+    for raw in [
+        "",
+        "{}",
+        "[1]",
+        '[{"model": "a"}]',
+        "x",
+        '[{"model": 1, "order": 1, "overrides": 1}]',
+    ]:
         with subtests.test(raw=raw):
             launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
             broken = Launch(launch.argv, {**launch.env, plugin.ENGINES: raw})
@@ -106,14 +129,22 @@ def test_a_report_that_is_asked_for_wrongly_tells_little_and_raises_nothing(subt
     for raw in ["", "{}", "x", '["a b", "_x", 1, "model"]']:
         with subtests.test(raw=raw):
             launch = insight.watched(Launch(("python", "s.py")), tmp_path)
-            assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["model"] == "a"
+            assert (
+                start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["model"]
+                == "a"
+            )
 
 
 def test_a_report_that_cannot_be_read_loses_no_change(subtests, tmp_path):
     for raw in ["x", "{}", "[" * 9000]:
         with subtests.test(raw=raw):
             launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
-            assert start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0]["max_model_len"] == 7
+            assert (
+                start(Launch(launch.argv, {**launch.env, plugin.REPORT: raw}), "a")[0][
+                    "max_model_len"
+                ]
+                == 7
+            )
 
 
 def test_an_argument_that_cannot_be_compared_loses_no_change(tmp_path):
@@ -125,7 +156,9 @@ def test_an_argument_that_cannot_be_compared_loses_no_change(tmp_path):
     launch = vllm.apply(Launch(("python", "s.py")), {"max_model_len": 7}, tmp_path)
     path = os.pathsep.join([str(FAKE.parent), str(FAKE.parents[3])])
     env = {**os.environ, **launch.env, "PYTHONPATH": path}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == ["7"]
 
 

@@ -37,7 +37,9 @@ def test_what_the_sources_have_as_stated_holds(vllm_tree):
 
     assert found[HOOK].holds
     assert found["flag", "--max-model-len"].holds
-    assert found["default", "gpu_memory_utilization"] == Row("default", "gpu_memory_utilization", "0.92", "0.92")
+    assert found["default", "gpu_memory_utilization"] == Row(
+        "default", "gpu_memory_utilization", "0.92", "0.92"
+    )
 
 
 def test_a_hook_that_is_removed_is_told(vllm_tree):
@@ -53,7 +55,9 @@ def test_a_default_that_differs_is_told(vllm_tree):
 
 
 def test_a_default_is_that_of_the_version(vllm_tree):
-    assert rows(vllm_tree("default=0.92", "default=0.9"), "0.14.0")["default", "gpu_memory_utilization"].holds
+    assert rows(vllm_tree("default=0.92", "default=0.9"), "0.14.0")[
+        "default", "gpu_memory_utilization"
+    ].holds
 
 
 def test_a_flag_that_is_gone_and_one_that_comes_early_are_told(vllm_tree):
@@ -78,7 +82,11 @@ def test_a_module_that_no_longer_reaches_the_hook_is_told(vllm_tree):
     (package / "llm.py").write_text("config = engine_args.create_engine_config(context)\n")
     (package / "server.py").write_text("config = engine_args.create_model_config()\n")
 
-    found = list(caller_rows(package, VERSION, {"vllm/llm.py": "", "vllm/server.py": "", "vllm/gone.py": "<0.20"}))
+    found = list(
+        caller_rows(
+            package, VERSION, {"vllm/llm.py": "", "vllm/server.py": "", "vllm/gone.py": "<0.20"}
+        )
+    )
 
     assert [row.holds for row in found] == [True, False, True]
 
@@ -100,7 +108,9 @@ def test_defaults_by_size_of_device_are_read_from_the_branches(tmp_path):
     (tmp_path / "engine" / "arg_utils.py").write_text(BATCH)
 
     values = {"large": 1024, "huge": 1024, "small": 256, "cpu": 128}
-    assert batch_defaults(tmp_path) == {("max_num_seqs", size): value for size, value in values.items()}
+    assert batch_defaults(tmp_path) == {
+        ("max_num_seqs", size): value for size, value in values.items()
+    }
 
 
 PRINTS = '''
@@ -149,7 +159,9 @@ def text_row(pattern: str, folder: Path) -> Row:
     (package / "prints.py").write_text(PRINTS)
     anchor = re.split(r"[\\(\[]", pattern)[0].removesuffix("\\").removesuffix("=")
     return row_of(
-        Looked("x", (anchor,), None, re.compile(pattern).search), printed_texts(package, [anchor]), stated=True
+        Looked("x", (anchor,), None, re.compile(pattern).search),
+        printed_texts(package, [anchor]),
+        stated=True,
     )
 
 
@@ -157,7 +169,10 @@ def test_a_traceback_shows_functions_and_lines(tmp_path):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "prints.py").write_text(PRINTS)
 
-    shown = {line.strip() for _module, line in traced_lines(tmp_path / "vllm", {"self.visual(", "in load"})}
+    shown = {
+        line.strip()
+        for _module, line in traced_lines(tmp_path / "vllm", {"self.visual(", "in load"})
+    }
 
     frame = 'File "vllm/prints.py", line 1, in load'
     assert shown > {frame, "output = self.visual(item)"}
@@ -167,7 +182,10 @@ def test_a_traceback_shows_functions_and_lines(tmp_path):
 
 def test_another_form_of_a_log_line_is_told(subtests, tmp_path):
     for form, holds in [
-        ('_FORMAT = (f"{PREFIX}%(levelname)s %(asctime)s " "[%(fileinfo)s:%(lineno)d] %(message)s")', True),
+        (
+            '_FORMAT = (f"{PREFIX}%(levelname)s %(asctime)s " "[%(fileinfo)s:%(lineno)d] %(message)s")',
+            True,
+        ),
         (
             '_FORMAT = (f"{PREFIX}(%(vllm_process_name)s " "pid=%(process)d) %(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s")',
             True,
@@ -178,7 +196,9 @@ def test_another_form_of_a_log_line_is_told(subtests, tmp_path):
             package = tmp_path / "vllm"
             package.mkdir(exist_ok=True)
             (package / "logger.py").write_text(form + "\n")
-            (package / "prefix.py").write_text('prefix = f"{CYAN}({worker_name} pid={pid}){RESET} "\n')
+            (package / "prefix.py").write_text(
+                'prefix = f"{CYAN}({worker_name} pid={pid}){RESET} "\n'
+            )
 
             assert [row.holds for row in log_rows(package, VERSION)] == [holds, True]
 
@@ -201,10 +221,14 @@ def test_what_moved_is_told_and_what_stayed_is_not():
     ]
 
 
-def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobody_read(subtests, monkeypatch, capsys):
+def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobody_read(
+    subtests, monkeypatch, capsys
+):
     def check(version, found, status, said):
         monkeypatch.setattr(vllm_versions, "package_of", lambda *_: Path("vllm"))
-        monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, found)]))
+        monkeypatch.setattr(
+            vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, found)])
+        )
         monkeypatch.setattr("sys.argv", ["vllm_versions.py", version])
 
         with pytest.raises(SystemExit) as ended:
@@ -223,7 +247,9 @@ def test_the_target_is_red_for_what_is_not_as_stated_and_for_a_version_that_nobo
 
 
 def no_registry(*_: object) -> str:
-    raise subprocess.CalledProcessError(1, "pip", stderr="WARNING: x\nERROR: no registry is reached\n")
+    raise subprocess.CalledProcessError(
+        1, "pip", stderr="WARNING: x\nERROR: no registry is reached\n"
+    )
 
 
 def test_the_newest_of_the_registry_is_read_too_where_it_is_reached(monkeypatch, capsys):
@@ -233,15 +259,22 @@ def test_the_newest_of_the_registry_is_read_too_where_it_is_reached(monkeypatch,
 
     monkeypatch.setattr(vllm_versions, "newest", no_registry)
     assert vllm_versions.asked_versions([], ["0.8.5"]) == ["0.8.5"]
-    assert capsys.readouterr().out == "the newest version is not known: ERROR: no registry is reached\n"
+    assert (
+        capsys.readouterr().out
+        == "the newest version is not known: ERROR: no registry is reached\n"
+    )
 
 
 def test_without_all_wheels_the_target_is_not_green(subtests, monkeypatch, capsys):
     def check(kept, status, said):
         monkeypatch.setattr(
-            vllm_versions, "package_of", lambda version, _cache: Path() if version in kept else no_registry()
+            vllm_versions,
+            "package_of",
+            lambda version, _cache: Path() if version in kept else no_registry(),
         )
-        monkeypatch.setattr(vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, THERE)]))
+        monkeypatch.setattr(
+            vllm_versions, "relied_on", lambda *_: iter([Row("flag", "--a", THERE, THERE)])
+        )
         monkeypatch.setattr("sys.argv", ["vllm_versions.py", "0.14.0", "0.32.0"])
 
         with pytest.raises(SystemExit) as ended:
@@ -250,7 +283,10 @@ def test_without_all_wheels_the_target_is_not_green(subtests, monkeypatch, capsy
         assert ended.value.code == status
         assert said in capsys.readouterr().out
 
-    for kept, status, said in [({}, 77, "skipped: no wheel can be had"), ({"0.32.0"}, 1, "1 of 2 versions")]:
+    for kept, status, said in [
+        ({}, 77, "skipped: no wheel can be had"),
+        ({"0.32.0"}, 1, "1 of 2 versions"),
+    ]:
         with subtests.test(kept=kept, status=status, said=said):
             check(kept, status, said)
 
@@ -272,7 +308,11 @@ def test_the_real_sources_are_as_stated_and_a_hook_taken_out_of_them_is_told(rea
 
     assert [row for row in argument_rows(package, VERSION, data["flags"]) if not row.holds] == []
     arguments = package / "engine" / "arg_utils.py"
-    arguments.write_text(arguments.read_text(encoding="utf-8").replace("def create_engine_config(", "def make_config("))
+    arguments.write_text(
+        arguments.read_text(encoding="utf-8").replace(
+            "def create_engine_config(", "def make_config("
+        )
+    )
     assert not rows(package)[HOOK].holds
 
 
@@ -280,7 +320,10 @@ def _installed() -> Path | None:
     """The package in the environment of the tests with the real engine, which a path file leads to."""
     files = Path(vllm_versions.HERE.parent).glob(".venv-vllm/lib/python*/site-packages/*.pth")
     lines = (line for path in files for line in path.read_text(encoding="utf-8").splitlines())
-    return next((found for line in lines if (found := Path(line) / "vllm").is_dir() and VERSION in line), None)
+    return next(
+        (found for line in lines if (found := Path(line) / "vllm").is_dir() and VERSION in line),
+        None,
+    )
 
 
 TAKEN = {
@@ -297,7 +340,9 @@ TAKEN = {
 def test_what_the_guard_holds_on_to_is_there_and_told_where_it_is_not(real, tmp_path):
     package, only_in = tmp_path / "vllm", vllm_versions.stated()["guard"]
     for part in ("v1/engine", "v1/core", "v1/executor", "v1/worker", "logging_utils"):
-        shutil.copytree(real / part, package / part, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        shutil.copytree(
+            real / part, package / part, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
     assert [row for row in guard_rows(package, VERSION, only_in) if not row.holds] == []
 
     for path in package.rglob("*.py"):
@@ -315,9 +360,15 @@ PARTS = set(tomllib.loads(ARGUMENTS.read_text(encoding="utf-8"))["parts_of_setti
 
 def test_every_argument_is_a_setting_or_one_that_is_left_alone(real):
     rows = [own for newest in surfaces("vllm").values() for own in (newest, *newest.others)]
-    inside = {flag.removeprefix("--").replace("-", "_") for own in rows for flag, _key in own.inside}
+    inside = {
+        flag.removeprefix("--").replace("-", "_") for own in rows for flag, _key in own.inside
+    }
     known = {own.kwarg for own in rows} | left_alone() | inside | set(SETTINGS) | {"model"} | PARTS
-    assert [name for name in read_sources(real).arguments if name not in known and not name.startswith("_")] == []
+    assert [
+        name
+        for name in read_sources(real).arguments
+        if name not in known and not name.startswith("_")
+    ] == []
     assert not left_alone() & set(SETTINGS)
 
 
@@ -328,7 +379,11 @@ def test_every_flag_of_the_server_is_known_to_a_plan(real):
     fields = {
         f"--{line.target.id.replace('_', '-')}"
         for owner in trees[1].body
-        for line in (owner.body if isinstance(owner, ast.ClassDef) and owner.name.endswith("FrontendArgs") else ())
+        for line in (
+            owner.body
+            if isinstance(owner, ast.ClassDef) and owner.name.endswith("FrontendArgs")
+            else ()
+        )
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
     flags = all_flags("vllm")

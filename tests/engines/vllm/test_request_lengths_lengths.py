@@ -10,14 +10,19 @@ from oomguard.engines.vllm.insight import asked_length, refused_length
 
 
 def asked(line):
-    return {name: need.value for name, need in asked_length(Launch(tuple(shlex.split(line)))).items()}
+    return {
+        name: need.value for name, need in asked_length(Launch(tuple(shlex.split(line)))).items()
+    }
 
 
 def test_flags_tell_the_longest_request(subtests):
     for line, tokens in [
         ("vllm bench latency --model m", 160),
         ("vllm bench latency --model m --input-len 3000", 3128),
-        ("env A=1 vllm bench latency --model m --input_len=3000 --output-len 10 --output-len 20", 3020),
+        (
+            "env A=1 vllm bench latency --model m --input_len=3000 --output-len 10 --output-len 20",
+            3020,
+        ),
         ("vllm bench throughput --model m --random-input-len 2000 --random-range-ratio 0.5", 3192),
         ("vllm bench throughput --model m --dataset-name random --random-input-len 2000", 2000),
         ("python bench.py --input-len 3000 --output-len 100", 3100),
@@ -40,9 +45,9 @@ def test_other_commands_tell_none(subtests):
 
 
 def test_the_flags_are_named():
-    assert asked_length(Launch(("vllm", "bench", "latency", "--input-len", "9")))["max_model_len"].why == (
-        "the command asks for (--input-len 9)"
-    )
+    assert asked_length(Launch(("vllm", "bench", "latency", "--input-len", "9")))[
+        "max_model_len"
+    ].why == ("the command asks for (--input-len 9)")
 
 
 def test_a_refusal_tells_what_the_request_needs(subtests):

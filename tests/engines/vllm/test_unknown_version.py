@@ -28,7 +28,9 @@ print("RESULT", length)
 def run(vllm_environment) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the engine of an environment; what is given is replaced in its sources, or it has none at all."""
 
-    def start(old: str = "", new: str = "", *, sources: bool = True) -> subprocess.CompletedProcess[str]:
+    def start(
+        old: str = "", new: str = "", *, sources: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         scripts = vllm_environment(ENGINE, old, new, sources=sources) / "bin"
         path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
@@ -54,7 +56,10 @@ def test_a_flag_that_its_sources_do_not_show_is_not_written(run):
     ran = run('"--max-model-len"', '"--model-length"')
 
     assert (ran.returncode, ran.stdout.count("Initializing")) == (1, 1)
-    assert "vLLM 9.9.9 is not a version that is known here, and it shows no flag for max_model_len" in ran.stderr
+    assert (
+        "vLLM 9.9.9 is not a version that is known here, and it shows no flag for max_model_len"
+        in ran.stderr
+    )
     assert "1792" in ran.stderr  # diagnosed all the same
 
 

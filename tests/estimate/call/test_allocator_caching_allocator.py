@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from oomguard.core.facts import MIB
 from oomguard.estimate.call.allocator import CachingAllocator, Segment, least_capacity, replay
 
-SIZES = st.integers(1, 60 * MIB) | st.integers(1, 4096) | st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 20 * MIB])
+SIZES = (
+    st.integers(1, 60 * MIB)
+    | st.integers(1, 4096)
+    | st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 20 * MIB])
+)
 
 
 @st.composite
@@ -55,7 +59,10 @@ def test_a_freed_block_is_used_again_and_its_rest_too():
 
 
 def test_neighbours_are_joined_when_both_are_free():
-    assert replay([(1, 40 * MIB), (1, 0), (2, 15 * MIB), (3, 25 * MIB), (2, 0), (3, 0), (4, 40 * MIB)]) == 40 * MIB
+    assert (
+        replay([(1, 40 * MIB), (1, 0), (2, 15 * MIB), (3, 25 * MIB), (2, 0), (3, 0), (4, 40 * MIB)])
+        == 40 * MIB
+    )
 
 
 def test_sizes_that_grow_every_time_leave_segments_behind_until_the_device_is_full():
@@ -121,8 +128,13 @@ def test_segments_taken_over_are_those_that_were_there(steps):
         twin.take_over(segment.pieces, small=segment.small)
 
     assert sorted(twin.segments()) == sorted(segments)
-    assert (twin.reserved_bytes, twin.largest_free_bytes) == (allocator.reserved_bytes, allocator.largest_free_bytes)
-    assert sum(segment.used_bytes for segment in segments) == sum(block.size for block, _ in held.values())
+    assert (twin.reserved_bytes, twin.largest_free_bytes) == (
+        allocator.reserved_bytes,
+        allocator.largest_free_bytes,
+    )
+    assert sum(segment.used_bytes for segment in segments) == sum(
+        block.size for block, _ in held.values()
+    )
 
 
 def test_what_is_alive_leaves_less_than_its_bytes_say():

@@ -35,7 +35,10 @@ def model_of(config: dict = LLAMA):
 
 def test_the_closed_form_is_near_the_trace():
     pytest.importorskip("transformers")
-    closed, traced = budget_call(model_of(), CALL, GIB), budget_call(model_of(), CALL, GIB, trace=True)
+    closed, traced = (
+        budget_call(model_of(), CALL, GIB),
+        budget_call(model_of(), CALL, GIB, trace=True),
+    )
 
     assert (closed.traced, traced.traced) == (False, True)
     over = closed.peak_bytes - closed.weights_bytes
@@ -66,7 +69,9 @@ def test_the_cache_grows_with_beams_and_tokens():
 
 def test_more_tokens_than_positions_are_said():
     found = budget_call(model_of(), replace(CALL, prompt_tokens=5000), 8 * GIB)
-    assert any("5064 tokens are more than the model's 4096 positions" in line for line in found.assumptions)
+    assert any(
+        "5064 tokens are more than the model's 4096 positions" in line for line in found.assumptions
+    )
 
 
 def test_where_the_closed_form_does_not_hold_the_trace_is_named(subtests):

@@ -48,12 +48,16 @@ def test_a_long_answer_is_counted_by_its_cache():
 
 
 def test_twice_the_element_size_is_twice_the_bytes():
-    one, two = (generate_row_bytes(replace(shape(vocab_size=8), dtype_bytes=n), 1024, 1) for n in (2, 4))
+    one, two = (
+        generate_row_bytes(replace(shape(vocab_size=8), dtype_bytes=n), 1024, 1) for n in (2, 4)
+    )
     assert two == pytest.approx(2 * one, rel=0.001)
 
 
 def test_padding_adds_a_mask():
-    plain, padded = (generate_row_bytes(LLAMA_8B, 4096, 1, padded=padded) for padded in (False, True))
+    plain, padded = (
+        generate_row_bytes(LLAMA_8B, 4096, 1, padded=padded) for padded in (False, True)
+    )
     assert padded - plain == 4096 * 4096
 
 

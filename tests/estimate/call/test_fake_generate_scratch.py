@@ -20,7 +20,10 @@ def test_sampling_takes_as_much_as_the_probabilities():
 
 
 def test_what_torch_measures_of_a_sort_is_taken():
-    assert blocks(aten.sort.default, torch.zeros(160, 8000)) == ([], [8 * 160 * 8000, 12 * 160 * 8000, 1])
+    assert blocks(aten.sort.default, torch.zeros(160, 8000)) == (
+        [],
+        [8 * 160 * 8000, 12 * 160 * 8000, 1],
+    )
     assert blocks(aten.sort.default, torch.zeros(104, 8000)) == ([], [6656000, 9984000, 9984000])
 
 
@@ -31,7 +34,10 @@ def test_an_operation_takes_as_many_blocks_whatever_its_sizes():
 
 
 def test_softmax_that_is_safe_looks_for_rows_of_nothing():
-    assert blocks(aten._safe_softmax.default, torch.zeros(3, 4, 5, 8), -1) == ([], [3 * 4 * 5 * 8, 3 * 4 * 5])
+    assert blocks(aten._safe_softmax.default, torch.zeros(3, 4, 5, 8), -1) == (
+        [],
+        [3 * 4 * 5 * 8, 3 * 4 * 5],
+    )
 
 
 def test_only_what_does_not_lie_in_order_is_copied_first():
@@ -46,7 +52,10 @@ def test_only_what_does_not_lie_in_order_is_copied_first():
 def test_a_grouped_convolution_goes_on_without_its_workspace():
     options = ([1], [8], [1], False, [0])
     sound, weight = torch.zeros(2, 8, 50), torch.zeros(8, 2, 16)
-    assert blocks(aten.convolution.default, sound, weight, None, *options, 4) == ([1], [-(2 * 8 * 50 + 2 * 8 * 51) * 4])
+    assert blocks(aten.convolution.default, sound, weight, None, *options, 4) == (
+        [1],
+        [-(2 * 8 * 50 + 2 * 8 * 51) * 4],
+    )
     deep = torch.zeros(8, 1, 16)  # of its own channel only
     assert blocks(aten.convolution.default, sound, deep, None, *options, 8) == ([1], [-1])
 

@@ -26,9 +26,13 @@ TINY = {
 
 
 def test_the_traced_peak_is_the_allocator_s():
-    call = PlannedCall(TINY, 2, prompt_tokens=64, max_new_tokens=3, num_beams=3, dtype=exact_dtype())
+    call = PlannedCall(
+        TINY, 2, prompt_tokens=64, max_new_tokens=3, num_beams=3, dtype=exact_dtype()
+    )
 
-    assert traced_steps(call).peak_bytes(call.max_new_tokens) == pytest.approx(real_peak(call), rel=0.01)
+    assert traced_steps(call).peak_bytes(call.max_new_tokens) == pytest.approx(
+        real_peak(call), rel=0.01
+    )
 
 
 def test_a_longer_answer_adds_one_token_a_step():
@@ -49,6 +53,12 @@ def test_a_model_that_transformers_does_not_know_is_one_message():
 def test_numbers_that_are_no_counts_are_refused(subtests):
     for name in ["batch_size", "prompt_tokens", "max_new_tokens", "num_beams"]:
         with subtests.test(name=name):
-            numbers = {"batch_size": 1, "prompt_tokens": 8, "max_new_tokens": 2, "num_beams": 1, name: 0}
+            numbers = {
+                "batch_size": 1,
+                "prompt_tokens": 8,
+                "max_new_tokens": 2,
+                "num_beams": 1,
+                name: 0,
+            }
             with pytest.raises(SettingError, match=f"{name} is 0"):
                 traced_steps(PlannedCall(TINY, **numbers))

@@ -10,9 +10,27 @@ from oomguard.estimate.model.drafts import read_speculation
 
 def test_each_method_is_read(subtests):
     for text, method, tokens, model, own in [
-        ('{"model": "some/draft", "num_speculative_tokens": 5}', "draft_model", 5, "some/draft", False),
-        ('{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}', "eagle3", 3, "some/head", False),
-        ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}', "ngram", 4, None, False),
+        (
+            '{"model": "some/draft", "num_speculative_tokens": 5}',
+            "draft_model",
+            5,
+            "some/draft",
+            False,
+        ),
+        (
+            '{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}',
+            "eagle3",
+            3,
+            "some/head",
+            False,
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}',
+            "ngram",
+            4,
+            None,
+            False,
+        ),
         ('{"model": "ngram", "num_speculative_tokens": 4}', "ngram", 4, None, False),
         ('{"method": "mtp"}', "mtp", 1, None, True),
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 2}', "deepseek_mtp", 2, None, True),
@@ -20,7 +38,12 @@ def test_each_method_is_read(subtests):
         with subtests.test(text=text, method=method, tokens=tokens, model=model, own=own):
             found = read_speculation(text)
             assert found is not None
-            assert (found.method, found.tokens, found.model, found.uses_mtp_layers) == (method, tokens, model, own)
+            assert (found.method, found.tokens, found.model, found.uses_mtp_layers) == (
+                method,
+                tokens,
+                model,
+                own,
+            )
 
 
 def test_no_speculation_is_none():
@@ -34,7 +57,10 @@ def test_what_vllm_would_not_take_is_refused_by_name(subtests):
         ("[]", "not an object"),
         ('{"model": "some/draft"}', "num_speculative_tokens is None"),
         ('{"model": "some/draft", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
-        ('{"model": "some/draft", "num_speculative_tokens": true}', "num_speculative_tokens is True"),
+        (
+            '{"model": "some/draft", "num_speculative_tokens": true}',
+            "num_speculative_tokens is True",
+        ),
         ('{"num_speculative_tokens": 5}', "model is None"),
         ('{"model": ["a"], "num_speculative_tokens": 5}', r"model is \['a'\]"),
     ]:

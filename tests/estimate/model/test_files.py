@@ -19,11 +19,15 @@ from oomguard.estimate.model.weight_headers import Parameter
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}
 
 
-def safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], *, length: int | None = None) -> None:
+def safetensors(
+    path: Path, tensors: dict[str, tuple[str, list[int]]], *, length: int | None = None
+) -> None:
     header = json.dumps(
         {
             "__metadata__": {"format": "pt"},
-            **{n: {"dtype": d, "shape": s, "data_offsets": [0, 0]} for n, (d, s) in tensors.items()},
+            **{
+                n: {"dtype": d, "shape": s, "data_offsets": [0, 0]} for n, (d, s) in tensors.items()
+            },
         }
     )
     path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header.encode())
@@ -37,7 +41,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_without_weights_gives_its_configuration(folder):
     found = find_model(str(folder))
-    assert (found.config, found.parameters, found.config_path) == (CONFIG, None, str(folder / "config.json"))
+    assert (found.config, found.parameters, found.config_path) == (
+        CONFIG,
+        None,
+        str(folder / "config.json"),
+    )
 
 
 def test_a_config_file_alone_is_enough(folder):
@@ -45,7 +53,10 @@ def test_a_config_file_alone_is_enough(folder):
 
 
 def test_the_headers_tell_shapes_and_bytes(folder):
-    safetensors(folder / "model.safetensors", {"a": ("BF16", [2, 3]), "b": ("F8_E4M3", [4]), "c": ("F4", [8])})
+    safetensors(
+        folder / "model.safetensors",
+        {"a": ("BF16", [2, 3]), "b": ("F8_E4M3", [4]), "c": ("F4", [8])},
+    )
     assert find_model(str(folder)).parameters == (
         Parameter("a", (2, 3), 12),
         Parameter("b", (4,), 4, floating=False),
@@ -56,7 +67,9 @@ def test_the_headers_tell_shapes_and_bytes(folder):
 def test_an_index_names_the_files_that_count(folder):
     safetensors(folder / "model-1.safetensors", {"a": ("BF16", [2])})
     safetensors(folder / "other.safetensors", {"z": ("BF16", [9])})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-1.safetensors"}})
+    )
     assert [p.name for p in find_model(str(folder)).parameters] == ["a"]
 
 
@@ -71,12 +84,16 @@ def test_a_download_that_is_not_complete_is_told(folder):
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     )
-    with pytest.raises(ConfigError, match=r"model-2\.safetensors, which is not there \(1 of 2 are missing\)"):
+    with pytest.raises(
+        ConfigError, match=r"model-2\.safetensors, which is not there \(1 of 2 are missing\)"
+    ):
         find_model(str(folder))
 
 
 def test_an_index_without_any_of_its_files_leaves_the_configuration(folder):
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-1.safetensors"}})
+    )
     assert find_model(str(folder)).parameters is None
 
 
@@ -98,7 +115,15 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
 
 
 def test_a_config_that_is_no_object_is_refused_by_name(subtests, tmp_path):
-    for text in ["", "{", "[]", "3", '"a"', "\ud83d".encode("utf-8", "surrogatepass").decode("latin-1"), "[" * 100_000]:
+    for text in [
+        "",
+        "{",
+        "[]",
+        "3",
+        '"a"',
+        "\ud83d".encode("utf-8", "surrogatepass").decode("latin-1"),
+        "[" * 100_000,
+    ]:
         with subtests.test(text=text):
             (tmp_path / "config.json").write_text(text)
             with pytest.raises(ConfigError, match=r"config\.json: "):

@@ -34,7 +34,9 @@ def test_a_plain_decoder_attends_in_full():
 
 
 def test_keys_and_values_of_a_token_are_heads_times_their_size_times_the_element():
-    assert [cache.token_bytes for cache in layer_caches(shape(), kv_element_bytes=2)] == [2 * 2 * 8 * 2] * 4
+    assert [cache.token_bytes for cache in layer_caches(shape(), kv_element_bytes=2)] == [
+        2 * 2 * 8 * 2
+    ] * 4
     assert layer_caches(shape(), kv_element_bytes=1)[0].token_bytes == 2 * 2 * 8
 
 
@@ -62,12 +64,19 @@ def test_the_layers_kinds_follow_the_family(subtests):
         ),
         ({"model_type": "llama4_text", "attention_chunk_size": 64}, "chunked chunked chunked full"),
         (
-            {"model_type": "llama4_text", "attention_chunk_size": 64, "no_rope_layers": [1, 0, 1, 0]},
+            {
+                "model_type": "llama4_text",
+                "attention_chunk_size": 64,
+                "no_rope_layers": [1, 0, 1, 0],
+            },
             "chunked full chunked full",
         ),
         ({"model_type": "llama4_text"}, "full full full full"),
         ({"model_type": "qwen3_next"}, "delta delta delta full"),
-        ({"model_type": "jamba", "attn_layer_period": 2, "attn_layer_offset": 1}, "mamba1 full mamba1 full"),
+        (
+            {"model_type": "jamba", "attn_layer_period": 2, "attn_layer_offset": 1},
+            "mamba1 full mamba1 full",
+        ),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"}, "mamba2 none full none"),
         ({"model_type": "bamba", "attn_layer_indices": [2]}, "mamba2 mamba2 full mamba2"),
         ({"model_type": "zamba2", "hybrid_layer_ids": [1]}, "mamba2 mamba2+full mamba2 mamba2"),
@@ -85,10 +94,16 @@ def test_layer_types_that_cannot_be_are_named(subtests):
         ({"layer_types": ["full_attention"] * 3}, "name 3 layers, num_hidden_layers is 4"),
         ({"layer_types": ["no such"] * 4}, "layer_types has 'no such'"),
         ({"layer_types": [1] * 4}, "layer_types has 1"),
-        ({"model_type": "nemotron_h", "hybrid_override_pattern": "MMXM"}, "hybrid_override_pattern has 'X'"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "MMXM"},
+            "hybrid_override_pattern has 'X'",
+        ),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4 of 4 layers"),
     ]:
-        with subtests.test(changes=changes, message=message), pytest.raises(ConfigError, match=message):
+        with (
+            subtests.test(changes=changes, message=message),
+            pytest.raises(ConfigError, match=message),
+        ):
             kinds(**changes)
 
 
@@ -116,7 +131,11 @@ def test_without_latent_vectors_each_head_is_padded_as_vllm_0_6_did():
 
 def test_another_family_unfolds_its_latent_vector():
     minicpm = shape(
-        model_type="minicpm3", kv_lora_rank=256, qk_rope_head_dim=32, qk_nope_head_dim=64, num_key_value_heads=8
+        model_type="minicpm3",
+        kv_lora_rank=256,
+        qk_rope_head_dim=32,
+        qk_nope_head_dim=64,
+        num_key_value_heads=8,
     )
     assert layer_caches(minicpm, kv_element_bytes=2)[0].token_bytes == 2 * 8 * 96 * 2
 
@@ -124,8 +143,14 @@ def test_another_family_unfolds_its_latent_vector():
 def test_a_state_has_one_size_whatever_the_length():
     mamba = shape(model_type="mamba", state_size=16, conv_kernel=4, intermediate_size=128)
     (first, *_) = layer_caches(mamba, kv_element_bytes=2)
-    assert (first.kind, first.token_bytes, first.state_bytes) == ("state", 0, 128 * (3 * 2 + 16 * 2))
-    (first, *_) = layer_caches(mamba, kv_element_bytes=2, state_dtype_bytes=4, tensor_parallel_size=2)
+    assert (first.kind, first.token_bytes, first.state_bytes) == (
+        "state",
+        0,
+        128 * (3 * 2 + 16 * 2),
+    )
+    (first, *_) = layer_caches(
+        mamba, kv_element_bytes=2, state_dtype_bytes=4, tensor_parallel_size=2
+    )
     assert first.state_bytes == 64 * (3 * 2 + 16 * 4)
 
 
@@ -136,7 +161,11 @@ def test_a_state_without_its_numbers_is_refused_by_name():
 
 def test_a_sparse_attention_s_indexer_keeps_its_own_keys():
     sparse = shape(
-        model_type="deepseek_v32", kv_lora_rank=512, qk_rope_head_dim=64, index_topk=2048, index_head_dim=128
+        model_type="deepseek_v32",
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        index_topk=2048,
+        index_head_dim=128,
     )
     caches = layer_caches(sparse, kv_element_bytes=2)
     assert sum(cache.token_bytes for cache in caches if cache.index == 0) == 576 * 2 + 128 + 4
@@ -181,8 +210,13 @@ def test_delta_attention_keeps_a_state_and_the_other_layers_a_latent_vector():
         "head_dim": 128,
         "short_conv_kernel_size": 4,
     }
-    kimi = shape(model_type="kimi_linear", linear_attn_config=part, kv_lora_rank=512, qk_rope_head_dim=64)
-    states, latent = layer_caches(kimi, kv_element_bytes=2)[:3], layer_caches(kimi, kv_element_bytes=2)[3]
+    kimi = shape(
+        model_type="kimi_linear", linear_attn_config=part, kv_lora_rank=512, qk_rope_head_dim=64
+    )
+    states, latent = (
+        layer_caches(kimi, kv_element_bytes=2)[:3],
+        layer_caches(kimi, kv_element_bytes=2)[3],
+    )
     # 32 heads of 128: the last three tokens of queries, keys and values in bf16, and a square of float32 for each head.
     assert {cache.state_bytes for cache in states} == {3 * 32 * 128 * 3 * 2 + 32 * 128 * 128 * 4}
     assert (latent.kind, latent.token_bytes) == ("full", (512 + 64) * 2)
@@ -193,16 +227,28 @@ def test_a_pattern_that_cannot_be_is_named(subtests):
         ({**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]}, "not a list of 0 and 1"),
         ({**MIMO, "swa_head_dim": None}, "swa_head_dim is missing"),
         ({"block_configs": [{"attention": {}}]}, "does not say the attention of each of 4 layers"),
-        ({"model_type": "bamba", "attn_layer_indices": [[1]]}, "attn_layer_indices is .* not a list of layers"),
-        ({"model_type": "zamba2", "hybrid_layer_ids": [{}]}, "hybrid_layer_ids is .* not a list of layers"),
-        ({"block_configs": [{"attention": {"n_heads_in_group": 0}}] * 4}, "n_heads_in_group 0 for layer 0"),
+        (
+            {"model_type": "bamba", "attn_layer_indices": [[1]]},
+            "attn_layer_indices is .* not a list of layers",
+        ),
+        (
+            {"model_type": "zamba2", "hybrid_layer_ids": [{}]},
+            "hybrid_layer_ids is .* not a list of layers",
+        ),
+        (
+            {"block_configs": [{"attention": {"n_heads_in_group": 0}}] * 4},
+            "n_heads_in_group 0 for layer 0",
+        ),
         ({"linear_attn_config": {"kda_layers": 3}}, "no list kda_layers"),
         (
             {"linear_attn_config": {"kda_layers": [1], "num_heads": True}},
             "num_heads, head_dim and short_conv_kernel_size",
         ),
     ]:
-        with subtests.test(changes=changes, message=message), pytest.raises(ConfigError, match=message):
+        with (
+            subtests.test(changes=changes, message=message),
+            pytest.raises(ConfigError, match=message),
+        ):
             layer_caches(shape(**changes), kv_element_bytes=2)
 
 

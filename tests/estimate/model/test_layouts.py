@@ -22,10 +22,26 @@ SIZES = {
     "vocab_size": 104,
     "pad_token_id": 0,
 }
-EXPERTS = {"num_experts": 5, "num_local_experts": 5, "n_routed_experts": 5, "num_experts_per_tok": 2}
-EXPERTS |= {"moe_intermediate_size": 28, "shared_expert_intermediate_size": 36, "n_shared_experts": 2, "n_group": 1}
+EXPERTS = {
+    "num_experts": 5,
+    "num_local_experts": 5,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+}
+EXPERTS |= {
+    "moe_intermediate_size": 28,
+    "shared_expert_intermediate_size": 36,
+    "n_shared_experts": 2,
+    "n_group": 1,
+}
 EXPERTS |= {"topk_group": 1, "first_k_dense_replace": 1}
-LATENT = {"q_lora_rank": 14, "kv_lora_rank": 18, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
+LATENT = {
+    "q_lora_rank": 14,
+    "kv_lora_rank": 18,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 8,
+}
 
 
 def config_of(kind: str, **more: object) -> dict[str, object]:
@@ -48,7 +64,9 @@ def test_a_type_is_laid_out_as_transformers_builds_it(subtests):
     for kind in TYPES:
         with subtests.test(kind=kind):
             said_by = [
-                row["field"] for row in layouts._layouts()[kind].get("where", ()) if row["field"] != "q_lora_rank"
+                row["field"]
+                for row in layouts._layouts()[kind].get("where", ())
+                if row["field"] != "q_lora_rank"
             ]
             for more in (
                 {},
@@ -61,7 +79,9 @@ def test_a_type_is_laid_out_as_transformers_builds_it(subtests):
                 assert found is not None
                 assert built is not None
                 assert names_and_shapes(found) == names_and_shapes(built), more
-                assert sum(parameter.bytes for parameter in found) == sum(parameter.bytes for parameter in built)
+                assert sum(parameter.bytes for parameter in found) == sum(
+                    parameter.bytes for parameter in built
+                )
 
 
 @pytest.mark.torch

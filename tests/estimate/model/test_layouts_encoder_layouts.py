@@ -50,7 +50,9 @@ def test_an_encoder_whose_heads_the_ranks_do_not_divide_is_on_each_of_them():
 def test_without_a_number_nothing_is_laid_out(subtests):
     for missing in ["image_size", "num_hidden_layers"]:
         with subtests.test(missing=missing):
-            vision = {name: value for name, value in INTERNVL3["vision_config"].items() if name != missing}
+            vision = {
+                name: value for name, value in INTERNVL3["vision_config"].items() if name != missing
+            }
             assert laid_out(read_shape({**INTERNVL3, "vision_config": vision}), tied=False) is None
 
 
@@ -84,4 +86,6 @@ def test_a_tower_that_is_more_than_a_third_of_its_model_is_laid_out():
     parameters = laid_out(shape, tied=False)
 
     assert parameters is not None
-    assert rank_weights(parameters, shape, tensor_parallel_size=1).fullest_bytes / GIB == pytest.approx(5.72, rel=0.005)
+    assert rank_weights(
+        parameters, shape, tensor_parallel_size=1
+    ).fullest_bytes / GIB == pytest.approx(5.72, rel=0.005)

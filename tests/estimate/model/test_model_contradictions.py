@@ -24,7 +24,10 @@ SHAPE = read_shape(
 
 def headers(rows=1000, width=64, layers=2, prefix="model."):
     table = Parameter(f"{prefix}embed_tokens.weight", (rows, width), rows * width * 2)
-    own = [Parameter(f"{prefix}layers.{n}.mlp.up_proj.weight", (128, width), 256 * width) for n in range(layers)]
+    own = [
+        Parameter(f"{prefix}layers.{n}.mlp.up_proj.weight", (128, width), 256 * width)
+        for n in range(layers)
+    ]
     return [table, *own, Parameter("visual.layers.9.weight", (4, 4), 32)]
 
 
@@ -43,7 +46,10 @@ def test_padded_tables_layers_that_draft_and_names_of_any_family_are_of_the_mode
 
 def test_weights_of_another_model_are_refused_with_both_numbers(subtests):
     for fields, said in [
-        ({"width": 32}, "hidden_size 64, the weights' headers have model.embed_tokens.weight as 1000 by 32"),
+        (
+            {"width": 32},
+            "hidden_size 64, the weights' headers have model.embed_tokens.weight as 1000 by 32",
+        ),
         ({"rows": 2000}, "vocab_size is 1000"),
         ({"layers": 1}, "num_hidden_layers is 2, the weights' headers have 1 layers"),
         ({"layers": 5}, "the weights' headers have 5 layers"),

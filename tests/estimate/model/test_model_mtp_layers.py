@@ -36,7 +36,9 @@ MTP = '{"method": "mtp", "num_speculative_tokens": 1}'
 @pytest.fixture
 def model(tmp_path):
     def read(layers, speculation=MTP):
-        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_nextn_predict_layers": layers}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({**CONFIG, "num_nextn_predict_layers": layers})
+        )
         return read_model(find_model(str(tmp_path)), speculative_config=speculation)
 
     return read
@@ -52,6 +54,10 @@ def test_a_layer_is_the_last_one_beside_its_projection(model):
 
 
 def test_none_is_counted_without_speculation_by_such_layers(subtests, model):
-    for layers, speculation in [(1, None), (0, MTP), (1, '{"method": "ngram", "num_speculative_tokens": 1}')]:
+    for layers, speculation in [
+        (1, None),
+        (0, MTP),
+        (1, '{"method": "ngram", "num_speculative_tokens": 1}'),
+    ]:
         with subtests.test(layers=layers, speculation=speculation):
             assert of_layer(model(layers, speculation), 2) == 0

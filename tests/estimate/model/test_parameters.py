@@ -17,8 +17,20 @@ TEXT = {
     "vocab_size": 256,
     "max_position_embeddings": 128,
 }
-VISION = {"depth": 1, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128, "out_hidden_size": 64}
-AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "d_model": 64, "output_dim": 64}
+VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "intermediate_size": 128,
+    "out_hidden_size": 64,
+}
+AUDIO = {
+    "encoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "d_model": 64,
+    "output_dim": 64,
+}
 
 
 def test_of_a_model_that_also_speaks_the_thinker_alone_is_built_with_both_its_encoders():
@@ -28,5 +40,9 @@ def test_of_a_model_that_also_speaks_the_thinker_alone_is_built_with_both_its_en
     found = built_on_meta(read_shape({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
 
     assert found is not None
-    parts = {name.split(".")[1] for name in (parameter.name for parameter in found) if name.startswith("model.")}
+    parts = {
+        name.split(".")[1]
+        for name in (parameter.name for parameter in found)
+        if name.startswith("model.")
+    }
     assert parts == {"language_model", "visual", "audio_tower"}

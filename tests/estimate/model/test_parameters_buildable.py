@@ -16,7 +16,12 @@ LARGEST = {
     "rope_theta": 10**10,
     "num_attention_heads": 128,
     "n_positions": 131_072,
-    "vision_config": {"depth": 48, "image_size": 1344, "max_pixels": 12_845_056, "num_patches": 9216},
+    "vision_config": {
+        "depth": 48,
+        "image_size": 1344,
+        "max_pixels": 12_845_056,
+        "num_patches": 9216,
+    },
     "time_step_limit": [0.0, float("inf")],
 }
 

@@ -9,7 +9,13 @@ from oomguard.estimate.model.quantized import loaded, quantized, quantizes_cache
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.model.weight_headers import Parameter
 
-LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 128}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "vocab_size": 128,
+}
 MATRIX = Parameter("model.layers.0.mlp.up_proj.weight", (128, 128), 32768)
 NORM = Parameter("model.layers.0.input_layernorm.weight", (128,), 256)
 EMBEDDING = Parameter("model.embed_tokens.weight", (128, 128), 32768)
@@ -18,7 +24,10 @@ EXPERT = Parameter("model.layers.0.mlp.experts.3.up_proj.weight", (128, 128), 32
 
 
 def sizes(
-    config: dict | None, *parameters: Parameter, asked: str | None = None, notes: list[str] | None = None
+    config: dict | None,
+    *parameters: Parameter,
+    asked: str | None = None,
+    notes: list[str] | None = None,
 ) -> list[int]:
     shape = read_shape({**LLAMA, "quantization_config": config})
     return [p.bytes for p in quantized(parameters, shape, asked, [] if notes is None else notes)]
@@ -33,7 +42,11 @@ def test_a_matrix_takes_its_bits_and_its_share_of_scales(subtests):
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 16384),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
         (
-            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+            {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "bnb_4bit_use_double_quant": True,
+            },
             4 + 8 / 64 + 32 / 16384,
         ),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
@@ -44,7 +57,13 @@ def test_a_matrix_takes_its_bits_and_its_share_of_scales(subtests):
             },
             4 + 16 / 128,
         ),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, 8),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 8}}},
+            },
+            8,
+        ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8),
     ]:
@@ -70,7 +89,9 @@ def test_an_encoder_stays_as_it_is_beside_whole_numbers_of_which_no_module_is_le
     for method in ["awq", "gptq", "auto-round"]:
         with subtests.test(method=method):
             encoder = Parameter("visual.blocks.0.mlp.fc1.weight", (128, 128), 32768)
-            assert sizes({"quant_method": method, "bits": 4, "group_size": 128}, encoder, MATRIX) == [32768, 8512]
+            assert sizes(
+                {"quant_method": method, "bits": 4, "group_size": 128}, encoder, MATRIX
+            ) == [32768, 8512]
 
 
 def test_a_method_nobody_knows_is_an_upper_bound_and_said():
@@ -117,7 +138,9 @@ def test_plain_tensors_are_loaded_in_the_engine_s_data_type():
 def test_a_module_that_holds_the_matrix_leaves_it_alone_too(subtests):
     for pattern in ["model.layers.*.mlp*", "model.layers.0", "mlp"]:
         with subtests.test(pattern=pattern):
-            assert sizes({"quant_method": "awq", "bits": 4, "modules_to_not_convert": [pattern]}, MATRIX) == [32768]
+            assert sizes(
+                {"quant_method": "awq", "bits": 4, "modules_to_not_convert": [pattern]}, MATRIX
+            ) == [32768]
 
 
 def test_experts_in_eight_bits_leave_the_rest_alone():
@@ -155,7 +178,10 @@ def test_groups_that_name_modules_have_bits_of_their_own_and_the_rest_stays():
 def test_beside_groups_of_modules_one_for_all_linear_layers_holds_for_the_rest():
     groups = {
         "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}},
-        "group_1": {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+        "group_1": {
+            "targets": ["re:.*experts.*"],
+            "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+        },
     }
 
     found = sizes({"quant_method": "compressed-tensors", "config_groups": groups}, MATRIX, EXPERT)
@@ -164,9 +190,14 @@ def test_beside_groups_of_modules_one_for_all_linear_layers_holds_for_the_rest()
 
 
 def test_experts_may_have_another_type_than_the_rest():
-    shape = read_shape({**LLAMA, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}})
+    shape = read_shape(
+        {**LLAMA, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}}
+    )
 
-    assert [p.bytes for p in quantized([MATRIX, EXPERT], shape, None, [])] == [16384, 16384 * 4.25 / 8]
+    assert [p.bytes for p in quantized([MATRIX, EXPERT], shape, None, [])] == [
+        16384,
+        16384 * 4.25 / 8,
+    ]
 
 
 HEAD = Parameter("lm_head.weight", (128, 128), 32768)
@@ -192,8 +223,16 @@ def test_a_checkpoint_of_several_formats_names_each_module_s_own():
 
 def test_a_head_is_quantised_where_the_checkpoint_says_so(subtests):
     for name, config, head in [
-        ("left out of the list", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*visual*"]}, NVFP4),
-        ("in the list", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, WHOLE),
+        (
+            "left out of the list",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*visual*"]},
+            NVFP4,
+        ),
+        (
+            "in the list",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+            WHOLE,
+        ),
         ("no list", {"quant_method": "modelopt", "quant_algo": "FP8"}, WHOLE),
         ("said", {"quant_method": "gptq", "bits": 4, "group_size": -1, "lm_head": True}, 8192),
         ("not said", {"quant_method": "gptq", "bits": 4, "group_size": -1}, WHOLE),
@@ -221,10 +260,17 @@ def test_mtp_layers_are_quantised_unless_the_checkpoint_leaves_them_alone(subtes
         ("all", {"quant_method": "fp8"}, True),
         ("glob", {"quant_method": "modelopt", "ignore": ["*mtp*"]}, False),
         ("pattern", {"quant_method": "compressed-tensors", "ignore": ["re:.*mtp.*"]}, False),
-        ("layer behind the last", {"quant_method": "modelopt", "exclude_modules": ["model.layers.1*"]}, False),
+        (
+            "layer behind the last",
+            {"quant_method": "modelopt", "exclude_modules": ["model.layers.1*"]},
+            False,
+        ),
         (
             "named formats",
-            {"quant_method": "modelopt", "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}}},
+            {
+                "quant_method": "modelopt",
+                "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}},
+            },
             False,
         ),
     ]:

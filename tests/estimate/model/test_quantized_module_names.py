@@ -13,19 +13,42 @@ MODULE = "model.layers.3.mlp.gate_proj"
 
 
 def test_a_module_is_left_by_its_name_by_one_around_it_by_a_glob_or_by_a_pattern(subtests):
-    for entry in [MODULE, "model.layers.3", "layers.3.mlp", "mlp", "*.mlp.*", "model*", "re:.*gate_proj$", "re:model"]:
+    for entry in [
+        MODULE,
+        "model.layers.3",
+        "layers.3.mlp",
+        "mlp",
+        "*.mlp.*",
+        "model*",
+        "re:.*gate_proj$",
+        "re:model",
+    ]:
         with subtests.test(entry=entry):
             assert ModuleNames([entry]).has(MODULE)
 
 
 def test_a_part_of_a_name_and_what_is_no_pattern_leave_nothing(subtests):
-    for entry in ["", "odel", "layers.3.ml", "mlp.layers", "*.mlp", "re:.*up_proj", "re:gate", "re:("]:
+    for entry in [
+        "",
+        "odel",
+        "layers.3.ml",
+        "mlp.layers",
+        "*.mlp",
+        "re:.*up_proj",
+        "re:gate",
+        "re:(",
+    ]:
         with subtests.test(entry=entry):
             assert not ModuleNames([entry]).has(MODULE)
 
 
 def test_patterns_that_would_never_end_are_told_or_left_out_in_time(subtests):
-    for entry in ["re:(?:a|a|aa)+b", "re:(?:x+x+)+y", "*a" * 400, "re:(?:(?:a{1,9999}){1,9999}){1,9999}"]:
+    for entry in [
+        "re:(?:a|a|aa)+b",
+        "re:(?:x+x+)+y",
+        "*a" * 400,
+        "re:(?:(?:a{1,9999}){1,9999}){1,9999}",
+    ]:
         with subtests.test(entry=entry):
             began = time.process_time()
             left = ModuleNames([entry])

@@ -26,7 +26,13 @@ LLAMA = {
 def test_a_plain_decoder_is_read():
     shape = read_shape(LLAMA)
 
-    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == (32, 4096, 32, 8, 128)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == (
+        32,
+        4096,
+        32,
+        8,
+        128,
+    )
     assert (shape.vocab, shape.dtype_bytes, shape.max_positions) == (128256, 2, 131072)
 
 
@@ -76,7 +82,10 @@ def test_each_family_is_read_under_its_own_names(subtests):
             },
             (2, 8192, 128, 8, 64),
         ),
-        ({"model_type": "gpt_bigcode", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 9}, (2, 64, 4, 1, 16)),
+        (
+            {"model_type": "gpt_bigcode", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 9},
+            (2, 64, 4, 1, 16),
+        ),
         (
             {
                 "model_type": "chatglm",
@@ -94,12 +103,22 @@ def test_each_family_is_read_under_its_own_names(subtests):
         with subtests.test(config=config, numbers=numbers):
             shape = read_shape(config)
 
-            assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == numbers
+            assert (
+                shape.layers,
+                shape.hidden,
+                shape.heads,
+                shape.kv_heads,
+                shape.head_dim,
+            ) == numbers
 
 
 def test_the_language_model_s_part_of_a_multimodal_configuration_counts():
     shape = read_shape(
-        {"architectures": ["Outer"], "model_type": "outer", "text_config": {**LLAMA, "architectures": None}}
+        {
+            "architectures": ["Outer"],
+            "model_type": "outer",
+            "text_config": {**LLAMA, "architectures": None},
+        }
     )
 
     assert (shape.model_type, shape.layers) == ("llama", 32)
@@ -120,14 +139,21 @@ def test_a_head_size_that_does_not_follow_is_asked_for():
 
 
 def test_the_activations_are_in_half_precision_as_vllm_loads_them(subtests):
-    for dtype, size in [("float16", 2), ("torch.bfloat16", 2), ("float32", 2), ("fp8", 2), (None, 2)]:
+    for dtype, size in [
+        ("float16", 2),
+        ("torch.bfloat16", 2),
+        ("float32", 2),
+        ("fp8", 2),
+        (None, 2),
+    ]:
         with subtests.test(dtype=dtype, size=size):
             assert read_shape({**LLAMA, "torch_dtype": dtype}).dtype_bytes == size
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(LLAMA)), st.one_of(st.none(), st.integers(), st.text(), st.lists(st.integers()))
+        st.sampled_from(sorted(LLAMA)),
+        st.one_of(st.none(), st.integers(), st.text(), st.lists(st.integers())),
     )
 )
 def test_a_damaged_configuration_is_read_or_refused_by_name(damage):
@@ -144,10 +170,34 @@ def test_the_longest_request_follows_vllm_s_own_rules(subtests):
     for changes, longest, default in [
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 4 * 131072, 4 * 131072),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072, 131072),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072, 131072),
-        ({"rope_scaling": {"type": "yarn", "factor": 3.0, "original_max_position_embeddings": 262144}}, 786432, 786432),
+        (
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                }
+            },
+            131072,
+            131072,
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 3.0,
+                    "original_max_position_embeddings": 262144,
+                }
+            },
+            786432,
+            786432,
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 3.0}}, 131072, 131072),
-        ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096}, 131072, 4096),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096},
+            131072,
+            4096,
+        ),
         ({"model_max_length": 262144}, 262144, 262144),
         ({"n_positions": 1024}, 1024, 1024),
         ({"max_position_embeddings": None}, None, None),

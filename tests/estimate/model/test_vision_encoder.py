@@ -80,7 +80,12 @@ def test_an_encoder_is_read_from_its_family_s_fields(subtests):
         with subtests.test(name):
             found = read_vision_encoder(config, {}, 2048)
             assert found is not None
-            assert (found.tokens_per_item, found.patches_per_token, found.mlp_tensors, found.width) == (
+            assert (
+                found.tokens_per_item,
+                found.patches_per_token,
+                found.mlp_tensors,
+                found.width,
+            ) == (
                 tokens,
                 patches,
                 tensors,
@@ -96,10 +101,19 @@ def test_a_family_that_takes_videos_does_so_without_their_token_in_the_file():
 
 def test_the_processor_says_how_large_an_image_can_be():
     assert read_vision_encoder(QWEN25, {"max_pixels": 28 * 28 * 1280}, 2048).tokens_per_item == 1280
-    assert read_vision_encoder(QWEN25, {"size": {"longest_edge": 28 * 28 * 900}}, 2048).tokens_per_item == 900
+    assert (
+        read_vision_encoder(QWEN25, {"size": {"longest_edge": 28 * 28 * 900}}, 2048).tokens_per_item
+        == 900
+    )
 
 
 def test_an_encoder_whose_numbers_are_not_given_is_none(subtests):
-    for vision in [None, 3, {}, {"hidden_size": 0, "patch_size": 14}, {"hidden_size": 1280, "patch_size": "14"}]:
+    for vision in [
+        None,
+        3,
+        {},
+        {"hidden_size": 0, "patch_size": 14},
+        {"hidden_size": 1280, "patch_size": "14"},
+    ]:
         with subtests.test(vision=vision):
             assert read_vision_encoder({"vision_config": vision}, {}, 2048) is None

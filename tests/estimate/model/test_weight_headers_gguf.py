@@ -31,7 +31,9 @@ def folder(tmp_path):
 
 
 def weights_bytes(path, **settings):
-    return sum(parameter.bytes for parameter in read_model(find_model(str(path)), **settings).parameters)
+    return sum(
+        parameter.bytes for parameter in read_model(find_model(str(path)), **settings).parameters
+    )
 
 
 def test_the_weights_are_the_file_s_bytes_named_itself_or_by_its_folder(folder):

@@ -11,7 +11,9 @@ from oomguard.core.facts import GIB
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.start.activations import peak_activation
 
-STARTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "data" / "published_starts.json").read_text())["starts"]
+STARTS = json.loads(
+    (Path(__file__).parents[3] / "benchmarks" / "data" / "published_starts.json").read_text()
+)["starts"]
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 32,
@@ -104,7 +106,11 @@ def test_marlins_kernels_took_room_for_their_input():
 def test_a_sparse_attention_makes_its_logits_while_it_is_profiled():
     sparse = {**LLAMA, "index_head_dim": 128, "index_topk": 2048}
     few = {"step_tokens": 64}
-    assert stepped(sparse, "0.19", **few) < stepped(sparse, "0.20", **few) == (512 << 20) + 2 * 64 * 4096 * 2
+    assert (
+        stepped(sparse, "0.19", **few)
+        < stepped(sparse, "0.20", **few)
+        == (512 << 20) + 2 * 64 * 4096 * 2
+    )
 
 
 def test_a_stage_keeps_what_it_is_handed_and_what_it_hands_on():

@@ -36,7 +36,9 @@ DELTA = EXPERTS | {
 
 def test_a_token_of_fp8_experts_takes_what_a_published_start_printed():
     workspace = 8 * (4096 + 4096) * 2
-    assert workspace + 2 * 4096 * 2 + fp8_inputs(read_shape(EXPERTS), 1) == pytest.approx(163e3, rel=0.02)
+    assert workspace + 2 * 4096 * 2 + fp8_inputs(read_shape(EXPERTS), 1) == pytest.approx(
+        163e3, rel=0.02
+    )
 
 
 def test_only_fp8_experts_copy_their_inputs_and_ranks_share_a_products_width(subtests):

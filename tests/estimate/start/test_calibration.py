@@ -25,7 +25,9 @@ from oomguard.estimate.start.calibration import (
 from oomguard.estimate.start.start_budget import budget_start
 
 LOG = Path(__file__).parents[3] / "examples" / "logs" / "vllm_0.12.0_start_worked.log"
-CONFIG = json.loads((Path(__file__).parents[3] / "examples" / "models" / "llama-3.1-8b.json").read_text())
+CONFIG = json.loads(
+    (Path(__file__).parents[3] / "examples" / "models" / "llama-3.1-8b.json").read_text()
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +65,14 @@ def test_what_the_figures_leave_open_is_all_that_is_uncertain(model, start, corr
 def test_another_utilization_adds_its_share_of_the_device(model, start, correction):
     at = replace(settings_of_start(start), correction=correction)
     more = budget_start(model, replace(at, gpu_memory_utilization=0.95)).kv_cache_pool_bytes
-    assert more - budget_start(model, at).kv_cache_pool_bytes == pytest.approx(0.05 * at.gpu_total_bytes, abs=2)
+    assert more - budget_start(model, at).kv_cache_pool_bytes == pytest.approx(
+        0.05 * at.gpu_total_bytes, abs=2
+    )
 
 
-def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(tmp_path, model, start, correction):
+def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(
+    tmp_path, model, start, correction
+):
     kept = Calibrations(tmp_path / "state" / "calibrations.json")
     settings = settings_of_start(start)
     assert kept.find(model, settings) is None
@@ -74,11 +80,16 @@ def test_a_correction_is_found_again_for_the_same_engine_gpu_and_model(tmp_path,
     kept.keep(model, settings, replace(correction, source="a later log"))
 
     again = Calibrations(kept.path)
-    assert again.find(model, replace(settings, gpu_total_bytes=24 * GIB, max_model_len=100)).source == "a later log"
+    assert (
+        again.find(model, replace(settings, gpu_total_bytes=24 * GIB, max_model_len=100)).source
+        == "a later log"
+    )
     assert again.find(model, replace(settings, gpu_total_bytes=48 * GIB)) is None
     assert again.find(model, replace(settings, tensor_parallel_size=2)) is None
     assert again.find(model, replace(settings, version=type(settings.version)("0.13"))) is None
-    other = read_model(ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None))
+    other = read_model(
+        ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None)
+    )
     assert again.find(other, settings) is None
 
 
@@ -91,7 +102,12 @@ def test_a_spoiled_file_is_named(subtests, tmp_path, model, start):
         json.dumps(
             {
                 "schema": 1,
-                "calibrations": [{"of": {"gpu_total_bytes": 1}, "correction": {"source": "x", "weights_bytes": "1"}}],
+                "calibrations": [
+                    {
+                        "of": {"gpu_total_bytes": 1},
+                        "correction": {"source": "x", "weights_bytes": "1"},
+                    }
+                ],
             }
         ),
     ]:
@@ -106,13 +122,17 @@ def test_a_start_with_other_ranks_is_kept_for_them_and_not_taken_for_these(tmp_p
     kept = Calibrations(tmp_path / "calibrations.json")
     settings = settings_of_start(start)
     with pytest.raises(SettingError, match="tensor_parallel_size"):
-        calibrated(start, "a.log", replace(settings, tensor_parallel_size=2), kept, lambda _d, _q: model)
+        calibrated(
+            start, "a.log", replace(settings, tensor_parallel_size=2), kept, lambda _d, _q: model
+        )
     assert kept.find(model, replace(settings, tensor_parallel_size=2)) is None
     assert kept.find(model, settings).source.endswith("a.log")
 
 
 def test_a_start_of_another_model_is_refused(tmp_path, start):
-    half = read_model(ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None))
+    half = read_model(
+        ModelFiles("another", "config.json", {**CONFIG, "num_hidden_layers": 16}, None)
+    )
     kept = Calibrations(tmp_path / "calibrations.json")
     with pytest.raises(SettingError, match=r"of a model with 14\.99 GiB"):
         calibrated(start, "a.log", settings_of_start(start), kept, lambda _d, _q: half)
@@ -120,7 +140,10 @@ def test_a_start_of_another_model_is_refused(tmp_path, start):
 
 
 def test_where_the_file_cannot_be_read_the_priors_are_there(model, start):
-    assert Calibrations(Path("/dev/null/calibrations.json")).find(model, settings_of_start(start)) is None
+    assert (
+        Calibrations(Path("/dev/null/calibrations.json")).find(model, settings_of_start(start))
+        is None
+    )
 
 
 def test_a_log_without_figures_is_refused():
@@ -133,12 +156,18 @@ def test_a_peak_that_counts_the_graphs_in_is_not_counted_with_them_twice(tmp_pat
     old = "1.23 GiB for peak activation, 0.16 GiB for non-torch memory, and 0.62 GiB for CUDAGraph memory"
     new = "1.85 GiB for peak activation, and 0.62 GiB for CUDAGraph memory"
     text = LOG.read_text().replace("0.12.0", "0.31.0").replace(old, new)
-    text = text.replace("14.99 GiB for weight,", "15.15 GiB for consumed memory (weights + non-torch),")
+    text = text.replace(
+        "14.99 GiB for weight,", "15.15 GiB for consumed memory (weights + non-torch),"
+    )
     assert new in text
     log = tmp_path / "start.log"
-    log.write_text(text.replace("Available KV cache memory: 4.90 GiB", "Available KV cache memory: 4.28 GiB"))
+    log.write_text(
+        text.replace("Available KV cache memory: 4.90 GiB", "Available KV cache memory: 4.28 GiB")
+    )
     start = measured_start(diagnose(log).starts)
-    plan = budget_start(model, replace(settings_of_start(start), correction=correction_of(start, model, "that log")))
+    plan = budget_start(
+        model, replace(settings_of_start(start), correction=correction_of(start, model, "that log"))
+    )
     assert plan.kv_cache_pool_bytes == start.facts["kv_cache_available_bytes"].value
     assert plan.peak_activation_bytes == pytest.approx(1.23 * GIB, abs=0.01 * GIB)
     assert plan.cudagraph_bytes == pytest.approx(0.62 * GIB, abs=0.01 * GIB)
@@ -147,7 +176,11 @@ def test_a_peak_that_counts_the_graphs_in_is_not_counted_with_them_twice(tmp_pat
 
 def test_what_was_measured_without_graphs_leaves_the_graphs_open(model, start):
     eager = replace(
-        start, settings={**start.settings, "enforce_eager": SettingInForce("enforce_eager", True, True, "printed")}
+        start,
+        settings={
+            **start.settings,
+            "enforce_eager": SettingInForce("enforce_eager", True, True, "printed"),
+        },
     )
     asked = replace(settings_of_start(start), version=Version("0.20.2"))
     found = correction_of(replace(eager, framework_version="0.20.2"), model, "an eager start")
@@ -163,8 +196,12 @@ def test_what_was_measured_with_other_rows_leaves_the_peak_open(model, start, co
     assert other.uncertainty_bytes > budget_start(model, same).uncertainty_bytes
 
 
-def test_a_calibration_that_cannot_be_written_leaves_nothing_behind(tmp_path, model, start, correction):
+def test_a_calibration_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path, model, start, correction
+):
     (tmp_path / "calibrations.json").mkdir()
     with pytest.raises(InputError):
-        Calibrations(tmp_path / "calibrations.json").keep(model, settings_of_start(start), correction)
+        Calibrations(tmp_path / "calibrations.json").keep(
+            model, settings_of_start(start), correction
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["calibrations.json"]

@@ -35,9 +35,17 @@ CONFIG = {
 def calibrations(path: Path) -> Calibrations:
     """Of three models: two that runs learned, one that a user gave."""
     kept, start = Calibrations(path), measured_start(diagnose(LOG).starts)
-    for layers, origin in ((32, {"session": "s1", "model": "./a"}), (16, {"session": "s2", "model": "./b"}), (8, {})):
-        model = read_model(ModelFiles("m", "config.json", {**CONFIG, "num_hidden_layers": layers}, None))
-        kept.keep(model, settings_of_start(start), correction_of(start, model, f"log of {layers}"), origin)
+    for layers, origin in (
+        (32, {"session": "s1", "model": "./a"}),
+        (16, {"session": "s2", "model": "./b"}),
+        (8, {}),
+    ):
+        model = read_model(
+            ModelFiles("m", "config.json", {**CONFIG, "num_hidden_layers": layers}, None)
+        )
+        kept.keep(
+            model, settings_of_start(start), correction_of(start, model, f"log of {layers}"), origin
+        )
     return kept
 
 
@@ -57,7 +65,9 @@ def test_what_is_told_is_what_is_dropped(subtests, tmp_path):
             forget(kept, sessions, model)
 
             left = [entry["correction"]["source"] for entry in kept.entries()]
-            assert left == [name for name in ("log of 32", "log of 16", "log of 8") if name not in told]
+            assert left == [
+                name for name in ("log of 32", "log of 16", "log of 8") if name not in told
+            ]
 
 
 def test_a_model_is_known_by_its_whole_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

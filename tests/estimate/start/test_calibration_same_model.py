@@ -24,7 +24,11 @@ def test_a_start_of_the_model_is_taken():
 
 
 def test_a_start_of_another_model_of_as_many_bytes_is_refused_by_its_tokens(tmp_path):
-    other = {**json.loads(CONFIG.read_text()), "num_key_value_heads": 16, "intermediate_size": 13_000}
+    other = {
+        **json.loads(CONFIG.read_text()),
+        "num_key_value_heads": 16,
+        "intermediate_size": 13_000,
+    }
     (tmp_path / "config.json").write_text(json.dumps(other))
     with pytest.raises(SettingError, match=r"4\.90 GiB hold 40,128 tokens, of this one 20,0"):
         refuse_other_start(START, OWN, read_model(find_model(str(tmp_path))), "start.log")

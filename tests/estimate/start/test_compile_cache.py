@@ -28,13 +28,17 @@ class GraphModule(torch.nn.Module):
 """
 
 
-def entry(root: Path, rows: int = 151_936, hidden: int = 896, ranks: int = 1, name: str = "0a1b2c3d4e") -> Path:
+def entry(
+    root: Path, rows: int = 151_936, hidden: int = 896, ranks: int = 1, name: str = "0a1b2c3d4e"
+) -> Path:
     """Lay an entry out as VllmBackend.__call__ of 0.32 does."""
     for rank in range(ranks):
         folder = root / "torch_compile_cache" / name / f"rank_{rank}_0" / "backbone"
         folder.mkdir(parents=True)
         (folder / "computation_graph.py").write_text(GRAPH.format(rows=rows, hidden=hidden))
-        (folder / "cache_key_factors.json").write_text(json.dumps({"env": {}, "config_hash": "x", "code_hash": "y"}))
+        (folder / "cache_key_factors.json").write_text(
+            json.dumps({"env": {}, "config_hash": "x", "code_hash": "y"})
+        )
         (folder / "vllm_compile_cache.py").write_text("{}")
     return root
 

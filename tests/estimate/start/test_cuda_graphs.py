@@ -32,7 +32,9 @@ SHAPE = read_shape(
         "vocab_size": 128256,
     }
 )
-SETTINGS = VllmSettings(Version("0.26"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192)
+SETTINGS = VllmSettings(
+    Version("0.26"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192
+)
 
 
 def test_a_start_captures_as_many_graphs_as_its_version_says(subtests):
@@ -53,7 +55,10 @@ def test_a_start_captures_as_many_graphs_as_its_version_says(subtests):
         ("0.19.0", 100, 45),
     ]:
         with subtests.test(version=version, rows=rows, graphs=graphs):
-            assert captured_graphs(replace(SETTINGS, version=Version(version), max_num_seqs=rows)) == graphs
+            assert (
+                captured_graphs(replace(SETTINGS, version=Version(version), max_num_seqs=rows))
+                == graphs
+            )
 
 
 def test_no_size_is_captured_beyond_a_step():
@@ -76,7 +81,10 @@ def test_a_stage_of_a_pipeline_has_as_many_graphs_with_fewer_all_reduces_each():
 
 
 def test_a_wider_model_takes_more_for_a_graph():
-    assert cuda_graphs(SETTINGS, replace(SHAPE, hidden=8192)).bytes > cuda_graphs(SETTINGS, SHAPE).bytes
+    assert (
+        cuda_graphs(SETTINGS, replace(SHAPE, hidden=8192)).bytes
+        > cuda_graphs(SETTINGS, SHAPE).bytes
+    )
 
 
 def test_what_the_engine_reserves_is_its_own_estimate_and_not_what_the_graphs_take():
@@ -85,7 +93,10 @@ def test_what_the_engine_reserves_is_its_own_estimate_and_not_what_the_graphs_ta
 
 
 def test_all_reduces_without_links_take_more_for_a_graph(subtests):
-    for changes, captured in [  # NCCL's all-reduces are captured without links only, and not where vLLM has its own
+    for (
+        changes,
+        captured,
+    ) in [  # NCCL's all-reduces are captured without links only, and not where vLLM has its own
         ({"gpu_name": "H200"}, False),
         ({"gpu_name": "H200", "disable_custom_all_reduce": True}, False),
         ({"gpu_name": "L40S", "tensor_parallel_size": 2}, False),
@@ -103,19 +114,28 @@ def test_an_indexer_has_its_logits_of_the_longest_request_in_both_pools():
     """Graphs of GLM-5.2 took 4.13 GiB on four B200, 3.13 of them logits: 512 tokens of 819,200 keys, four bytes each, twice."""
     sparse = replace(SHAPE, config=SHAPE.config | {"index_head_dim": 128, "index_topk": 2048})
     start = replace(SETTINGS, max_num_seqs=1024, max_model_len=819_200)
-    assert cuda_graphs(start, sparse).bytes - cuda_graphs(start, SHAPE).bytes == 2 * 512 * 819_200 * 4
+    assert (
+        cuda_graphs(start, sparse).bytes - cuda_graphs(start, SHAPE).bytes == 2 * 512 * 819_200 * 4
+    )
 
 
 def test_weights_of_bitsandbytes_are_unpacked_in_both_pools_of_the_first_engine():
     """0.58 GiB that graphs of Llama-3.1-8B took on a T4 with 0.7.2; 0.44 of them are its widest projection, twice."""
     first = replace(SETTINGS, version=Version("0.7.2"))
-    unpacked = cuda_graphs(replace(first, quantization="bitsandbytes"), SHAPE).bytes - cuda_graphs(first, SHAPE).bytes
+    unpacked = (
+        cuda_graphs(replace(first, quantization="bitsandbytes"), SHAPE).bytes
+        - cuda_graphs(first, SHAPE).bytes
+    )
     assert unpacked == 2 * 2 * 14336 * 4096 * 2
 
 
 def test_fp4_experts_have_scales_of_many_tokens_on_blackwell_without_links():
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 704}
-    fp4 = SHAPE.config | experts | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    fp4 = (
+        SHAPE.config
+        | experts
+        | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    )
     counts = {
         gpu: graph_counts(replace(SETTINGS, gpu_name=gpu), replace(SHAPE, config=fp4, hidden=2816))
         for gpu in ("RTX 5090", "B200", "L40S")
@@ -125,7 +145,10 @@ def test_fp4_experts_have_scales_of_many_tokens_on_blackwell_without_links():
 
 
 def test_graphs_of_blackwell_take_less():
-    less, more = (cuda_graphs(replace(SETTINGS, gpu_name=gpu), SHAPE).bytes for gpu in ("RTX PRO 6000", "L40S"))
+    less, more = (
+        cuda_graphs(replace(SETTINGS, gpu_name=gpu), SHAPE).bytes
+        for gpu in ("RTX PRO 6000", "L40S")
+    )
     assert less < more
     shared = replace(SETTINGS, gpu_name="GB10", unified_memory=True)
     assert cuda_graphs(shared, SHAPE).bytes == more
@@ -147,7 +170,10 @@ def test_sizes_that_are_given_are_those_that_are_captured(subtests):
 
 def test_sizes_that_are_no_counts_are_refused(subtests):
     for text in ["", "[]", "1 two", "0", "-1", "1.5"]:
-        with subtests.test(text=text), pytest.raises(SettingError, match="cudagraph_capture_sizes is"):
+        with (
+            subtests.test(text=text),
+            pytest.raises(SettingError, match="cudagraph_capture_sizes is"),
+        ):
             captured_graphs(replace(SETTINGS, cudagraph_capture_sizes=text))
 
 
@@ -170,7 +196,9 @@ def test_drafts_are_captured_with_the_tokens_of_whole_requests(subtests):
     ]:
         with subtests.test(version=version, rows=rows, drafted=drafted, graphs=graphs):
             drafts = f'{{"method": "mtp", "num_speculative_tokens": {drafted}}}'
-            start = replace(SETTINGS, version=Version(version), max_num_seqs=rows, speculative_config=drafts)
+            start = replace(
+                SETTINGS, version=Version(version), max_num_seqs=rows, speculative_config=drafts
+            )
             assert captured_graphs(start) == graphs
 
 
@@ -186,7 +214,9 @@ def test_every_captured_size_of_drafts_is_a_whole_number_of_requests(rows, draft
 def test_a_driver_older_than_cuda_12_4_takes_several_times_as_much(subtests):
     for driver in ["535.129.03", "545"]:
         with subtests.test(driver=driver):
-            plain, old = (cuda_graphs(replace(SETTINGS, driver_version=d), SHAPE) for d in ("550.54", driver))
+            plain, old = (
+                cuda_graphs(replace(SETTINGS, driver_version=d), SHAPE) for d in ("550.54", driver)
+            )
             assert plain == cuda_graphs(SETTINGS, SHAPE)
             assert 3.3 < old.bytes / plain.bytes < 3.4
 
@@ -204,7 +234,9 @@ def test_a_plan_says_what_an_old_driver_does_where_there_may_be_one(subtests):
         (None, "0.26.0", None),
     ]:
         with subtests.test(driver=driver, version=version, said=said):
-            found = of_old_driver(replace(SETTINGS, driver_version=driver, version=Version(version)), 1)
+            found = of_old_driver(
+                replace(SETTINGS, driver_version=driver, version=Version(version)), 1
+            )
             assert found is None if said is None else found is not None and said in found
 
 

@@ -9,7 +9,9 @@ from packaging.version import Version
 from oomguard.estimate.start.cuda_graphs import captured_graphs, is_first_engine
 from oomguard.estimate.start.start import VllmSettings
 
-SETTINGS = VllmSettings(Version("0.8.2"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192)
+SETTINGS = VllmSettings(
+    Version("0.8.2"), 80 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=8192
+)
 
 
 def test_settings_and_the_gpu_decide_where_a_version_has_both(subtests):

@@ -49,7 +49,9 @@ GEMMA3 = {
 
 def test_a_published_start_of_qwen2_5_vl_3b_is_met():
     """4.06 GiB with two images of 16384 tokens: 32768 tokens in one step of vLLM 0.7 to 0.9, two images of the largest size."""
-    found = profile_encoder(read_vision_encoder(QWEN25, {}, 2048), replace(SETTINGS, max_num_batched_tokens=32768), 2)
+    found = profile_encoder(
+        read_vision_encoder(QWEN25, {}, 2048), replace(SETTINGS, max_num_batched_tokens=32768), 2
+    )
     assert (found.items, found.tokens_per_item) == (2, 16384)
     assert found.peak_bytes / GIB == pytest.approx(4.06, rel=0.05)
 
@@ -64,8 +66,12 @@ def test_a_video_is_as_many_whole_images_as_the_longest_request_has_room_for(sub
         ("0.10.2", 256000, None, "video", 131072),
         ("0.9.2", 60000, None, "video", 32768),
     ]:
-        with subtests.test(version=version, length=length, limits=limits, modality=modality, tokens=tokens):
-            asked = replace(SETTINGS, version=Version(version), max_model_len=length, limit_mm_per_prompt=limits)
+        with subtests.test(
+            version=version, length=length, limits=limits, modality=modality, tokens=tokens
+        ):
+            asked = replace(
+                SETTINGS, version=Version(version), max_model_len=length, limit_mm_per_prompt=limits
+            )
             found = profile_encoder(read_vision_encoder(QWEN25, {}, 3584), asked, 2)
             assert (found.modality, found.items, found.tokens_per_item) == (modality, 1, tokens)
 
@@ -92,14 +98,18 @@ def test_the_limit_of_a_prompt_bounds_the_images_of_a_step(subtests):
         with subtests.test(limits=limits, images=images):
             encoder = read_vision_encoder({**GEMMA3, "video_token_id": 1}, {}, 2560)
             assert (
-                profile_encoder(encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2).items
+                profile_encoder(
+                    encoder, replace(SETTINGS, max_num_seqs=2, limit_mm_per_prompt=limits), 2
+                ).items
                 == images
             )
 
 
 def test_of_a_model_for_text_or_an_image_every_request_of_a_step_has_one():
     siglip = {**GEMMA3, "model_type": "siglip", "mm_tokens_per_image": None}
-    found = profile_encoder(read_vision_encoder(siglip, {}, 768), replace(SETTINGS, max_num_seqs=256), 4)
+    found = profile_encoder(
+        read_vision_encoder(siglip, {}, 768), replace(SETTINGS, max_num_seqs=256), 4
+    )
     assert (found.items, found.tokens_per_item) == (256, 1)
 
 
@@ -111,15 +121,31 @@ def test_no_prompt_holds_more_images_than_its_length():
 
 def test_no_images_are_no_profile():
     assert (
-        profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt='{"image": 0}'), 2)
+        profile_encoder(
+            read_vision_encoder(GEMMA3, {}, 2560),
+            replace(SETTINGS, limit_mm_per_prompt='{"image": 0}'),
+            2,
+        )
         is None
     )
 
 
 def test_a_limit_that_is_none_is_refused(subtests):
-    for limits in ["{", "image", '{"image": "many"}', '{"image": -1}', "[1]", '{"image": 1e400}', '{"a":' * 3000]:
+    for limits in [
+        "{",
+        "image",
+        '{"image": "many"}',
+        '{"image": -1}',
+        "[1]",
+        '{"image": 1e400}',
+        '{"a":' * 3000,
+    ]:
         with subtests.test(limits=limits), pytest.raises(SettingError, match="limit_mm_per_prompt"):
-            profile_encoder(read_vision_encoder(GEMMA3, {}, 2560), replace(SETTINGS, limit_mm_per_prompt=limits), 2)
+            profile_encoder(
+                read_vision_encoder(GEMMA3, {}, 2560),
+                replace(SETTINGS, limit_mm_per_prompt=limits),
+                2,
+            )
 
 
 TEXT = {
@@ -144,8 +170,13 @@ def test_a_plan_says_what_the_images_take_and_is_smaller_without_them(subtests):
             model = read_model(ModelFiles("vl", "config.json", config, ()))
             asked = replace(SETTINGS, max_model_len=8192, max_num_seqs=16)
             found = budget_start(model, asked)
-            none = budget_start(model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}'))
-            assert any(line.startswith("images: profiled with 1 of 16384 tokens each, ") for line in found.assumptions)
+            none = budget_start(
+                model, replace(asked, limit_mm_per_prompt='{"image": 0, "video": 0}')
+            )
+            assert any(
+                line.startswith("images: profiled with 1 of 16384 tokens each, ")
+                for line in found.assumptions
+            )
             assert not any(line.startswith("images") for line in none.assumptions)
             assert found.kv_cache_pool_bytes < none.kv_cache_pool_bytes
             assert found.uncertainty_bytes > none.uncertainty_bytes
@@ -165,7 +196,11 @@ def test_an_encoder_that_is_not_profiled_is_loaded_and_has_no_peak():
 def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user():
     model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, None))
     small = replace(
-        SETTINGS, gpu_total_bytes=10 * GIB, max_model_len=1024, max_num_seqs=None, max_num_batched_tokens=None
+        SETTINGS,
+        gpu_total_bytes=10 * GIB,
+        max_model_len=1024,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
     )
     found = fit(model, small)
     assert (found.budget, found.without_images) == (None, True)
@@ -176,7 +211,11 @@ def test_where_only_the_images_are_too_much_it_is_said_and_acted_on_by_the_user(
 def test_sampling_fits_into_what_the_images_were_profiled_with():
     model = read_model(ModelFiles("vl", "config.json", {**QWEN25, "text_config": TEXT}, ()))
     many = replace(
-        SETTINGS, version=Version("0.32"), max_num_seqs=1024, max_num_batched_tokens=1024, max_model_len=8192
+        SETTINGS,
+        version=Version("0.32"),
+        max_num_seqs=1024,
+        max_num_batched_tokens=1024,
+        max_model_len=8192,
     )
     assert budget_start(model, many).stages[0].unprofiled_bytes == 0
     without = budget_start(model, replace(many, limit_mm_per_prompt='{"image": 0, "video": 0}'))
@@ -188,7 +227,9 @@ def test_the_first_engine_profiles_as_many_requests_as_have_their_images_in_a_st
     assert encoder is not None
     old = replace(SETTINGS, version=Version("0.7.2"))
 
-    assert profile_encoder(encoder, old, 2) is None  # an image of 16,384 tokens has no room in 8,192
+    assert (
+        profile_encoder(encoder, old, 2) is None
+    )  # an image of 16,384 tokens has no room in 8,192
     assert profiled_seats(encoder, old) == 1
     wide = replace(old, max_num_batched_tokens=40_000)
     found = profile_encoder(encoder, wide, 2)
@@ -200,7 +241,12 @@ def test_a_video_that_is_larger_than_any_image_is_profiled_unless_prompts_have_n
     config = {
         "model_type": "gemma4",
         "vision_soft_tokens_per_image": 280,
-        "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "pooling_kernel_size": 3},
+        "vision_config": {
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+        },
     }
     encoder = read_vision_encoder(config, {}, 2816)
     assert encoder is not None
@@ -209,5 +255,8 @@ def test_a_video_that_is_larger_than_any_image_is_profiled_unless_prompts_have_n
 
     assert videos is not None
     assert images is not None
-    assert (videos.items, videos.tokens_per_item) == (6, 2496)  # the six videos of a published start
+    assert (videos.items, videos.tokens_per_item) == (
+        6,
+        2496,
+    )  # the six videos of a published start
     assert (images.items, images.tokens_per_item) == (8192 // 280, 280)

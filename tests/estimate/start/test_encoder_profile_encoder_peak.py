@@ -81,7 +81,9 @@ DOTS_OCR = {
 
 
 def settings(version: str, **changes: object) -> VllmSettings:
-    plain = VllmSettings(Version(version), 80 * GIB, 0.9, max_num_seqs=256, max_num_batched_tokens=2048)
+    plain = VllmSettings(
+        Version(version), 80 * GIB, 0.9, max_num_seqs=256, max_num_batched_tokens=2048
+    )
     return replace(plain, **changes)
 
 
@@ -110,17 +112,26 @@ def test_a_formatted_video_is_kept_as_large_as_it_is_counted_over():
     found = profile_encoder(encoder, settings("0.11.0", tensor_parallel_size=4), 2)
 
     assert found.outputs_bytes / GIB == pytest.approx(153600 * 4 * 2048 * 2 / GIB)
-    without = settings("0.11.0", tensor_parallel_size=4, limit_mm_per_prompt='{"image": 1, "video": 0}')
+    without = settings(
+        "0.11.0", tensor_parallel_size=4, limit_mm_per_prompt='{"image": 1, "video": 0}'
+    )
     assert profile_encoder(encoder, without, 2).outputs_bytes < found.outputs_bytes / 5
 
 
 def test_published_starts_of_internvl_and_llama_vision_are_met():
-    intern = settings("0.6.6", tensor_parallel_size=8, max_num_batched_tokens=8192, limit_mm_per_prompt='{"image": 16}')
+    intern = settings(
+        "0.6.6",
+        tensor_parallel_size=8,
+        max_num_batched_tokens=8192,
+        limit_mm_per_prompt='{"image": 16}',
+    )
     found = profile_encoder(read_vision_encoder(INTERN, {}, 8192), intern, 2)
     assert (found.items, found.tokens_per_item) == (16, 3328)
     assert found.peak_bytes / GIB == pytest.approx(15.73, rel=0.03)
 
-    found = profile_encoder(read_vision_encoder(MLLAMA, {}, 4096), settings("0.7.0", max_num_seqs=128), 2)
+    found = profile_encoder(
+        read_vision_encoder(MLLAMA, {}, 4096), settings("0.7.0", max_num_seqs=128), 2
+    )
     assert found.items == 128
     assert found.peak_bytes / GIB == pytest.approx(36.63, rel=0.15)
 

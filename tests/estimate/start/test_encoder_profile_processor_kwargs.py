@@ -17,17 +17,32 @@ from oomguard.estimate.start.fitting import solve
 from oomguard.estimate.start.start import VllmSettings
 
 START = VllmSettings(
-    Version("0.19.0"), 24 * GIB, 0.9, max_model_len=32768, max_num_seqs=16, max_num_batched_tokens=2048
+    Version("0.19.0"),
+    24 * GIB,
+    0.9,
+    max_model_len=32768,
+    max_num_seqs=16,
+    max_num_batched_tokens=2048,
 )
 QWEN25 = {
     "model_type": "qwen2_5_vl",
-    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2},
+    "vision_config": {
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+    },
 }
 INTERN = {
     "model_type": "internvl_chat",
     "downsample_ratio": 0.5,
     "max_dynamic_patch": 12,
-    "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "patch_size": 14, "image_size": 448},
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "patch_size": 14,
+        "image_size": 448,
+    },
 }
 
 
@@ -80,6 +95,8 @@ def test_a_length_may_be_as_short_as_the_largest_image_that_is_permitted():
     model = read_model(ModelFiles("vl", "config.json", {**text, **QWEN25}, ()))
     pool = replace(START, kv_cache_memory_bytes=8192 * 36 * 2 * 2 * 128 * 2)  # of some 8,192 tokens
     assert solve(model, pool, "max_model_len") is None  # an image has 16,384
-    smaller = solve(model, replace(pool, mm_processor_kwargs='{"max_pixels": 1003520}'), "max_model_len")
+    smaller = solve(
+        model, replace(pool, mm_processor_kwargs='{"max_pixels": 1003520}'), "max_model_len"
+    )
     assert smaller is not None
     assert 1280 < smaller.settings.max_model_len <= 8192

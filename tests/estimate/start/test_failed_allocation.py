@@ -29,8 +29,18 @@ def incident(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     def make(tried, kind="cuda_oom", phase="load_weights", user=(), **facts) -> Incident:
-        user = {"max_num_seqs": 250, "max_num_batched_tokens": 8190, "max_model_len": 32750, **dict(user)}
-        values = {"model": str(tmp_path), "on_cpu": kind == "host_oom", "tried_bytes": tried, **facts}
+        user = {
+            "max_num_seqs": 250,
+            "max_num_batched_tokens": 8190,
+            "max_model_len": 32750,
+            **dict(user),
+        }
+        values = {
+            "model": str(tmp_path),
+            "on_cpu": kind == "host_oom",
+            "tried_bytes": tried,
+            **facts,
+        }
         return Incident(
             kind,
             "boom",
@@ -38,7 +48,9 @@ def incident(tmp_path):
             framework_version="0.32.0",
             phase=phase,
             facts={name: Fact(name, value) for name, value in values.items()},
-            settings={name: SettingInForce(name, value, True, "printed") for name, value in user.items()},
+            settings={
+                name: SettingInForce(name, value, True, "printed") for name, value in user.items()
+            },
         )
 
     return make
@@ -69,7 +81,9 @@ def test_the_drafts_of_a_step_are_those_that_the_engine_printed(incident):
     assert without.named.product.allocation.name != "draft_rows"
 
 
-def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(subtests, tmp_path, incident):
+def test_a_matrix_whose_shape_no_width_tells_is_known_by_the_model_s_parameters(
+    subtests, tmp_path, incident
+):
     """The latent attention's up-projection: heads x (124 + 128) rows of a latent of 500, in no width of the configuration."""
     for kind in ["cuda_oom", "host_oom"]:
         with subtests.test(kind=kind):
@@ -118,7 +132,9 @@ def test_a_drafter_s_copy_of_the_token_ids_is_on_the_device(subtests, incident):
 def test_a_matrix_of_the_draft_model_is_told_from_the_target_s(incident, tmp_path):
     draft = tmp_path / "draft"
     draft.mkdir()
-    (draft / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 16384, "intermediate_size": 458752}))
+    (draft / "config.json").write_text(
+        json.dumps(CONFIG | {"hidden_size": 16384, "intermediate_size": 458752})
+    )
     tried = 2 * 458752 * 16384 * 2  # gate and up in one
     found = failed_allocation(incident(tried, kind="host_oom", draft_model=str(draft)))
     assert found.named.product.allocation.what == "one matrix of the draft model"
@@ -127,13 +143,17 @@ def test_a_matrix_of_the_draft_model_is_told_from_the_target_s(incident, tmp_pat
 
 def test_what_a_request_asks_for_over_the_whole_vocabulary_is_no_matter_of_the_step(incident):
     """Every prompt token but the first, each with the whole vocabulary and its own: kept on the host until the request ends."""
-    found = failed_allocation(incident(25_999 * 128_257 * 4, kind="host_oom", phase="prompt_logprobs"))
+    found = failed_allocation(
+        incident(25_999 * 128_257 * 4, kind="host_oom", phase="prompt_logprobs")
+    )
     assert found.named.product.allocation.name == "prompt_logprobs_result"
     assert found.named.product.numbers["tokens"] == 25_999
     assert not found.named.product.allocation.levers
 
 
-def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(subtests, tmp_path, incident):
+def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_width(
+    subtests, tmp_path, incident
+):
     for activation, name, together in [("gelu", "plain_mlp", 8), ("gelu_new", "mlp", 16)]:
         with subtests.test(activation=activation, name=name, together=together):
             bert = {
@@ -152,6 +172,8 @@ def test_the_step_of_an_mlp_without_a_gate_is_not_taken_for_one_of_twice_the_wid
             (tmp_path / activation / "config.json").write_text(json.dumps(bert))
             model = str(tmp_path / activation)
             tried, user = 3990 * 131072 * 4, {"max_num_batched_tokens": 4096, "max_model_len": 512}
-            found = failed_allocation(incident(tried, "host_oom", phase="prefill", user=user, model=model))
+            found = failed_allocation(
+                incident(tried, "host_oom", phase="prefill", user=user, model=model)
+            )
             assert str(found.named.product) == f"3990 tokens x 131072 {name} x 4 bytes"
             assert found.named.product.allocation.together == together

@@ -7,7 +7,11 @@ import math
 import random
 
 from oomguard.core.facts import GIB, MIB
-from oomguard.estimate.start.failed_allocation import allocation_told_by, allocations, name_allocation
+from oomguard.estimate.start.failed_allocation import (
+    allocation_told_by,
+    allocations,
+    name_allocation,
+)
 
 # Llama 3.1 8B as a server runs it.
 NUMBERS = {
@@ -49,7 +53,13 @@ def test_bytes_that_are_a_product_of_known_numbers_are_named(subtests):
         ),
         (
             14 * 577 * 16384 * 4,
-            {"images": 14, "patches": 576, "patches_and_class": 577, "encoder_mlp": 16384, "encoder_width": 128},
+            {
+                "images": 14,
+                "patches": 576,
+                "patches_and_class": 577,
+                "encoder_mlp": 16384,
+                "encoder_width": 128,
+            },
             "encoder_activations",
             "14 images x 577 patches_and_class x 16384 encoder_mlp x 4 bytes",
         ),
@@ -142,7 +152,10 @@ def test_hardly_any_size_is_named_by_chance():
 
 def test_every_row_has_levers_of_its_own_factors_and_a_source():
     for row in allocations():
-        factors = {name for one in row.factors for name in one} | {*row.up_to, *itertools.chain(*row.follows.values())}
+        factors = {name for one in row.factors for name in one} | {
+            *row.up_to,
+            *itertools.chain(*row.follows.values()),
+        }
         assert set(row.levers) <= factors, row.name
         assert "vllm/" in row.source
         assert row.phases
@@ -151,11 +164,15 @@ def test_every_row_has_levers_of_its_own_factors_and_a_source():
 
 def test_the_bytes_of_a_product_are_the_product_of_its_terms():
     found = named(8190 * 128256 * 2)
-    assert math.prod(found.product.numbers.values()) * found.product.element_bytes == 8190 * 128256 * 2
+    assert (
+        math.prod(found.product.numbers.values()) * found.product.element_bytes == 8190 * 128256 * 2
+    )
 
 
 def test_set_blocks_are_told_by_a_layer_s_tensor_of_them():
-    found = named(200_000 * 524288, phase="kv_cache_init", kv_blocks=200_000, kv_page=524288, kv_block=1048576)
+    found = named(
+        200_000 * 524288, phase="kv_cache_init", kv_blocks=200_000, kv_page=524288, kv_block=1048576
+    )
     assert found is not None
     assert found.product.allocation.name == "kv_blocks"
 

@@ -45,7 +45,9 @@ def test_the_ranks_share_the_need_of_a_token(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     facts = {"model": str(tmp_path), "max_model_len_tokens": 1024, "tensor_parallel_size": 2}
 
-    assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") == 65 * 16 * (2 * 2 * 1 * 16 * 2)
+    assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") == 65 * 16 * (
+        2 * 2 * 1 * 16 * 2
+    )
 
 
 def test_a_model_that_is_named_is_read_in_place_of_the_log_s(tmp_path):
@@ -56,7 +58,11 @@ def test_a_model_that_is_named_is_read_in_place_of_the_log_s(tmp_path):
 
 
 def test_without_a_local_model_the_need_stays_unknown(subtests):
-    for facts in [{"model": "org/name", "max_model_len_tokens": 8}, {"model": "x"}, {"max_model_len_tokens": 8}]:
+    for facts in [
+        {"model": "org/name", "max_model_len_tokens": 8},
+        {"model": "x"},
+        {"max_model_len_tokens": 8},
+    ]:
         with subtests.test(facts=facts):
             assert with_exact_need(of_vllm(**facts)).number("kv_cache_needed_bytes") is None
 

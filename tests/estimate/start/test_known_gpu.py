@@ -103,7 +103,9 @@ def test_an_architecture_is_a_known_gpus_or_what_its_name_says(subtests):
             assert is_hopper_or_later(settings) is later
 
 
-def test_vllm_has_an_all_reduce_of_its_own_over_links_and_between_two_that_read_each_other(subtests):
+def test_vllm_has_an_all_reduce_of_its_own_over_links_and_between_two_that_read_each_other(
+    subtests,
+):
     for settings, own in [
         (on(79.19), True),
         (on(79.19, disable_custom_all_reduce=True), False),

@@ -50,7 +50,12 @@ def test_a_window_longer_than_the_request_holds_the_request():
 
 def test_two_kinds_draw_equal_blocks_from_one_pool():
     layout = lay_out(
-        [layer for i in range(0, 12, 6) for layer in (*(sliding(i + j) for j in range(5)), full(i + 5))], SETTINGS
+        [
+            layer
+            for i in range(0, 12, 6)
+            for layer in (*(sliding(i + j) for j in range(5)), full(i + 5))
+        ],
+        SETTINGS,
     )
 
     assert sorted(len(group.layers) for group in layout.groups) == [2] * 6
@@ -58,7 +63,9 @@ def test_two_kinds_draw_equal_blocks_from_one_pool():
 
 
 def test_kinds_that_are_nearly_as_many_are_padded_to_the_more():
-    layout = lay_out([*(sliding(i) for i in range(12)), *(full(12 + i) for i in range(13))], SETTINGS)
+    layout = lay_out(
+        [*(sliding(i) for i in range(12)), *(full(12 + i) for i in range(13))], SETTINGS
+    )
 
     assert sorted(len(group.layers) for group in layout.groups) == [12, 13]
     assert layout.block_bytes() == 13 * 16 * 1024
@@ -67,7 +74,10 @@ def test_kinds_that_are_nearly_as_many_are_padded_to_the_more():
 def test_a_narrower_page_holds_more_tokens_until_all_are_as_wide():
     layout = lay_out([full(0, 2048), sliding(1, 1024)], SETTINGS)
 
-    assert {group.kind: group.block_tokens for group in layout.groups} == {"full": 16, "sliding": 32}
+    assert {group.kind: group.block_tokens for group in layout.groups} == {
+        "full": 16,
+        "sliding": 32,
+    }
     assert {page for group in layout.groups for page in group.pages_bytes} == {16 * 2048}
 
 
@@ -75,11 +85,15 @@ def test_blocks_of_a_hybrid_model_grow_until_they_hold_a_state():
     layout = lay_out([state(0), state(1), full(2)], SETTINGS)
 
     assert layout.settings.block_tokens == 16 * -(-100_000 // (16 * 1024))
-    assert {page for group in layout.groups for page in group.pages_bytes} == {layout.settings.block_tokens * 1024}
+    assert {page for group in layout.groups for page in group.pages_bytes} == {
+        layout.settings.block_tokens * 1024
+    }
 
 
 def test_ranks_that_share_a_request_s_tokens_hold_a_part_of_its_blocks_each():
-    alone, shared = (lay_out([full(0)], KvSettings(16, 4000, 2048, context_ranks=ranks)) for ranks in (1, 4))
+    alone, shared = (
+        lay_out([full(0)], KvSettings(16, 4000, 2048, context_ranks=ranks)) for ranks in (1, 4)
+    )
 
     assert (alone.request_blocks(), shared.request_blocks()) == (250, 63)  # 1000 tokens on each
     assert shared.tokens(630) == 40000
@@ -91,7 +105,10 @@ def test_a_request_keeps_more_states_where_prefixes_are_cached(subtests):
     for cached, checkpoints, states in [(False, 0, 1), (True, 0, 2), (True, 1, 3), (False, 1, 1)]:
         with subtests.test(cached=cached, checkpoints=checkpoints, states=states):
             layers = [LayerCache(0, "state", state_bytes=1000, checkpoints=checkpoints)]
-            assert lay_out(layers, KvSettings(16, 4096, 2048, cached_states=cached)).request_blocks() == states
+            assert (
+                lay_out(layers, KvSettings(16, 4096, 2048, cached_states=cached)).request_blocks()
+                == states
+            )
 
 
 def test_draft_tokens_keep_a_state_each():
@@ -107,13 +124,20 @@ def test_a_stage_pays_for_its_own_layers_only():
 
 def test_a_model_that_keeps_nothing_has_no_blocks():
     layout = lay_out([], SETTINGS)
-    assert (layout.block_bytes(), layout.blocks(10**9), layout.max_concurrency(0), layout.tokens(0)) == (0, 0, 0.0, 0)
+    assert (
+        layout.block_bytes(),
+        layout.blocks(10**9),
+        layout.max_concurrency(0),
+        layout.tokens(0),
+    ) == (0, 0, 0.0, 0)
 
 
 LAYERS = st.lists(
     st.one_of(
         st.builds(full, st.integers(0, 40), st.sampled_from([512, 1024, 1152, 4096])),
-        st.builds(sliding, st.integers(0, 40), st.sampled_from([512, 1024]), st.sampled_from([128, 4096])),
+        st.builds(
+            sliding, st.integers(0, 40), st.sampled_from([512, 1024]), st.sampled_from([128, 4096])
+        ),
         st.builds(state, st.integers(0, 40), st.sampled_from([5_000, 70_000])),
     ),
     min_size=1,
@@ -128,7 +152,9 @@ def test_no_layout_gives_out_more_bytes_than_the_pool_has(layers, pool, block, l
 
     assert blocks * layout.block_bytes() <= pool
     assert layout.tokens(blocks) <= layout.tokens(blocks + 1)
-    assert sum(len(group.layers) for group in layout.groups) == len(layers)  # no layer is lost, none counted twice
+    assert sum(len(group.layers) for group in layout.groups) == len(
+        layers
+    )  # no layer is lost, none counted twice
 
 
 @given(LAYERS, st.integers(0, 10**9), st.integers(1, 10**6))

@@ -31,7 +31,9 @@ def test_a_request_keeps_one_mamba_state_more_from_the_version_that_exports_them
     for version, states in [("0.31", 2), ("0.32", 3)]:
         with subtests.test(version=version, states=states):
             model = read_model(ModelFiles("a hybrid", "config.json", HYBRID, None))
-            settings = VllmSettings(Version(version), 24 << 30, 0.9, max_model_len=2048, enable_prefix_caching=True)
+            settings = VllmSettings(
+                Version(version), 24 << 30, 0.9, max_model_len=2048, enable_prefix_caching=True
+            )
 
             layout = start_caches(model, settings).layout
 

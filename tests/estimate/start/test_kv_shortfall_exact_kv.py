@@ -29,7 +29,11 @@ PLAIN = {
 }
 # Two layers, keys and values, two heads of 16, two bytes each.
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 2
-WINDOWED = PLAIN | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}
+WINDOWED = PLAIN | {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "sliding_window": 128,
+}
 CPU_BLOCK_TOKENS = 128
 
 
@@ -37,7 +41,13 @@ CPU_BLOCK_TOKENS = 128
 def too_small(tmp_path: Path):
     def make(config=PLAIN, user=(), **facts) -> Incident:
         (tmp_path / "config.json").write_text(json.dumps(config))
-        values = {"model": str(tmp_path), "max_model_len_tokens": 32768, "max_num_seqs": 64, "on_cpu": True, **facts}
+        values = {
+            "model": str(tmp_path),
+            "max_model_len_tokens": 32768,
+            "max_num_seqs": 64,
+            "on_cpu": True,
+            **facts,
+        }
         user = dict(user)
         return Incident(
             "kv_cache_too_small_for_max_len",
@@ -49,10 +59,15 @@ def too_small(tmp_path: Path):
                 for name, fact in {
                     **values,
                     **{name: value for name, value in user.items() if name != "max_model_len"},
-                    **{f"{name}_set": name in user for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override")},
+                    **{
+                        f"{name}_set": name in user
+                        for name in ("kv_cache_memory_bytes", "num_gpu_blocks_override")
+                    },
                 }.items()
             },
-            settings={name: SettingInForce(name, value, True, "printed") for name, value in user.items()},
+            settings={
+                name: SettingInForce(name, value, True, "printed") for name, value in user.items()
+            },
             settings_complete=True,
         )
 
@@ -60,7 +75,9 @@ def too_small(tmp_path: Path):
 
 
 def planned(incident: Incident, allow: str | None = None) -> Incident:
-    return assess(incident, default_rules(), make_policy(allow) if allow else Policy(), local_models=True)
+    return assess(
+        incident, default_rules(), make_policy(allow) if allow else Policy(), local_models=True
+    )
 
 
 def values(incident: Incident) -> dict[str, object]:
@@ -72,7 +89,9 @@ def test_a_byte_count_is_raised_to_whole_blocks_and_not_to_the_rounded_figure(to
     found = planned(
         too_small(
             user={"kv_cache_memory_bytes": 1_000_000},
-            kv_cache_needed_bytes=Fact("kv_cache_needed_bytes", round(0.01 * GIB), slack=0.005 * GIB),
+            kv_cache_needed_bytes=Fact(
+                "kv_cache_needed_bytes", round(0.01 * GIB), slack=0.005 * GIB
+            ),
             estimated_max_model_len_tokens=3840 - CPU_BLOCK_TOKENS,
         )
     )
@@ -84,7 +103,8 @@ def test_a_byte_count_is_raised_to_whole_blocks_and_not_to_the_rounded_figure(to
 def test_a_printed_need_that_the_layout_does_not_give_counts_and_is_told(too_small):
     found = with_exact_need(
         too_small(
-            kv_cache_needed_bytes=Fact("kv_cache_needed_bytes", GIB, slack=0.005 * GIB), max_num_batched_tokens=64
+            kv_cache_needed_bytes=Fact("kv_cache_needed_bytes", GIB, slack=0.005 * GIB),
+            max_num_batched_tokens=64,
         )
     )
     assert found.number("kv_cache_needed_bytes") == GIB
@@ -93,7 +113,9 @@ def test_a_printed_need_that_the_layout_does_not_give_counts_and_is_told(too_sma
 
 
 def test_a_printed_length_that_the_layout_does_not_give_counts_and_is_told(too_small):
-    found = with_exact_need(too_small(user={"kv_cache_memory_bytes": 1_000_000}, estimated_max_model_len_tokens=9999))
+    found = with_exact_need(
+        too_small(user={"kv_cache_memory_bytes": 1_000_000}, estimated_max_model_len_tokens=9999)
+    )
     assert "kv_cache_needed_blocks" not in found.facts
     assert "9999 as printed, which counts" in found.unknown[0]
 
@@ -108,7 +130,11 @@ def test_without_a_printed_estimate_the_layout_tells_the_longest_request(too_sma
 def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cut(too_small):
     """Two requests' worth of memory, but one block of it is the engine's own."""
     incident = too_small(
-        user={"kv_cache_memory_bytes": 2 * 8192 * TOKEN_BYTES, "block_size": 8192, "max_model_len": 8192},
+        user={
+            "kv_cache_memory_bytes": 2 * 8192 * TOKEN_BYTES,
+            "block_size": 8192,
+            "max_model_len": 8192,
+        },
         max_model_len_tokens=8192,
     )
     fits = planned(incident)
@@ -127,7 +153,9 @@ def test_blocks_that_were_set_too_large_are_made_smaller_before_the_length_is_cu
     assert found.plan[0].setting == "block_size"
 
 
-def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(subtests, too_small):
+def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_long_as_it_can_be(
+    subtests, too_small
+):
     """As a log tells it: the length as it was asked for, or the model's own."""
     for asked in [
         {"max_model_len_tokens": -1},
@@ -138,7 +166,9 @@ def test_where_the_engine_fits_the_length_blocks_shrink_until_it_is_nearly_as_lo
         with subtests.test(asked=asked):
             pool = 20 * 1024 * TOKEN_BYTES
             user = {"kv_cache_memory_bytes": pool, "block_size": 16384, **asked.get("user", {})}
-            incident = too_small(user=user, **{name: value for name, value in asked.items() if name != "user"})
+            incident = too_small(
+                user=user, **{name: value for name, value in asked.items() if name != "user"}
+            )
             found = planned(replace(incident, kind="kv_cache_none_left"))
             # 20,480 tokens less one block: 128 lose 0.6 %, 256 would lose 1.3 %.
             assert values(found)["block_size"] == 128
@@ -160,17 +190,25 @@ def test_windows_shrink_with_the_step_before_the_length_is_cut(too_small):
     assert step == 128
     assert found.plan[0].setting == "max_num_batched_tokens"
     roomier = planned(
-        too_small(WINDOWED, {"kv_cache_memory_bytes": 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES}, max_num_batched_tokens=2048)
+        too_small(
+            WINDOWED,
+            {"kv_cache_memory_bytes": 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES},
+            max_num_batched_tokens=2048,
+        )
     )
     assert values(roomier)["max_num_batched_tokens"] == 512
 
 
 def test_a_step_is_not_made_smaller_than_the_rows_nor_where_prompts_are_not_chunked(too_small):
     pool = 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES
-    rows = too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, max_num_batched_tokens=2048, max_num_seqs=1024)
+    rows = too_small(
+        WINDOWED, {"kv_cache_memory_bytes": pool}, max_num_batched_tokens=2048, max_num_seqs=1024
+    )
     assert "max_num_batched_tokens" not in values(planned(rows))
     whole = too_small(
-        WINDOWED, {"kv_cache_memory_bytes": pool, "enable_chunked_prefill": False}, max_num_batched_tokens=2048
+        WINDOWED,
+        {"kv_cache_memory_bytes": pool, "enable_chunked_prefill": False},
+        max_num_batched_tokens=2048,
     )
     assert "max_num_batched_tokens" not in values(planned(whole))
 
@@ -186,14 +224,21 @@ def test_a_step_has_room_for_the_rows_that_vllm_fills_in(too_small):
     pool = 7 * CPU_BLOCK_TOKENS * TOKEN_BYTES
     facts = {"max_num_batched_tokens": 4096, "max_num_seqs": 0}
     assert (
-        values(planned(too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, **facts)))["max_num_batched_tokens"] == 512
+        values(planned(too_small(WINDOWED, {"kv_cache_memory_bytes": pool}, **facts)))[
+            "max_num_batched_tokens"
+        ]
+        == 512
     )
     four_blocks = {"kv_cache_memory_bytes": 4 * CPU_BLOCK_TOKENS * TOKEN_BYTES}
-    assert "max_num_batched_tokens" not in values(planned(too_small(WINDOWED, four_blocks, **facts)))
+    assert "max_num_batched_tokens" not in values(
+        planned(too_small(WINDOWED, four_blocks, **facts))
+    )
 
 
 def test_a_smaller_step_is_no_remedy_where_every_layer_keeps_all_tokens(too_small):
-    found = planned(too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048))
+    found = planned(
+        too_small(user={"kv_cache_memory_bytes": 1_000_000}, max_num_batched_tokens=2048)
+    )
     assert "max_num_batched_tokens" not in {patch.setting for patch in found.plan}
 
 
@@ -209,7 +254,9 @@ def test_a_number_of_blocks_is_raised_to_what_one_request_takes(too_small):
     assert values(found) == {"num_gpu_blocks_override": 257}
 
 
-def test_a_number_of_blocks_and_a_length_are_solved_together_where_the_memory_holds_fewer(too_small):
+def test_a_number_of_blocks_and_a_length_are_solved_together_where_the_memory_holds_fewer(
+    too_small,
+):
     incident = too_small(
         user={"num_gpu_blocks_override": 8},
         kv_cache_fitting_blocks=100,
@@ -220,7 +267,9 @@ def test_a_number_of_blocks_and_a_length_are_solved_together_where_the_memory_ho
     assert group == {"num_gpu_blocks_override": 100, "max_model_len": 99 * CPU_BLOCK_TOKENS}
 
 
-def test_a_model_in_the_hub_s_cache_is_read_without_asking_the_hub(too_small, tmp_path, monkeypatch):
+def test_a_model_in_the_hub_s_cache_is_read_without_asking_the_hub(
+    too_small, tmp_path, monkeypatch
+):
     incident = too_small(user={"kv_cache_memory_bytes": 1_000_000})
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -229,9 +278,13 @@ def test_a_model_in_the_hub_s_cache_is_read_without_asking_the_hub(too_small, tm
     refs.mkdir()
     (refs / "main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
+    monkeypatch.setattr(
+        "huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False
+    )
     facts = {**incident.facts, "model": Fact("model", "org/name")}
-    cached = with_exact_need(Incident("kv_cache_too_small_for_max_len", "boom", framework="vllm", facts=facts))
+    cached = with_exact_need(
+        Incident("kv_cache_too_small_for_max_len", "boom", framework="vllm", facts=facts)
+    )
     assert cached.number("kv_cache_needed_blocks") is not None
 
 
@@ -257,7 +310,10 @@ def test_a_smaller_step_and_a_length_together_keep_more_than_the_length_alone(to
     assert 64 <= group["max_num_batched_tokens"] < 8192
     again = {**incident.facts, **{f"{name}{end}": Fact(name, group[name]) for name, end in TOLD}}
     smaller = with_exact_need(replace(incident, facts=again, settings={}))
-    assert smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes") <= 4_000_000
+    assert (
+        smaller.number("kv_cache_needed_blocks") * smaller.number("kv_cache_block_bytes")
+        <= 4_000_000
+    )
 
 
 def test_a_step_is_left_alone_where_a_smaller_one_makes_the_length_little_longer(too_small):
@@ -269,7 +325,11 @@ def test_a_step_is_left_alone_where_a_smaller_one_makes_the_length_little_longer
 def test_what_keeps_more_together_is_also_what_is_shown_where_it_needs_permission(too_small):
     user = {"kv_cache_memory_bytes": 4_000_000, "max_model_len": 32768}
     incident = too_small(MIXED, user, max_num_batched_tokens=8192)
-    found = planned(replace(incident, settings={n: SettingInForce(n, v, True, "printed") for n, v in user.items()}))
+    found = planned(
+        replace(
+            incident, settings={n: SettingInForce(n, v, True, "printed") for n, v in user.items()}
+        )
+    )
     group = {patch.setting: patch.new for patch in found.plan if patch.group is not None}
     assert group.keys() == {"max_num_batched_tokens", "max_model_len"}
     assert not any(patch.applicable for patch in found.plan)
@@ -307,13 +367,19 @@ def test_a_decoder_that_attends_across_gets_a_smaller_step_but_never_less_than_o
     """vLLM keeps a step's tokens of audio for each request; 59 blocks of 128 are left beside the decoder's own 4 and the engine's."""
     block = 2 * CPU_BLOCK_TOKENS * 2 * 128 * 2
     asked = {"max_num_batched_tokens": 32768, "max_num_seqs": 8, "max_model_len_tokens": 448}
-    found = planned(too_small(WHISPER, {"kv_cache_memory_bytes": 64 * block, "enable_chunked_prefill": False}, **asked))
+    found = planned(
+        too_small(
+            WHISPER, {"kv_cache_memory_bytes": 64 * block, "enable_chunked_prefill": False}, **asked
+        )
+    )
     assert values(found)["max_num_batched_tokens"] == 59 * CPU_BLOCK_TOKENS
     tiny = planned(too_small(WHISPER, {"kv_cache_memory_bytes": 10 * block}, **asked))
     assert "max_num_batched_tokens" not in values(tiny)
 
 
-def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vllm_fills_in_for_it(subtests, too_small):
+def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vllm_fills_in_for_it(
+    subtests, too_small
+):
     for blocks, printed, longest in [
         (
             16,
@@ -324,14 +390,23 @@ def test_a_length_for_a_decoder_that_attends_across_counts_with_the_step_that_vl
     ]:
         with subtests.test(blocks=blocks, printed=printed, longest=longest):
             user = {"num_gpu_blocks_override": blocks}
-            found = planned(too_small(WHISPER, user, max_num_seqs=4, max_model_len_tokens=448, **printed))
-            lengths = [other.new for other in found.alternatives if other.setting == "max_model_len"]
+            found = planned(
+                too_small(WHISPER, user, max_num_seqs=4, max_model_len_tokens=448, **printed)
+            )
+            lengths = [
+                other.new for other in found.alternatives if other.setting == "max_model_len"
+            ]
             assert lengths == ([] if longest is None else [longest])
 
 
 def test_where_the_layout_is_not_the_engine_s_nothing_is_solved_by_it(too_small):
     """VLLM_PP_LAYER_PARTITION=1,5: the second stage has five of six layers, and the engine's own estimate is 9600 tokens."""
-    config = PLAIN | {"num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = PLAIN | {
+        "num_hidden_layers": 6,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     printed = {
         "kv_cache_needed_bytes": Fact("kv_cache_needed_bytes", 0.1 * GIB, slack=0.05 * GIB),
         "estimated_max_model_len_tokens": 9600,
@@ -366,11 +441,17 @@ MAMBA2 = {
 }
 
 
-def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(subtests, too_small, monkeypatch):
+def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(
+    subtests, too_small, monkeypatch
+):
     def check(states, cause, changes):
         monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: False)
         state = 8 * 2 * (16 * 64 * 128 + 3 * (16 * 64 + 2 * 128))
-        user = {"kv_cache_memory_bytes": int(states * state), "max_model_len": 32768, "enable_prefix_caching": True}
+        user = {
+            "kv_cache_memory_bytes": int(states * state),
+            "max_model_len": 32768,
+            "enable_prefix_caching": True,
+        }
         found = planned(too_small(MAMBA2, user, prefix_caching=True, kv_cache_is_fixed=True))
 
         assert found.causes[0].id == cause
@@ -382,7 +463,11 @@ def test_a_recurrent_model_is_told_of_its_states_and_not_of_its_length(subtests,
             "prefix_caching",
             {"enable_prefix_caching": False},
         ),  # beside the engine's own one is needed, with prefixes three
-        (1.5, "kv_cache_budget", {}),  # not one beside the engine's own, and a byte count of yours is never raised
+        (
+            1.5,
+            "kv_cache_budget",
+            {},
+        ),  # not one beside the engine's own, and a byte count of yours is never raised
     ]:
         with subtests.test(states=states, cause=cause, changes=changes):
             check(states, cause, changes)

@@ -90,4 +90,6 @@ def test_an_encoder_that_no_prompt_may_use_is_not_loaded(subtests):
             asked = replace(SETTINGS, version=Version(version), limit_mm_per_prompt=limit)
             alone = replace(both, parameters=text)
 
-            assert (budget_start(both, asked).weights_bytes > budget_start(alone, asked).weights_bytes) is loaded
+            assert (
+                budget_start(both, asked).weights_bytes > budget_start(alone, asked).weights_bytes
+            ) is loaded

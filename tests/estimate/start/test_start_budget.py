@@ -35,7 +35,9 @@ LLAMA = {
     "torch_dtype": "bfloat16",
     "max_position_embeddings": 131072,
 }
-H100 = VllmSettings(version=Version("0.19.0"), gpu_total_bytes=round(79.19 * GIB), gpu_memory_utilization=0.95)
+H100 = VllmSettings(
+    version=Version("0.19.0"), gpu_total_bytes=round(79.19 * GIB), gpu_memory_utilization=0.95
+)
 
 
 def model_of(config: dict = LLAMA):
@@ -65,7 +67,9 @@ def test_the_parts_are_those_that_vllm_logged_on_an_h100():
             ),
         )
         measured = run["measured_gib"]
-        assert found.peak_activation_bytes / GIB == pytest.approx(measured["peak_activation"], rel=0.05)
+        assert found.peak_activation_bytes / GIB == pytest.approx(
+            measured["peak_activation"], rel=0.05
+        )
         if measured["kv_pool"]:
             assert found.kv_cache_pool_bytes / GIB == pytest.approx(measured["kv_pool"], rel=0.01)
         if run["measured_kv_tokens"]:
@@ -90,7 +94,9 @@ def test_the_graphs_estimate_is_taken_out_since_0_20():
 
 
 def test_the_sampler_cost_more_before_0_17():
-    assert budget(version=Version("0.16")).peak_activation_bytes > 2.4 * budget().peak_activation_bytes
+    assert (
+        budget(version=Version("0.16")).peak_activation_bytes > 2.4 * budget().peak_activation_bytes
+    )
 
 
 @settings(deadline=None)
@@ -98,7 +104,8 @@ def test_the_sampler_cost_more_before_0_17():
 def test_a_higher_utilization_leaves_more_by_its_share_of_the_device(one, other):
     low, high = sorted((one, other))
     gained = (
-        budget(gpu_memory_utilization=high).kv_cache_pool_bytes - budget(gpu_memory_utilization=low).kv_cache_pool_bytes
+        budget(gpu_memory_utilization=high).kv_cache_pool_bytes
+        - budget(gpu_memory_utilization=low).kv_cache_pool_bytes
     )
     assert gained == pytest.approx((high - low) * H100.gpu_total_bytes, abs=2)
 
@@ -115,7 +122,10 @@ def test_quantised_keys_and_values_hold_twice_the_tokens():
 def test_prompt_logprobs_are_a_need_that_no_start_reserves():
     assert budget().prompt_logprobs_bytes == 0
     assert budget(prompt_logprobs=True).prompt_logprobs_bytes == 8192 * 128256 * 10
-    assert budget(prompt_logprobs=True, version=Version("0.30")).prompt_logprobs_bytes == 1024 * 128256 * 2
+    assert (
+        budget(prompt_logprobs=True, version=Version("0.30")).prompt_logprobs_bytes
+        == 1024 * 128256 * 2
+    )
 
 
 def test_prompt_logprobs_are_made_prompt_by_prompt():
@@ -126,7 +136,9 @@ def test_prompt_logprobs_are_made_prompt_by_prompt():
 
 def test_the_cpu_backend_makes_prompt_logprobs_in_the_first_runner():
     """Its wheel has no Triton, so 0.32 takes the first runner, which makes those of a whole step at once."""
-    asked = budget(prompt_logprobs=True, device="cpu", version=Version("0.32"), max_num_batched_tokens=4096)
+    asked = budget(
+        prompt_logprobs=True, device="cpu", version=Version("0.32"), max_num_batched_tokens=4096
+    )
     assert asked.prompt_logprobs_bytes == 4096 * 128256 * 10
 
 
@@ -139,7 +151,10 @@ def test_the_defaults_follow_the_version_and_the_device_and_are_said(subtests):
     ]:
         with subtests.test(version=version, gib=gib, seqs=seqs, tokens=tokens):
             found = budget(version=Version(version), gpu_total_bytes=gib * GIB)
-            assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens) == (seqs, tokens)
+            assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens) == (
+                seqs,
+                tokens,
+            )
             assert any(str(seqs) in line for line in found.assumptions)
 
 
@@ -161,7 +176,10 @@ def test_what_the_engine_would_refuse_is_refused_by_name(subtests):
         ({"pipeline_parallel_size": 33}, "the model has 32 layers"),
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'"),
         ({"gpu_total_bytes": 0}, "a GPU of 0 bytes"),
-        ({"tensor_parallel_size": 16, "max_model_len": 200_000}, "max_model_len is 200000, the model is for 131072"),
+        (
+            {"tensor_parallel_size": 16, "max_model_len": 200_000},
+            "max_model_len is 200000, the model is for 131072",
+        ),
         (
             {"max_num_seqs": 2048, "max_num_batched_tokens": 512},
             "max_num_batched_tokens is 512, less than max_num_seqs 2048",
@@ -169,7 +187,10 @@ def test_what_the_engine_would_refuse_is_refused_by_name(subtests):
         ({"block_size": 24, "version": Version("0.32")}, "block_size is 24"),
         ({"mamba_ssm_cache_dtype": "int3"}, "dtype is 'int3'"),
     ]:
-        with subtests.test(changes=changes, message=message), pytest.raises(SettingError, match=message):
+        with (
+            subtests.test(changes=changes, message=message),
+            pytest.raises(SettingError, match=message),
+        ):
             budget(**changes)
 
 
@@ -208,7 +229,9 @@ def test_a_low_utilization_is_raised_no_further_than_needed():
     assert found.budget is not None
     ((name, _, after),) = found.changed
     assert name == "gpu_memory_utilization"
-    assert not budget_start(MODEL, replace(asked, gpu_memory_utilization=round(after - 0.01, 2))).has_margin
+    assert not budget_start(
+        MODEL, replace(asked, gpu_memory_utilization=round(after - 0.01, 2))
+    ).has_margin
 
 
 def test_a_utilization_above_what_is_free_is_lowered():
@@ -218,7 +241,10 @@ def test_a_utilization_above_what_is_free_is_lowered():
 
 
 def test_a_pool_in_bytes_is_raised_to_what_one_request_needs():
-    found = fit(MODEL, replace(H100, kv_cache_memory_bytes=GIB, max_model_len=32768, gpu_memory_utilization=0.9))
+    found = fit(
+        MODEL,
+        replace(H100, kv_cache_memory_bytes=GIB, max_model_len=32768, gpu_memory_utilization=0.9),
+    )
     assert found.budget is not None
     ((name, _, after),) = found.changed
     assert name == "kv_cache_memory_bytes"
@@ -227,7 +253,9 @@ def test_a_pool_in_bytes_is_raised_to_what_one_request_needs():
 
 
 def test_a_pool_in_bytes_that_the_device_does_not_have_is_lowered_to_what_it_has():
-    asked = replace(H100, kv_cache_memory_bytes=70 * GIB, max_model_len=32768, gpu_memory_utilization=0.9)
+    asked = replace(
+        H100, kv_cache_memory_bytes=70 * GIB, max_model_len=32768, gpu_memory_utilization=0.9
+    )
     found = fit(MODEL, asked)
     assert found.budget is not None
     ((name, _, after),) = found.changed
@@ -252,7 +280,12 @@ def test_a_pool_in_bytes_is_not_raised_into_what_is_uncertain():
 
 
 def test_beside_a_pool_in_bytes_the_utilization_is_lowered_to_what_is_free():
-    found = fit(MODEL, replace(H100, kv_cache_memory_bytes=20 * GIB, max_model_len=32768, gpu_memory_utilization=1.0))
+    found = fit(
+        MODEL,
+        replace(
+            H100, kv_cache_memory_bytes=20 * GIB, max_model_len=32768, gpu_memory_utilization=1.0
+        ),
+    )
     assert found.changed == (("gpu_memory_utilization", 1.0, 0.993),)
 
 
@@ -266,7 +299,12 @@ def test_what_cannot_fit_says_which_gpus_would():
 
 
 @settings(deadline=None)
-@given(st.integers(8, 100), st.floats(0.3, 1.0), st.sampled_from([1, 2, 4]), st.sampled_from([1024, 32768, 131072]))
+@given(
+    st.integers(8, 100),
+    st.floats(0.3, 1.0),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1024, 32768, 131072]),
+)
 def test_what_is_proposed_fits_with_its_margin(gib, utilization, ranks, length):
     asked = replace(
         H100,
@@ -285,7 +323,13 @@ def test_what_is_proposed_fits_with_its_margin(gib, utilization, ranks, length):
 
 
 def test_a_draft_model_adds_its_weights_and_its_layers_of_cache(tmp_path):
-    draft = {**LLAMA, "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+    draft = {
+        **LLAMA,
+        "num_hidden_layers": 2,
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
     (tmp_path / "config.json").write_text(json.dumps(draft))
     text = json.dumps({"model": str(tmp_path), "num_speculative_tokens": 5})
     from oomguard.estimate.model.shape import read_shape
@@ -323,7 +367,10 @@ def test_adapters_take_their_slots_from_the_pool():
 
 
 def test_weights_in_host_memory_leave_more_for_the_pool():
-    assert budget(cpu_offload_bytes=2 * GIB).kv_cache_pool_bytes - budget().kv_cache_pool_bytes == 2 * GIB
+    assert (
+        budget(cpu_offload_bytes=2 * GIB).kv_cache_pool_bytes - budget().kv_cache_pool_bytes
+        == 2 * GIB
+    )
 
 
 def test_an_a100_has_the_defaults_of_a_small_device():
@@ -331,8 +378,12 @@ def test_an_a100_has_the_defaults_of_a_small_device():
 
 
 def test_key_value_heads_that_do_not_go_into_the_ranks_are_refused():
-    odd = model_of({**LLAMA, "num_attention_heads": 40, "num_key_value_heads": 10, "hidden_size": 5120})
-    with pytest.raises(SettingError, match="neither a divisor nor a multiple of the 10 key-value heads"):
+    odd = model_of(
+        {**LLAMA, "num_attention_heads": 40, "num_key_value_heads": 10, "hidden_size": 5120}
+    )
+    with pytest.raises(
+        SettingError, match="neither a divisor nor a multiple of the 10 key-value heads"
+    ):
         budget_start(odd, replace(H100, tensor_parallel_size=4))
 
 
@@ -345,12 +396,16 @@ def test_a_checkpoint_s_own_eight_bit_cache_holds_twice_the_tokens():
             "config_groups": {"g": {"weights": {"num_bits": 8}}},
         },
     }
-    assert budget_start(model_of(config), H100).kv_bytes_per_token * 2 == budget().kv_bytes_per_token
+    assert (
+        budget_start(model_of(config), H100).kv_bytes_per_token * 2 == budget().kv_bytes_per_token
+    )
 
 
 def test_layers_that_are_not_read_make_a_range():
     found = budget_start(model_of({**LLAMA, "hybrid_layer_pattern": [0, 1]}), H100)
-    assert any("hybrid_layer_pattern in the configuration: not read" in line for line in found.assumptions)
+    assert any(
+        "hybrid_layer_pattern in the configuration: not read" in line for line in found.assumptions
+    )
     assert found.uncertainty_bytes > 5 * budget().uncertainty_bytes
 
 
@@ -362,7 +417,11 @@ def test_too_much_at_once_is_solved_together():
 
 def test_the_cpu_backend_has_defaults_of_its_own():
     found = budget(device="cpu", kv_cache_memory_bytes=GIB)
-    assert (found.settings.max_num_seqs, found.settings.max_num_batched_tokens, found.block_tokens) == (128, 2048, 128)
+    assert (
+        found.settings.max_num_seqs,
+        found.settings.max_num_batched_tokens,
+        found.block_tokens,
+    ) == (128, 2048, 128)
 
 
 def test_a_published_file_that_leans_on_its_family_s_defaults_is_read():
@@ -388,8 +447,16 @@ SPOILED = st.one_of(
     st.text(max_size=5),
     st.lists(st.integers(-1, 99), max_size=5),
     st.dictionaries(
-        st.sampled_from(["rope_type", "type", "factor", "weights", "num_bits", "quant_method", "bits"]),
-        st.one_of(st.none(), st.floats(), st.text(max_size=9), st.integers(-5, 5), st.lists(st.integers(), max_size=2)),
+        st.sampled_from(
+            ["rope_type", "type", "factor", "weights", "num_bits", "quant_method", "bits"]
+        ),
+        st.one_of(
+            st.none(),
+            st.floats(),
+            st.text(max_size=9),
+            st.integers(-5, 5),
+            st.lists(st.integers(), max_size=2),
+        ),
     ),
 )
 FIELDS = (
@@ -420,7 +487,17 @@ FIELDS = (
 @given(
     st.dictionaries(st.sampled_from(FIELDS), SPOILED, min_size=1, max_size=4),
     st.sampled_from(
-        ["llama", "gemma2", "deepseek_v3", "mamba2", "nemotron_h", "jamba", "qwen3_next", "llama4_text", "phi3"]
+        [
+            "llama",
+            "gemma2",
+            "deepseek_v3",
+            "mamba2",
+            "nemotron_h",
+            "jamba",
+            "qwen3_next",
+            "llama4_text",
+            "phi3",
+        ]
     ),
     st.sampled_from([1, 2, 3, 16]),
 )
@@ -437,18 +514,30 @@ def test_a_spoiled_configuration_is_planned_or_refused_by_name(damage, family, r
 
 
 def test_the_gpu_that_would_do_is_the_smallest_also_where_all_of_it_was_asked_for():
-    found = fit(MODEL, replace(H100, gpu_total_bytes=8 * GIB, gpu_memory_utilization=1.0, max_model_len=131072))
+    found = fit(
+        MODEL,
+        replace(H100, gpu_total_bytes=8 * GIB, gpu_memory_utilization=1.0, max_model_len=131072),
+    )
     assert found.budget is None
     assert found.gpu_total_bytes is not None
     assert found.gpu_total_bytes < 64 * GIB
 
 
 def test_a_window_holds_the_tokens_of_every_step_in_flight(subtests):
-    for version, stages, steps in [("0.25", 2, 1), ("0.26", 1, 2), ("0.26", 2, 3), ("0.33", 1, 2), ("0.33", 2, 3)]:
+    for version, stages, steps in [
+        ("0.25", 2, 1),
+        ("0.26", 1, 2),
+        ("0.26", 2, 3),
+        ("0.33", 1, 2),
+        ("0.33", 2, 3),
+    ]:
         with subtests.test(version=version, stages=stages, steps=steps):
             windowed = model_of({**LLAMA, "model_type": "mistral", "sliding_window": 4096})
             changed = replace(
-                H100, version=Version(version), pipeline_parallel_size=stages, max_num_batched_tokens=2048
+                H100,
+                version=Version(version),
+                pipeline_parallel_size=stages,
+                max_num_batched_tokens=2048,
             )
             found = budget_start(windowed, replace(changed, max_num_seqs=64, max_model_len=131072))
             blocks = -(-(4095 + steps * 2048) // 16) + 1
@@ -466,7 +555,12 @@ def test_a_runner_that_profiles_the_plain_sampler_only_is_said_to_take_more_late
 
 
 def test_a_utilization_leaves_room_for_the_sampling_that_no_start_reserves():
-    few = {"max_num_seqs": 1024, "max_num_batched_tokens": 1024, "enforce_eager": True, "gpu_memory_utilization": 1.0}
+    few = {
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 1024,
+        "enforce_eager": True,
+        "gpu_memory_utilization": 1.0,
+    }
     asked = replace(H100, version=Version("0.32"), **few)
     found = fit(MODEL, asked)
     assert found.budget is not None
@@ -476,17 +570,28 @@ def test_a_utilization_leaves_room_for_the_sampling_that_no_start_reserves():
 
 def test_ranks_that_cannot_share_a_request_are_refused(subtests):
     for changes, message in [
-        ({"tensor_parallel_size": 8, "decode_context_parallel_size": 3}, "does not divide tensor_parallel_size 8"),
-        ({"tensor_parallel_size": 8, "decode_context_parallel_size": 2}, "1 of 8 ranks hold the same key-value heads"),
+        (
+            {"tensor_parallel_size": 8, "decode_context_parallel_size": 3},
+            "does not divide tensor_parallel_size 8",
+        ),
+        (
+            {"tensor_parallel_size": 8, "decode_context_parallel_size": 2},
+            "1 of 8 ranks hold the same key-value heads",
+        ),
         ({"tensor_parallel_size": 32, "decode_context_parallel_size": 8}, "4 of 32 ranks hold"),
     ]:
-        with subtests.test(changes=changes, message=message), pytest.raises(SettingError, match=message):
+        with (
+            subtests.test(changes=changes, message=message),
+            pytest.raises(SettingError, match=message),
+        ):
             budget_start(MODEL, replace(H100, **changes))
 
 
 def test_ranks_that_share_a_request_hold_as_many_times_its_tokens():
     one = budget_start(MODEL, replace(H100, tensor_parallel_size=16))
-    two = budget_start(MODEL, replace(H100, tensor_parallel_size=16, decode_context_parallel_size=2))
+    two = budget_start(
+        MODEL, replace(H100, tensor_parallel_size=16, decode_context_parallel_size=2)
+    )
 
     assert two.kv_cache_pool_bytes == one.kv_cache_pool_bytes
     assert two.kv_cache_tokens == pytest.approx(2 * one.kv_cache_tokens, rel=1e-3)
@@ -501,7 +606,9 @@ def test_a_start_that_does_not_use_the_custom_all_reduce_has_its_buffers_left_wh
 
 def test_communicators_between_stages_counted_until_the_device_was_looked_at_behind_them():
     sizes = [
-        budget_start(MODEL, replace(H100, version=Version(version), pipeline_parallel_size=2)).non_torch_bytes
+        budget_start(
+            MODEL, replace(H100, version=Version(version), pipeline_parallel_size=2)
+        ).non_torch_bytes
         for version in ("0.10.2", "0.11.0", "0.27.0")
     ]
     assert sizes[0] > sizes[1] < sizes[2]
@@ -513,5 +620,7 @@ def test_the_stage_that_decides_the_tokens_is_named_where_the_parts_are_another_
 
     assert last.pool_bytes < found.kv_cache_pool_bytes == found.stages[0].pool_bytes
     assert found.kv_cache_tokens * 16 * 4096 <= last.pool_bytes
-    assert any(line.startswith("pipeline: the tokens are those of stage 1") for line in found.assumptions)
+    assert any(
+        line.startswith("pipeline: the tokens are those of stage 1") for line in found.assumptions
+    )
     assert not any(line.startswith("pipeline") for line in budget_start(MODEL, H100).assumptions)

@@ -23,12 +23,17 @@ CONFIG = {
     "max_position_embeddings": 32768,
 }
 SHAPE = read_shape(CONFIG)
-SETTINGS = VllmSettings(Version("0.26"), 24 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=2048)
+SETTINGS = VllmSettings(
+    Version("0.26"), 24 << 30, 0.9, max_num_seqs=256, max_num_batched_tokens=2048
+)
 TABLE_BYTES = 152064 * 3584 * 2
 
 
 def test_the_floor_is_the_table_of_a_rank():
-    alone, shared = (compile_floor_bytes(replace(SETTINGS, tensor_parallel_size=ranks), SHAPE) for ranks in (1, 2))
+    alone, shared = (
+        compile_floor_bytes(replace(SETTINGS, tensor_parallel_size=ranks), SHAPE)
+        for ranks in (1, 2)
+    )
 
     assert TABLE_BYTES < alone < TABLE_BYTES + (64 << 20)
     assert alone - shared == TABLE_BYTES // 2
@@ -52,13 +57,21 @@ def test_a_first_start_has_less_for_its_cache_than_a_second_one_and_says_so():
 
     assert cold.peak_activation_bytes == compile_floor_bytes(SETTINGS, SHAPE)
     assert 0 < cold.compile_bytes < cold.peak_activation_bytes
-    assert any(line.startswith("activations: of a first start, which compiles") for line in cold.assumptions)
+    assert any(
+        line.startswith("activations: of a first start, which compiles")
+        for line in cold.assumptions
+    )
 
 
 def test_a_peak_above_the_table_is_the_same_at_every_start():
     model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
 
-    assert budget_start(model, replace(SETTINGS, max_num_seqs=1024, version=Version("0.19"))).compile_bytes == 0
+    assert (
+        budget_start(
+            model, replace(SETTINGS, max_num_seqs=1024, version=Version("0.19"))
+        ).compile_bytes
+        == 0
+    )
 
 
 def test_versions_that_split_large_blocks_may_count_the_freed_table_once_more(subtests):
@@ -77,19 +90,24 @@ def test_versions_that_split_large_blocks_may_count_the_freed_table_once_more(su
 
 def test_a_table_that_may_be_counted_twice_is_named_and_left_out_of_the_plan():
     model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
-    pinned, released = (budget_start(model, replace(SETTINGS, version=Version(v))) for v in ("0.30", "0.31"))
+    pinned, released = (
+        budget_start(model, replace(SETTINGS, version=Version(v))) for v in ("0.30", "0.31")
+    )
 
     assert pinned.peak_activation_bytes == released.peak_activation_bytes
     assert pinned.non_torch_bytes == released.non_torch_bytes
     assert pinned.compile_bytes == released.compile_bytes
-    assert any("some first ones of vLLM 0.30 leave 1.02 GiB less" in line for line in pinned.assumptions)
+    assert any(
+        "some first ones of vLLM 0.30 leave 1.02 GiB less" in line for line in pinned.assumptions
+    )
     assert not any("some first ones" in line for line in released.assumptions)
 
 
 def test_it_is_part_of_the_range_where_the_next_start_compiles_for_certain():
     model = read_model(ModelFiles("a 7B", "config.json", CONFIG, None))
     pinned, released = (
-        budget_start(model, replace(SETTINGS, version=Version(v), compile_cache_entry=False)) for v in ("0.30", "0.31")
+        budget_start(model, replace(SETTINGS, version=Version(v), compile_cache_entry=False))
+        for v in ("0.30", "0.31")
     )
 
     assert pinned.uncertainty_bytes > released.uncertainty_bytes + TABLE_BYTES // 2

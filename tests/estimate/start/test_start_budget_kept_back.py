@@ -59,6 +59,10 @@ def test_nothing_is_kept_back_where_the_start_or_its_like_was_measured(subtests)
 def test_the_pool_is_smaller_by_it_and_the_plan_says_so():
     found = budget_start(MODEL, L4)
     parts = found.weights_bytes + found.peak_activation_bytes + found.non_torch_bytes
-    assert found.requested_bytes - parts - found.kv_cache_pool_bytes == found.kept_back_bytes == kept_back_bytes(L4)
+    assert (
+        found.requested_bytes - parts - found.kv_cache_pool_bytes
+        == found.kept_back_bytes
+        == kept_back_bytes(L4)
+    )
     (said,) = [line for line in found.assumptions if line.startswith("kept back: ")]
     assert "60% of starts of other versions and GPUs" in said

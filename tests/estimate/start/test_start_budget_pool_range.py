@@ -38,5 +38,9 @@ def test_a_range_is_wider_on_a_larger_device_and_with_a_part_that_is_less_sure()
     shape = read_shape(DENSE)
     plain = widened_bytes(shape, SETTINGS, [1 << 28])
 
-    assert widened_bytes(shape, replace(SETTINGS, gpu_total_bytes=80 << 30), [1 << 28]) > plain > 1 << 28
+    assert (
+        widened_bytes(shape, replace(SETTINGS, gpu_total_bytes=80 << 30), [1 << 28])
+        > plain
+        > 1 << 28
+    )
     assert widened_bytes(shape, SETTINGS, [1 << 28, 1 << 30]) > plain

@@ -25,10 +25,14 @@ def test_a_block_of_a_latent_cache_follows_the_kernel(subtests, monkeypatch):
             check(version, has_tiles, device, multiple)
 
 
-def test_a_recurrent_state_is_float32_where_the_processor_multiplies_bfloat16(subtests, monkeypatch):
+def test_a_recurrent_state_is_float32_where_the_processor_multiplies_bfloat16(
+    subtests, monkeypatch
+):
     def check(multiplies, device, asked, size):
         monkeypatch.setattr(kv_cache, "multiplies_in_bfloat16", lambda: multiplies)
-        settings = VllmSettings(engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked)
+        settings = VllmSettings(
+            engine_version("0.32.0"), 2**34, 0.9, device=device, mamba_ssm_cache_dtype=asked
+        )
         assert kv_cache._state_bytes(settings) == size
 
     for multiplies, device, asked, size in [

@@ -29,11 +29,17 @@ def test_a_version_keeps_or_unpacks_scales_that_were_quantised(subtests):
         ("plain", "0.8.5", METHOD, None, PLAIN),
     ]:
         with subtests.test(name):
-            files = ModelFiles("a model", "config.json", {**CONFIG, "quantization_config": config}, None)
+            files = ModelFiles(
+                "a model", "config.json", {**CONFIG, "quantization_config": config}, None
+            )
 
-            model = with_scales_of_version(read_model(files, quantization=asked), Version(version), asked)
+            model = with_scales_of_version(
+                read_model(files, quantization=asked), Version(version), asked
+            )
 
-            (matrix,) = (p for p in model.parameters if p.name == "model.layers.0.mlp.up_proj.weight")
+            (matrix,) = (
+                p for p in model.parameters if p.name == "model.layers.0.mlp.up_proj.weight"
+            )
             assert matrix.bytes == round(matrix.elements * bits / 8)
 
 

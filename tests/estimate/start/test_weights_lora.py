@@ -16,8 +16,12 @@ NORM = Parameter("model.layers.0.input_layernorm.weight", (64,), 128)
 HEAD = Parameter("lm_head.weight", (1000, 64), 128000)
 
 
-def size(*parameters: Parameter, slots: int = 1, rank: int = 16, ranks: int = 1, stages: int = 1) -> tuple[int, ...]:
-    return lora_bytes(parameters, 2, stages, slots=slots, rank=rank, tensor_parallel_size=ranks, element_bytes=2)
+def size(
+    *parameters: Parameter, slots: int = 1, rank: int = 16, ranks: int = 1, stages: int = 1
+) -> tuple[int, ...]:
+    return lora_bytes(
+        parameters, 2, stages, slots=slots, rank=rank, tensor_parallel_size=ranks, element_bytes=2
+    )
 
 
 def test_a_matrix_gets_rank_by_inputs_and_outputs_by_rank():
@@ -41,7 +45,13 @@ def test_norms_embeddings_and_the_head_have_none():
 
 
 def test_around_the_layers_the_embedding_is_on_the_first_stage_and_the_head_on_the_last_whole_on_every_rank():
-    around = {"slots": 3, "rank": 8, "tensor_parallel_size": 4, "element_bytes": 2, "around_elements": 1000 + 64}
+    around = {
+        "slots": 3,
+        "rank": 8,
+        "tensor_parallel_size": 4,
+        "element_bytes": 2,
+        "around_elements": 1000 + 64,
+    }
     assert lora_bytes((NORM, HEAD), 2, 2, **around) == (3 * 8 * 1064 * 2, 3 * 8 * 1064 * 2)
     assert lora_bytes((NORM, HEAD), 2, 1, **around) == (2 * 3 * 8 * 1064 * 2,)
 
@@ -49,7 +59,12 @@ def test_around_the_layers_the_embedding_is_on_the_first_stage_and_the_head_on_t
 def test_only_some_families_adapt_what_is_around_their_layers(subtests):
     for family, adapted in [("llama", 1064), ("qwen3", 1064), ("qwen2", 0)]:
         with subtests.test(family=family, adapted=adapted):
-            sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
+            sizes = {
+                "num_hidden_layers": 2,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "vocab_size": 1000,
+            }
             assert around_elements(read_shape({"model_type": family, **sizes})) == adapted
 
 

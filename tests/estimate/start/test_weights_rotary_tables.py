@@ -26,7 +26,17 @@ def test_a_table_is_positions_by_dimensions(subtests):
     for changes, rows, columns in [
         ({}, 256, 8),
         ({"partial_rotary_factor": 0.5}, 256, 4),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 1024, 8),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 256,
+                }
+            },
+            1024,
+            8,
+        ),
         ({"rope_local_base_freq": 10000.0}, 512, 8),
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 1024, 8),
         ({"model_type": "gpt2"}, 0, 8),
@@ -39,7 +49,12 @@ def test_a_table_is_positions_by_dimensions(subtests):
 
 
 def test_layers_of_two_kinds_have_a_table_each_and_wide_heads_a_wide_one():
-    gemma = {**LLAMA, "model_type": "gemma4_text", "global_head_dim": 16, "rope_parameters": BY_KIND}
+    gemma = {
+        **LLAMA,
+        "model_type": "gemma4_text",
+        "global_head_dim": 16,
+        "rope_parameters": BY_KIND,
+    }
     assert rotary_bytes(read_shape(gemma)) == 256 * (16 + 8) * 2
 
 
@@ -48,7 +63,16 @@ def test_gemma_3_stretches_its_whole_length_once_more_and_has_a_plain_table_besi
     linear = {"rope_type": "linear", "factor": 8.0}
     text = {**LLAMA, "model_type": "gemma3_text"}
     old = {**text, "rope_local_base_freq": 10000.0, "rope_scaling": linear}
-    new = {**text, "rope_parameters": {"full_attention": linear, "sliding_attention": {"rope_type": "default"}}}
+    new = {
+        **text,
+        "rope_parameters": {
+            "full_attention": linear,
+            "sliding_attention": {"rope_type": "default"},
+        },
+    }
 
     for part in (old, new):
-        assert rotary_bytes(read_shape({"model_type": "gemma3", "text_config": part})) == (8 + 1) * 256 * 8 * 2
+        assert (
+            rotary_bytes(read_shape({"model_type": "gemma3", "text_config": part}))
+            == (8 + 1) * 256 * 8 * 2
+        )

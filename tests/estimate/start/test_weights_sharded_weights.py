@@ -13,7 +13,13 @@ from oomguard.estimate.model.layouts import laid_out
 from oomguard.estimate.model.parameters import built_on_meta, counted
 from oomguard.estimate.model.shape import read_shape
 from oomguard.estimate.model.weight_headers import Parameter
-from oomguard.estimate.start.weights import first_of_fullest, fused_name, rank_weights, stage_layers, unsplit_bytes
+from oomguard.estimate.start.weights import (
+    first_of_fullest,
+    fused_name,
+    rank_weights,
+    stage_layers,
+    unsplit_bytes,
+)
 
 TABLE = Path(__file__).parents[4] / "shared" / "data" / "llmd_v019_dev.json"
 GIB = 2**30
@@ -45,7 +51,9 @@ def test_the_weights_are_those_that_vllm_logged_on_an_h100():
     for run in runs:
         shape = read_shape(run["config"])
         ranks, stages = run["tensor_parallel_size"], run["pipeline_parallel_size"]
-        held = rank_weights(counted(shape), shape, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+        held = rank_weights(
+            counted(shape), shape, tensor_parallel_size=ranks, pipeline_parallel_size=stages
+        )
         assert held.fullest_bytes / GIB == pytest.approx(run["measured_gib"]["weights"], rel=0.005)
     assert len(runs) >= 5
 
@@ -59,16 +67,26 @@ def test_stages_share_the_layers_in_order_and_nearly_evenly(layers, stages):
 
 
 def test_what_does_not_divide_goes_to_the_stages_before_the_last(subtests):
-    for layers, stages, expected in [(32, 4, [8, 8, 8, 8]), (30, 4, [7, 8, 8, 7]), (29, 2, [15, 14])]:
+    for layers, stages, expected in [
+        (32, 4, [8, 8, 8, 8]),
+        (30, 4, [7, 8, 8, 7]),
+        (29, 2, [15, 14]),
+    ]:
         with subtests.test(layers=layers, stages=stages, expected=expected):
             assert [len(part) for part in stage_layers(layers, stages)] == expected
 
 
 def test_matrices_are_sharded_and_vectors_are_whole():
     held = rank_weights(
-        [Parameter("model.layers.0.mlp.up_proj.weight", (128, 64), 16384)], SHAPE, tensor_parallel_size=4
+        [Parameter("model.layers.0.mlp.up_proj.weight", (128, 64), 16384)],
+        SHAPE,
+        tensor_parallel_size=4,
     )
-    norm = rank_weights([Parameter("model.layers.0.input_layernorm.weight", (64,), 128)], SHAPE, tensor_parallel_size=4)
+    norm = rank_weights(
+        [Parameter("model.layers.0.input_layernorm.weight", (64,), 128)],
+        SHAPE,
+        tensor_parallel_size=4,
+    )
 
     assert held.fullest_bytes - held.tables_bytes == 4096
     assert norm.fullest_bytes - norm.tables_bytes == 128
@@ -120,7 +138,9 @@ def test_an_encoder_s_layers_stand_with_the_first_stage():
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
 def test_all_ranks_together_hold_at_least_the_model(ranks, stages):
     parameters = counted(SHAPE)
-    held = rank_weights(parameters, SHAPE, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+    held = rank_weights(
+        parameters, SHAPE, tensor_parallel_size=ranks, pipeline_parallel_size=stages
+    )
 
     assert ranks * sum(held.stages_bytes) >= sum(p.bytes for p in parameters)
     assert held.stages_bytes[first_of_fullest(held.stages_bytes)] >= 0.99 * held.fullest_bytes
@@ -129,7 +149,10 @@ def test_all_ranks_together_hold_at_least_the_model(ranks, stages):
 def test_layers_named_for_further_tokens_are_loaded_for_speculation_only():
     extra = [Parameter("mtp.layers.0.mlp.up_proj.weight", (128, 64), 16384)]
     assert rank_weights(extra, SHAPE).fullest_bytes == rank_weights([], SHAPE).fullest_bytes
-    assert rank_weights(extra, SHAPE, mtp_layers=True).fullest_bytes == rank_weights([], SHAPE).fullest_bytes + 16384
+    assert (
+        rank_weights(extra, SHAPE, mtp_layers=True).fullest_bytes
+        == rank_weights([], SHAPE).fullest_bytes + 16384
+    )
 
 
 def test_a_head_that_is_the_embedding_once_more_is_not_loaded():
@@ -140,23 +163,40 @@ def test_a_head_that_is_the_embedding_once_more_is_not_loaded():
 
 
 def test_experts_in_one_tensor_are_spread_too():
-    experts = [Parameter("model.layers.0.block_sparse_moe.input_linear.weight", (8, 128, 64), 131072)]
+    experts = [
+        Parameter("model.layers.0.block_sparse_moe.input_linear.weight", (8, 128, 64), 131072)
+    ]
     held = rank_weights(experts, SHAPE, expert_ranks=8)
     assert held.fullest_bytes - held.tables_bytes == 16384
 
 
 def test_a_large_tensor_keeps_the_rest_of_its_block_that_is_not_split_off(subtests):
-    for mib, unsplit_mib in [(259, 1), (129.5, 0.5), (64.75, 0), (32, 0), (31.5, 0.5), (9.5, 0), (10.5, 0)]:
+    for mib, unsplit_mib in [
+        (259, 1),
+        (129.5, 0.5),
+        (64.75, 0),
+        (32, 0),
+        (31.5, 0.5),
+        (9.5, 0),
+        (10.5, 0),
+    ]:
         with subtests.test(mib=mib, unsplit_mib=unsplit_mib):
             assert unsplit_bytes(round(mib * 2**20)) == unsplit_mib * 2**20
 
 
 def test_projections_of_one_input_are_one_tensor():
-    names = {fused_name(f"model.layers.3.{name}_proj.weight") for name in ("self_attn.q", "self_attn.k", "self_attn.v")}
+    names = {
+        fused_name(f"model.layers.3.{name}_proj.weight")
+        for name in ("self_attn.q", "self_attn.k", "self_attn.v")
+    }
 
     assert names == {"model.layers.3.self_attn.qkv_proj.weight"}
-    assert fused_name("model.layers.3.mlp.gate_proj.weight") == fused_name("model.layers.3.mlp.up_proj.weight")
-    assert fused_name("model.layers.3.mlp.down_proj.weight") == "model.layers.3.mlp.down_proj.weight"
+    assert fused_name("model.layers.3.mlp.gate_proj.weight") == fused_name(
+        "model.layers.3.mlp.up_proj.weight"
+    )
+    assert (
+        fused_name("model.layers.3.mlp.down_proj.weight") == "model.layers.3.mlp.down_proj.weight"
+    )
 
 
 def test_a_published_start_loads_to_the_hundredth_of_a_gibibyte_what_its_log_says():
@@ -182,7 +222,9 @@ def test_experts_grow_by_their_padding_and_nothing_else_does():
         Parameter("model.layers.0.mlp.experts.gate_up_proj", (8, 128, 64), 131072),
         Parameter("model.layers.0.mlp.down_proj.weight", (64, 128), 16384),
     ]
-    plain, padded = (rank_weights(rows, SHAPE, expert_padding=ratio).fullest_bytes for ratio in (1.0, 1.5))
+    plain, padded = (
+        rank_weights(rows, SHAPE, expert_padding=ratio).fullest_bytes for ratio in (1.0, 1.5)
+    )
 
     assert padded - plain == 65536
 
@@ -193,13 +235,24 @@ def test_keys_that_stand_for_the_values_are_loaded_as_both():
         "model_type": "gemma4_text",
         "attention_k_eq_v": True,
         "sliding_window": 128,
-        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
     }
     shape, keys = read_shape(config), "model.layers.{}.self_attn.k_proj.weight"
     without = rank_weights([], shape).fullest_bytes
 
-    assert rank_weights([Parameter(keys.format(3), (16, 64), 2048)], shape).fullest_bytes == without + 4096
-    assert rank_weights([Parameter(keys.format(2), (16, 64), 2048)], shape).fullest_bytes == without + 2048
+    assert (
+        rank_weights([Parameter(keys.format(3), (16, 64), 2048)], shape).fullest_bytes
+        == without + 4096
+    )
+    assert (
+        rank_weights([Parameter(keys.format(2), (16, 64), 2048)], shape).fullest_bytes
+        == without + 2048
+    )
 
 
 def test_layers_that_share_keys_and_values_have_room_for_their_own_beside_their_queries():
@@ -208,9 +261,15 @@ def test_layers_that_share_keys_and_values_have_room_for_their_own_beside_their_
     without, last = rank_weights([], shape).fullest_bytes, shape.layers - 1
     size = 64 * 64 * 2
 
-    held = rank_weights([Parameter(queries.format(last), (64, 64), size)], shape).fullest_bytes - without
+    held = (
+        rank_weights([Parameter(queries.format(last), (64, 64), size)], shape).fullest_bytes
+        - without
+    )
     assert held == size + size * 2 * shape.kv_heads // shape.heads
-    assert rank_weights([Parameter(queries.format(0), (64, 64), size)], shape).fullest_bytes == without + size
+    assert (
+        rank_weights([Parameter(queries.format(0), (64, 64), size)], shape).fullest_bytes
+        == without + size
+    )
 
 
 def test_each_rank_has_the_whole_of_an_indexer():

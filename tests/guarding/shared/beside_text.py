@@ -20,7 +20,12 @@ TEXT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SEES = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+SEES = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 GREEDY = {"do_sample": False, "max_new_tokens": 4}
 
 
@@ -54,7 +59,11 @@ def idefics3():
     vision = {**SEES, "image_size": 64, "patch_size": 8}
     text = {**TEXT, "model_type": "llama"}
     model = model_of(
-        "Idefics3ForConditionalGeneration", text_config=text, vision_config=vision, scale_factor=4, image_token_id=MEDIA
+        "Idefics3ForConditionalGeneration",
+        text_config=text,
+        vision_config=vision,
+        scale_factor=4,
+        image_token_id=MEDIA,
     )
     pixels, seen = noise(16, 2, 3, 64, 64), torch.ones(16, 2, 64, 64, dtype=torch.bool)
     pixels[::3, 1], seen[::3, 1] = 0, False  # every third row has one image
@@ -67,9 +76,23 @@ def idefics3():
 
 
 def llava_onevision():
-    vision = {**SEES, "model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14, "vision_use_head": False}
-    config = {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": vision, "image_token_index": MEDIA}
-    config |= {"image_grid_pinpoints": [[56, 56], [56, 112]], "vision_feature_layer": -1, "video_token_index": 8}
+    vision = {
+        **SEES,
+        "model_type": "siglip_vision_model",
+        "image_size": 56,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    config = {
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_config": vision,
+        "image_token_index": MEDIA,
+    }
+    config |= {
+        "image_grid_pinpoints": [[56, 56], [56, 112]],
+        "vision_feature_layer": -1,
+        "video_token_index": 8,
+    }
     model = model_of("LlavaOnevisionForConditionalGeneration", **config)
     numbers = [2, 3] * 6  # of several images each is one patch, and a line's end
     pixels = noise(sum(numbers), 1, 3, 56, 56)
@@ -85,12 +108,20 @@ def llava_onevision():
 def llava_next():
     """Images of several sizes, of which each takes tokens by its own."""
     vision = {**SEES, "model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
-    config = {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": vision, "image_token_index": MEDIA}
+    config = {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": vision,
+        "image_token_index": MEDIA,
+    }
     config |= {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]], "vision_feature_layer": -1}
     model = model_of("LlavaNextForConditionalGeneration", **config)
     sizes = torch.tensor([(64, 64), (40, 100), (120, 40)] * 4)
     each = tokens_by_size(model, sizes)
-    given = {**with_tokens([sum(each[:2]), *each[2:]]), "pixel_values": noise(12, 5, 3, 32, 32), "image_sizes": sizes}
+    given = {
+        **with_tokens([sum(each[:2]), *each[2:]]),
+        "pixel_values": noise(12, 5, 3, 32, 32),
+        "image_sizes": sizes,
+    }
     return model, lambda: model.generate(**given, **GREEDY)
 
 
@@ -105,10 +136,22 @@ def qwen_video():
         "out_hidden_size": 64,
         "patch_size": 4,
     }
-    vision |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": []}
-    tokens = {"image_token_id": MEDIA, "video_token_id": 8, "vision_start_token_id": 7, "vision_end_token_id": 6}
+    vision |= {
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 16,
+        "fullatt_block_indexes": [],
+    }
+    tokens = {
+        "image_token_id": MEDIA,
+        "video_token_id": 8,
+        "vision_start_token_id": 7,
+        "vision_end_token_id": 6,
+    }
     text = {**TEXT, "rope_parameters": rope}
-    model = model_of("Qwen2_5_VLForConditionalGeneration", text_config=text, vision_config=vision, **tokens)
+    model = model_of(
+        "Qwen2_5_VLForConditionalGeneration", text_config=text, vision_config=vision, **tokens
+    )
     grids = [(1 + row % 2, 8, 4 + 4 * (row % 3)) for row in range(12)]
     given = with_tokens([t * h * w // 4 for t, h, w in grids], token=8, before=[7])
     given |= {

@@ -42,7 +42,11 @@ def made(kind, config, device):
 
 
 def llama(device, scale):
-    return made(hf.LlamaForCausalLM, hf.LlamaConfig(**sizes(scale, eos_token_id=None, bos_token_id=1)), device)
+    return made(
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig(**sizes(scale, eos_token_id=None, bos_token_id=1)),
+        device,
+    )
 
 
 def bert(kind, device, scale, **more):
@@ -142,7 +146,10 @@ def whisper(device, scale):
         begin_suppress_tokens=None,
     )
     torch.manual_seed(0)
-    model, features = hf.WhisperForConditionalGeneration(config).eval().to(device), noise(device, 96, 8, frames)
+    model, features = (
+        hf.WhisperForConditionalGeneration(config).eval().to(device),
+        noise(device, 96, 8, frames),
+    )
     return lambda: model.generate(input_features=features, max_new_tokens=6, do_sample=False)
 
 
@@ -177,7 +184,9 @@ def images_beside_text(device, scale):
         patch_size=8,
         projection_dim=32,
     )
-    config = hf.LlavaConfig(vision_config=seen, text_config=hf.LlamaConfig(**text), image_token_index=IMAGE_TOKEN)
+    config = hf.LlavaConfig(
+        vision_config=seen, text_config=hf.LlamaConfig(**text), image_token_index=IMAGE_TOKEN
+    )
     config.pad_token_id = 0
     model, given = made(hf.LlavaForConditionalGeneration, config, device), batch(device)
     given["input_ids"][:, -80:-16] = IMAGE_TOKEN  # 64 patches an image
@@ -189,24 +198,42 @@ def images_beside_text(device, scale):
 def text_generation_pipeline(device, scale):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "the", "quick", "brown", "fox"])}
+    words = {
+        word: number
+        for number, word in enumerate(["[PAD]", "[UNK]", "the", "quick", "brown", "fox"])
+    }
     own = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     own.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = hf.PreTrainedTokenizerFast(
         tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]", padding_side="left"
     )
-    pipe = hf.pipeline("text-generation", model=llama(device, scale), tokenizer=tokenizer, device=device)
+    pipe = hf.pipeline(
+        "text-generation", model=llama(device, scale), tokenizer=tokenizer, device=device
+    )
     texts = ["the quick brown fox " * (64 - row % 8) for row in range(64)]
     options = {"max_new_tokens": 4, "do_sample": False, "return_tensors": True, "batch_size": 64}
     return lambda: torch.tensor(
-        [row[0]["generated_token_ids"][-4:] for row in pipe(texts, **options)]  # a pipeline's lists differ in length
+        [
+            row[0]["generated_token_ids"][-4:] for row in pipe(texts, **options)
+        ]  # a pipeline's lists differ in length
     )
 
 
 @everyday
 def trainer_evaluate(device, scale):
-    model, given = bert(hf.BertForSequenceClassification, device, scale, num_labels=5), batch("cpu", side="right")
-    rows = [{"labels": row % 5, **{name: value[row] for name, value in given.items()}} for row in range(64)]
-    options = {"per_device_eval_batch_size": 64, "report_to": [], "disable_tqdm": True, "use_cpu": device == "cpu"}
+    model, given = (
+        bert(hf.BertForSequenceClassification, device, scale, num_labels=5),
+        batch("cpu", side="right"),
+    )
+    rows = [
+        {"labels": row % 5, **{name: value[row] for name, value in given.items()}}
+        for row in range(64)
+    ]
+    options = {
+        "per_device_eval_batch_size": 64,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": device == "cpu",
+    }
     trainer = hf.Trainer(model, hf.TrainingArguments("trainer_output", **options))
     return lambda: torch.tensor(trainer.evaluate(rows)["eval_loss"])

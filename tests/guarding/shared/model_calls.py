@@ -13,15 +13,32 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 from oomguard.testing import limit_memory  # noqa: E402
 
 ROWS, TOKENS, VOCAB = 16, 96, 64
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 
 
 def made(name, *, attention="eager", **options):
     """A tiny model in float32 with random weights; eager attention is what takes memory."""
     torch.manual_seed(0)
-    config = getattr(transformers, name.split("For")[0].removesuffix("Model").removesuffix("LMHead") + "Config")
-    settings = {**SIZES, "vocab_size": VOCAB, "max_position_embeddings": 512, "pad_token_id": 0, **options}
-    return getattr(transformers, name)._from_config(config(**settings), attn_implementation=attention).eval()
+    config = getattr(
+        transformers, name.split("For")[0].removesuffix("Model").removesuffix("LMHead") + "Config"
+    )
+    settings = {
+        **SIZES,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        **options,
+    }
+    return (
+        getattr(transformers, name)
+        ._from_config(config(**settings), attn_implementation=attention)
+        .eval()
+    )
 
 
 def padded(rows=ROWS, tokens=TOKENS, side="left"):
@@ -81,7 +98,10 @@ def assert_same(whole, parts):
         for one, other in zip(whole, parts, strict=True):
             assert_same(one, other)
     elif hasattr(whole, "layers"):
-        assert_same([(layer.keys, layer.values) for layer in whole.layers], [(r.keys, r.values) for r in parts.layers])
+        assert_same(
+            [(layer.keys, layer.values) for layer in whole.layers],
+            [(r.keys, r.values) for r in parts.layers],
+        )
     elif hasattr(whole, "self_attention_cache"):
         assert_same(whole.self_attention_cache, parts.self_attention_cache)
         assert_same(whole.cross_attention_cache, parts.cross_attention_cache)

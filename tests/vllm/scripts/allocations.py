@@ -21,7 +21,9 @@ def n_gram_table() -> int:
         return made[-1]
 
     config = SimpleNamespace(
-        speculative_config=SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=4, num_speculative_tokens=5),
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=2, prompt_lookup_max=4, num_speculative_tokens=5
+        ),
         model_config=SimpleNamespace(max_model_len=LENGTH),
         scheduler_config=SimpleNamespace(max_num_seqs=SEQS),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
@@ -50,7 +52,12 @@ def slots(layer_class: type, **attributes) -> list[int]:
 
 embedding = SimpleNamespace(org_vocab_size=VOCABULARY, embedding_dim=WIDTH, weight=torch.empty(1))
 head = SimpleNamespace(vocab_size=VOCABULARY)
-of_head = {"base_layer": head, "hidden_size": WIDTH, "device": "cpu", "sharded_to_full_mapping": None}
+of_head = {
+    "base_layer": head,
+    "hidden_size": WIDTH,
+    "device": "cpu",
+    "sharded_to_full_mapping": None,
+}
 print(
     json.dumps(
         {

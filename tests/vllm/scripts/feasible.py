@@ -12,7 +12,12 @@ def main() -> None:
 
     for text in sys.argv[1:]:
         try:
-            llm = LLM(model="./tiny", enforce_eager=True, distributed_executor_backend="uni", **json.loads(text))
+            llm = LLM(
+                model="./tiny",
+                enforce_eager=True,
+                distributed_executor_backend="uni",
+                **json.loads(text),
+            )
         except ValueError as error:
             print("STARTS", json.dumps({"starts": False, "error": str(error)}), flush=True)
             continue

@@ -14,7 +14,12 @@ import psutil
 
 import oomguard
 
-SMALL = {"max_model_len": 32768, "kv_cache_memory_bytes": 1_000_000, "enforce_eager": True, "dtype": "float16"}
+SMALL = {
+    "max_model_len": 32768,
+    "kv_cache_memory_bytes": 1_000_000,
+    "enforce_eager": True,
+    "dtype": "float16",
+}
 
 
 def segments() -> set[str]:
@@ -37,7 +42,9 @@ def left(before: set[str]) -> dict[str, list[str]]:
     until = time.monotonic() + 10
     while True:
         children = psutil.Process().children(recursive=True)
-        alive = [c.name() for c in children if c.status() != psutil.STATUS_ZOMBIE and "VLLM" in c.name()]
+        alive = [
+            c.name() for c in children if c.status() != psutil.STATUS_ZOMBIE and "VLLM" in c.name()
+        ]
         threads = [t.name for t in threading.enumerate() if "oomguard" in t.name]
         if not (alive or threads) or time.monotonic() > until:
             return {"processes": alive, "segments": sorted(segments() - before), "threads": threads}
@@ -45,7 +52,9 @@ def left(before: set[str]) -> dict[str, list[str]]:
 
 
 def shown(guard: oomguard.Guard) -> list[object]:
-    return [[[f"{p.setting} {p.old} -> {p.new}" for p in a.patches], a.error] for a in guard.attempts]
+    return [
+        [[f"{p.setting} {p.old} -> {p.new}" for p in a.patches], a.error] for a in guard.attempts
+    ]
 
 
 def start(way: str) -> object:
@@ -72,7 +81,9 @@ def main(way: str) -> None:
     before = segments()
     if way == "async":
         told = []
-        asked = oomguard.guard(allow="reduces-capacity", on_patch=lambda patch: told.append(patch.setting))
+        asked = oomguard.guard(
+            allow="reduces-capacity", on_patch=lambda patch: told.append(patch.setting)
+        )
         tokens, length = asyncio.run(asked(answer)())
         print("RESULT", json.dumps([tokens, length, ["first", *told], left(before)]))
         return
@@ -87,13 +98,17 @@ def main(way: str) -> None:
         return
     with guard:
         made = start(way)
-    of_the_failed = segments() - before  # those of the engine that works are mapped; what that one leaves is vLLM's own
+    of_the_failed = (
+        segments() - before
+    )  # those of the engine that works are mapped; what that one leaves is vLLM's own
     engine = getattr(made, "llm_engine", made)
     length, tokens = engine.model_config.max_model_len, []
     if way == "llm":
         from vllm import SamplingParams
 
-        outputs = made.generate(["the quick brown", "the lazy dog"], SamplingParams(max_tokens=8, ignore_eos=True))
+        outputs = made.generate(
+            ["the quick brown", "the lazy dog"], SamplingParams(max_tokens=8, ignore_eos=True)
+        )
         tokens = [len(output.outputs[0].token_ids) for output in outputs]
         del outputs
     del made, engine

@@ -14,5 +14,7 @@ if __name__ == "__main__":
         kv_cache_memory_bytes=64 << 20,
     )
     prompt = {"prompt_token_ids": [1 + i % 1000 for i in range(8191)]}
-    scored = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False))
+    scored = llm.generate(
+        [prompt], SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    )
     print("SCORED", len(scored[0].prompt_logprobs), flush=True)

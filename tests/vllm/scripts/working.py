@@ -34,13 +34,20 @@ def sampling(number: int) -> object:
     """Greedy; every third request draws with a seed and a penalty, which no engine can go on with in the middle."""
     from vllm import SamplingParams
 
-    drawn = {"temperature": 1.0, "seed": number, "presence_penalty": 0.5} if number % 3 == 0 else {"temperature": 0.0}
+    drawn = (
+        {"temperature": 1.0, "seed": number, "presence_penalty": 0.5}
+        if number % 3 == 0
+        else {"temperature": 0.0}
+    )
     return SamplingParams(max_tokens=MOST_TOKENS, ignore_eos=True, **drawn)
 
 
 def generate(llm: object, prompts: list[object]) -> list[list[object]]:
     outputs = llm.generate(prompts, [sampling(n) for n in range(len(prompts))], use_tqdm=False)
-    return [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.outputs[0].stop_reason] for o in outputs]
+    return [
+        [list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.outputs[0].stop_reason]
+        for o in outputs
+    ]
 
 
 def killed() -> dict[str, object]:
@@ -69,7 +76,9 @@ async def streams() -> dict[str, object]:
 
     async def stream(number: int, name: str) -> list[int]:
         had: list[int] = []
-        async for output in engine.generate(PROMPTS[number], sampling(number), request_id=f"{name}{number}"):
+        async for output in engine.generate(
+            PROMPTS[number], sampling(number), request_id=f"{name}{number}"
+        ):
             now = list(output.outputs[0].token_ids)
             assert now[: len(had)] == had, "what was delivered has changed"
             had = now
@@ -82,7 +91,8 @@ async def streams() -> dict[str, object]:
     began = time.monotonic()
     calm = await asyncio.gather(*[stream(number, "calm") for number in range(len(PROMPTS))])
     *found, _ = await asyncio.gather(
-        *[stream(number, "killed") for number in range(len(PROMPTS))], kill((time.monotonic() - began) / 2)
+        *[stream(number, "killed") for number in range(len(PROMPTS))],
+        kill((time.monotonic() - began) / 2),
     )
     later = await stream(1, "later")
     engine.shutdown()

@@ -1,7 +1,8 @@
-"""The client that a front end keeps while cores come and go: what the synchronous and the asynchronous one share.
+"""The client that a front end keeps while cores come and go: what the synchronous and the
+asynchronous one share.
 
-It sees every request and every output, so all that goes through an engine goes through it: generate, chat, embed, score, beam search,
-streams. The front end never sees a death.
+It sees every request and every output, so all that goes through an engine goes through it:
+generate, chat, embed, score, beam search, streams. The front end never sees a death.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from oomguard.engines.start_attempt import MadeAgain
 from oomguard.engines.vllm.in_process.requests import Unfinished
 from oomguard.probe.host import Cgroup, read_cgroup
 
-# A core that is gone without a word: vLLM notices it, and leaves its synchronous caller at an empty queue. This wakes the caller.
+# A core that is gone without a word: vLLM notices it, and leaves its synchronous caller at an empty
+# queue. This wakes the caller.
 
 LOOKS_EVERY_S: Final = 0.25
 EMPTY_FOR_S: Final = 1.0
@@ -28,16 +30,21 @@ NAME: Final = "oomguard-waker"
 
 
 def watch(client: LastingClient) -> None:
-    """Watch the client's core until it dies, is followed by another one, or the program lets go of the client."""
+    """Watch the client's core until it dies, is followed by another one, or the program lets go of
+    the client.
+    """
     inner = weakref.ref(client.inner)
-    threading.Thread(target=_wake, args=(weakref.ref(client), inner), name=NAME, daemon=True).start()
+    threading.Thread(
+        target=_wake, args=(weakref.ref(client), inner), name=NAME, daemon=True
+    ).start()
 
 
 def _wake(attended: weakref.ref[LastingClient], watched: weakref.ref[Any]) -> None:
     empty_since_s: float | None = None
     while True:
         time.sleep(LOOKS_EVERY_S)
-        client, inner = attended(), watched()
+        client = attended()
+        inner = watched()
         if client is None or inner is None or client.inner is not inner or client.is_given_up:
             return
         if not inner.resources.engine_dead:
@@ -62,13 +69,19 @@ def death() -> Exception:
     return error
 
 
-# The front end of an engine whose core was made again: what it holds of the old core becomes what the new one's own would hold.
+# The front end of an engine whose core was made again: what it holds of the old core becomes what
+# the new one's own would hold.
 
 # What a program may ask its engine for, and a new core may have otherwise.
 _TOLD: Final = {
     "model_config": ("max_model_len",),
     "scheduler_config": ("max_num_batched_tokens", "max_num_seqs"),
-    "cache_config": ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override", "num_gpu_blocks"),
+    "cache_config": (
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "num_gpu_blocks",
+    ),
 }
 
 
@@ -77,15 +90,23 @@ _OF_A_STEP: Final = ("max_num_batched_tokens", "max_num_seqs")
 
 
 def step_in_use(engine: Any) -> dict[str, SettingInForce]:
-    """Return the settings of a step that an engine runs with, given or not; of none that it does not tell."""
-    found = {name: getattr(getattr(engine.vllm_config, "scheduler_config", None), name, None) for name in _OF_A_STEP}
+    """Return the settings of a step that an engine runs with, given or not; of none that it does
+    not tell.
+    """
+    found = {
+        name: getattr(getattr(engine.vllm_config, "scheduler_config", None), name, None)
+        for name in _OF_A_STEP
+    }
     return {
-        name: SettingInForce(name, value, False, "engine") for name, value in found.items() if isinstance(value, int)
+        name: SettingInForce(name, value, False, "engine")
+        for name, value in found.items()
+        if isinstance(value, int)
     }
 
 
 def fit_front_end(engine: Any, fresh: Any) -> None:
-    """Take over what follows from the new core: its limits, its counters, and that it has seen no image yet.
+    """Take over what follows from the new core: its limits, its counters, and that it has seen no
+    image yet.
 
     Args:
         engine: the program's own engine (``LLMEngine``, ``AsyncLLM``), which has the new core now.
@@ -94,20 +115,33 @@ def fit_front_end(engine: Any, fresh: Any) -> None:
     for part, names in _TOLD.items():
         for name in names:
             with contextlib.suppress(AttributeError):
-                setattr(getattr(engine.vllm_config, part), name, getattr(getattr(fresh.vllm_config, part), name))
+                setattr(
+                    getattr(engine.vllm_config, part),
+                    name,
+                    getattr(getattr(fresh.vllm_config, part), name),
+                )
     # What was sent once is not sent again, and the new core has nothing of it.
     with contextlib.suppress(AttributeError):
         engine.renderer.clear_mm_cache()
-    with contextlib.suppress(AttributeError):  # its own have been taken out of the registry by the new ones
+    with contextlib.suppress(
+        AttributeError
+    ):  # its own have been taken out of the registry by the new ones
         engine.logger_manager = fresh.logger_manager
     with contextlib.suppress(AttributeError, IndexError):
         engine._logger_ref[0] = fresh.logger_manager
 
 
 # A failure for memory happens again to the same request; any other death may have been chance.
-_DEATHS_OF_MEMORY, _DEATHS_OF_CHANCE = 1, 2
+_DEATHS_OF_MEMORY = 1
+_DEATHS_OF_CHANCE = 2
 # Calls that change what a core holds beyond its requests; who reads it may go on.
-_CHANGING: Final = ("collective_rpc", "set_weight_version", "pause_scheduler", "sleep", "save_sharded_state")
+_CHANGING: Final = (
+    "collective_rpc",
+    "set_weight_version",
+    "pause_scheduler",
+    "sleep",
+    "save_sharded_state",
+)
 _READING: Final = frozenset({"get_model_inspection"})
 _UNDOING: Final = {"wake_up": "sleep", "resume_scheduler": "pause_scheduler"}
 
@@ -128,7 +162,8 @@ class LastingClient:
     """
 
     def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
-        self.inner, self._make_again = inner, make_again
+        self.inner = inner
+        self._make_again = make_again
         self._engine = weakref.ref(engine)
         self._changed: str | None = None
         self._is_closed = False
@@ -142,14 +177,17 @@ class LastingClient:
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # while it is being made
             raise AttributeError(name)
-        found, plain = getattr(self.inner, name), name.removesuffix("_async")
+        found = getattr(self.inner, name)
+        plain = name.removesuffix("_async")
         if plain in _CHANGING or plain in _UNDOING:
             return _noting(self, plain, found)
         return found
 
     @property
     def resources(self) -> Any:
-        """The inner client's, which are not dead while the core is made again: nobody is to give up meanwhile."""
+        """The inner client's, which are not dead while the core is made again: nobody is to give up
+        meanwhile.
+        """
         return _Resources(self.inner.resources, self.is_given_up)
 
     def shutdown(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +203,9 @@ class LastingClient:
             self._changed = None
 
     def replaced(self, error: Exception) -> MadeAgain:
-        """Make the core again in the place of the dead one; raises the error that told of its death where that is not to be."""
+        """Make the core again in the place of the dead one; raises the error that told of its death
+        where that is not to be.
+        """
         if self.is_given_up:
             raise error
         made = None
@@ -176,13 +216,15 @@ class LastingClient:
                 self.is_given_up = self.is_given_up or made is None
         else:
             get_logger().warning(
-                "the engine died, and is not made again", because=f"{self._changed} changed what it held"
+                "the engine died, and is not made again",
+                because=f"{self._changed} changed what it held",
             )
             self.is_given_up = True
         if made is None:
             raise error
         fresh = made.engine
-        self.inner, fresh.engine_core = fresh.engine_core, None
+        self.inner = fresh.engine_core
+        fresh.engine_core = None
         if self._is_closed:
             self.inner.shutdown()
             raise error
@@ -195,12 +237,18 @@ class LastingClient:
     def failing(self, made: MadeAgain, error: Exception) -> list[Any]:
         """Return the outputs that end the requests which cannot go on, with the reason."""
         failed = self.unfinished.lost(most_tokens=_most_tokens(made.engine))
-        if (name := self.unfinished.at_fault(_DEATHS_OF_MEMORY if made.of_memory else _DEATHS_OF_CHANCE)) is not None:
+        if (
+            name := self.unfinished.at_fault(
+                _DEATHS_OF_MEMORY if made.of_memory else _DEATHS_OF_CHANCE
+            )
+        ) is not None:
             failed[name] = "the engine died of this request while it ran alone"
         return self.told(failed, error)
 
     def told(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
-        """Return the outputs that tell of requests that failed; of those for a vector an exception tells (``fail``)."""
+        """Return the outputs that tell of requests that failed; of those for a vector an exception
+        tells (``fail``).
+        """
         for name, why in failed.items():
             get_logger().warning("a request failed", request=name, because=why)
         of_tokens = [name for name in failed if self.unfinished.is_of_tokens(name)]
@@ -221,7 +269,8 @@ class LastingClient:
         with contextlib.suppress(AttributeError):
             error.partial = Partial(len(vectors), done, vectors)  # type: ignore[attr-defined]
             error.add_note(
-                f"oomguard: {done} of {len(vectors)} requests are done: `partial` of this exception holds what they gave"
+                f"oomguard: {done} of {len(vectors)} requests are done: `partial` of this "
+                "exception holds what they gave"
             )
         return error
 
@@ -235,7 +284,8 @@ class _Resources:
     """A client's resources, dead only once the core is not made again."""
 
     def __init__(self, inner: Any, is_given_up: bool) -> None:
-        self._resources, self.engine_dead = inner, inner.engine_dead and is_given_up
+        self._resources = inner
+        self.engine_dead = inner.engine_dead and is_given_up
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._resources, name)
@@ -248,7 +298,12 @@ def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Calla
     """Return a call of the inner client that is noted once it is made."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if name == "wake_up" and client.before_waking is not None and not (args and args[0]) and not kwargs.get("tags"):
+        if (
+            name == "wake_up"
+            and client.before_waking is not None
+            and not (args and args[0])
+            and not kwargs.get("tags")
+        ):
             client.before_waking()
         if not (args and isinstance(args[0], str) and args[0] in _READING):
             client.note(name)
@@ -260,9 +315,13 @@ def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Calla
 def is_death(error: Exception, client: Any) -> bool:
     """Return whether an exception of a client tells that the core has died.
 
-    vLLM's monitor notes a death and closes the client's sockets: who sends at that moment meets a socket that is none any more.
+    vLLM's monitor notes a death and closes the client's sockets: who sends at that moment meets a
+    socket that is none any more.
     """
-    return type(error).__name__ == "EngineDeadError" or getattr(client.resources, "engine_dead", False) is True
+    return (
+        type(error).__name__ == "EngineDeadError"
+        or getattr(client.resources, "engine_dead", False) is True
+    )
 
 
 def death_of(error: Exception) -> Exception:
@@ -282,7 +341,9 @@ def _is_float32(engine: Any) -> bool:
 def _most_tokens(engine: Any) -> int | None:
     config = getattr(getattr(engine, "vllm_config", None), "model_config", None)
     found = getattr(config, "max_model_len", None)
-    return found if isinstance(found, int) else None
+    if isinstance(found, int):
+        return found
+    return None
 
 
 def _failed_output(name: str, why: str) -> Any:

@@ -1,4 +1,5 @@
-"""An engine at work whose core may die: its front end is given a client that has the core made again and sends what is unfinished.
+"""An engine at work whose core may die: its front end is given a client that has the core made
+again and sends what is unfinished.
 
 The client stands where the front end (``LLMEngine``, ``AsyncLLM``) keeps its own.
 """
@@ -9,14 +10,24 @@ import asyncio
 import contextlib
 from typing import Any
 
-from oomguard.engines.vllm.in_process.core_client import AfterDeath, LastingClient, death_of, is_death, outputs_of
+from oomguard.engines.vllm.in_process.core_client import (
+    AfterDeath,
+    LastingClient,
+    death_of,
+    is_death,
+    outputs_of,
+)
 
 
 def may_attend(engine: Any) -> bool:
-    """Return whether an engine's core is another process with a client of its own: not with data parallelism, nor in this process."""
+    """Return whether an engine's core is another process with a client of its own: not with data
+    parallelism, nor in this process.
+    """
     client = getattr(engine, "engine_core", None)
     needed = ("resources", "outputs_queue", "add_request")
-    is_one = type(client).__name__ in {"SyncMPClient", "AsyncMPClient"} and not getattr(client, "is_dp", False)
+    is_one = type(client).__name__ in {"SyncMPClient", "AsyncMPClient"} and not getattr(
+        client, "is_dp", False
+    )
     return is_one and all(hasattr(client, name) for name in needed)
 
 
@@ -63,7 +74,8 @@ class AttendedSync(LastingClient):
         """Return what the core gives next, from a new core where this one has died."""
         while True:
             if self._failed:
-                failed, self._failed = self._failed, []
+                failed = self._failed
+                self._failed = []
                 return outputs_of(failed)
             if self._raised_last is not None and not len(self.unfinished):
                 self.shutdown()
@@ -80,7 +92,9 @@ class AttendedSync(LastingClient):
             return outputs
 
     def fail(self, name: str, error: Exception) -> None:
-        """Have the exception raised once all other requests are done: there is no other way to tell of a vector that failed."""
+        """Have the exception raised once all other requests are done: there is no other way to tell
+        of a vector that failed.
+        """
         del name
         self._raised_last = self._raised_last or error
 
@@ -117,7 +131,8 @@ class AttendedAsync(LastingClient):
         try:
             await self.inner.add_request_async(request)
         except Exception as error:
-            # Who waits for outputs hears of the death too, and sends what is unfinished: this request as well.
+            # Who waits for outputs hears of the death too, and sends what is unfinished: this
+            # request as well.
             if not is_death(error, self.inner) or self.is_given_up:
                 raise
 

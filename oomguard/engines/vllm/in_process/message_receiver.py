@@ -1,7 +1,8 @@
-"""Where a guarded start hears its engine's processes: a Unix socket in a private folder, and a thread that reads it.
+"""Where a guarded start hears its engine's processes: a Unix socket in a private folder, and a
+thread that reads it.
 
-Who speaks is told by the kernel, not by the row. What is kept is bounded: the beginning, which has the settings, and the
-end, which has the failure.
+Who speaks is told by the kernel, not by the row. What is kept is bounded: the beginning, which has
+the settings, and the end, which has the failure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from oomguard.engines.vllm.in_process.message_sender import with_address
 from oomguard.scan.exceptions import exception_lines
 from oomguard.scan.source import Line
 
-# What the processes of a start told, as lines: those that a log of the same start would have, in its form.
+# What the processes of a start told, as lines: those that a log of the same start would have, in
+# its form.
 
 Row = Mapping[str, Any]
 # vllm/logging_utils/dump_input.py.
@@ -34,7 +36,9 @@ _SCHEDULED: Final = re.compile(r"scheduler output.*\bnum_scheduled_tokens=\{([^}
 
 
 def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[Line, ...]:
-    """Return all that was told, and behind it the lines of the exception that the start ended with."""
+    """Return all that was told, and behind it the lines of the exception that the start
+    ended with.
+    """
     texts = [text for row in rows for text in _texts(row)]
     if error is not None:
         texts += [line.text for line in exception_lines(error)]
@@ -42,7 +46,9 @@ def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[L
 
 
 def last_words(rows: Sequence[Row]) -> tuple[Line, ...]:
-    """Return the last traceback of each process but the one that starts the engine; it ended the process."""
+    """Return the last traceback of each process but the one that starts the engine; it ended the
+    process.
+    """
     last = {row.get("pid"): row for row in rows if row.get("process") and row.get("traceback")}
     return _numbered([text for row in last.values() for text in _texts(row)])
 
@@ -53,16 +59,23 @@ def segments_of(rows: Iterable[Row]) -> list[str]:
 
 
 def in_the_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the requests of the step at which an engine died, by the scheduler's output that vLLM dumps; empty where it did not."""
+    """Return the requests of the step at which an engine died, by the scheduler's output that vLLM
+    dumps; empty where it did not.
+    """
     told = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
     found = next((match for text in told if (match := _SCHEDULED.search(text))), None)
-    return () if found is None else tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
+    if found is None:
+        return ()
+    return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
 
 
 def _texts(row: Row) -> Iterator[str]:
     if not isinstance(row.get("text"), str):
         return
-    process = f"({row.get('process')} pid={row.get('pid')}) " if row.get("process") else ""
+    if row.get("process"):
+        process = f"({row.get('process')} pid={row.get('pid')}) "
+    else:
+        process = ""
     head = f"{process}{row.get('level')} {row.get('stamp')} [{row.get('at')}] "
     told = row.get("traceback")
     for text in (row["text"], told if isinstance(told, str) else ""):
@@ -86,13 +99,15 @@ CORE_FAILED: Final = "EngineCore failed to start."
 
 
 class Listener:
-    """Hears rows from ``open`` to ``close``. Where no folder can be made it hears none, and ``problem`` says why.
+    """Hears rows from ``open`` to ``close``. Where no folder can be made it hears none, and
+    ``problem`` says why.
 
     Attributes:
         path: of the socket; None where nobody can be heard.
         problem: why nobody can be heard.
         speakers: the other processes that spoke, with the clock ticks at which each was started.
-        failed: the processes that told that they failed to start, with the monotonic seconds at which they did.
+        failed: the processes that told that they failed to start, with the monotonic seconds at
+            which they did.
         stays: whether it hears on once the start is over.
     """
 
@@ -120,7 +135,9 @@ class Listener:
             self._server.listen(64)
             self._server.setblocking(False)
             self._wake, self._woken = socket.socketpair()
-            self._thread = threading.Thread(target=self._listen, name="oomguard-listener", daemon=True)
+            self._thread = threading.Thread(
+                target=self._listen, name="oomguard-listener", daemon=True
+            )
             self._thread.start()
         except (OSError, RuntimeError) as error:
             self.problem = f"{type(error).__name__}: {error}"
@@ -129,10 +146,14 @@ class Listener:
         self.path = path
 
     def close(self) -> None:
-        """End it: what comes afterwards is not heard, and no sender waits. Do nothing in a fork of its process."""
+        """End it: what comes afterwards is not heard, and no sender waits. Do nothing in a fork of
+        its process.
+        """
         if self._pid != os.getpid():
             return
-        thread, self._thread, self.path = self._thread, None, None
+        thread = self._thread
+        self._thread = None
+        self.path = None
         if thread is not None:
             self._wake.send(b"end")  # closing would not do: a fork of this process holds it too
             if thread is not threading.current_thread():  # in which an engine may be collected
@@ -164,13 +185,15 @@ class Listener:
             selector.register(self._server, selectors.EVENT_READ)
             while self._take(selector, None):
                 pass
-            # What was sent before the end has arrived in the kernel: none of it is lost because this thread came late.
+            # What was sent before the end has arrived in the kernel: none of it is lost because
+            # this thread came late.
             until_s = time.monotonic() + _SETTLES_WITHIN_S
             selector.unregister(self._woken)
             while self._take(selector, 0) and time.monotonic() < until_s:
                 pass
             for connection in list(self._open):
-                # Also where a fork of this process holds it: who speaks next is told at once that nobody hears.
+                # Also where a fork of this process holds it: who speaks next is told at once that
+                # nobody hears.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
@@ -244,14 +267,20 @@ def _parsed(lines: list[bytearray]) -> Iterator[dict[str, Any]]:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Return when a process was started, in ticks since the machine began; None where it is gone, or has ended and waits for its parent."""
+    """Return when a process was started, in ticks since the machine began; None where it is gone,
+    or has ended and waits for its parent.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+    if fields[0] in {b"Z", b"X"}:
+        return None
+    return int(fields[19])
 
 
 def is_same(pid: int, ticks: int | None) -> bool:
-    """Return whether a process that was started then is still there, and no other one of its number."""
+    """Return whether a process that was started then is still there, and no other one of its
+    number.
+    """
     return ticks is not None and started_ticks(pid) == ticks

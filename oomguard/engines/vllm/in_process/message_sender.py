@@ -1,9 +1,12 @@
-"""What runs in each process of an engine that a guarded start makes: it tells that start what vLLM logs there, as it happens.
+"""What runs in each process of an engine that a guarded start makes: it tells that start what vLLM
+logs there, as it happens.
 
-vLLM's plugin calls ``speak`` (spawned processes), or the process is a fork of one that spoke. Standard library only, inert
-without our variable, and no exception ever: whatever goes wrong here, the engine starts.
+vLLM's plugin calls ``speak`` (spawned processes), or the process is a fork of one that spoke.
+Standard library only, inert without our variable, and no exception ever: whatever goes wrong here,
+the engine starts.
 
-Records are taken where they are made: vLLM configures its handlers anew in each process, and would drop ours.
+Records are taken where they are made: vLLM configures its handlers anew in each process, and would
+drop ours.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from typing import Any
 
 from oomguard.engines.vllm.plugin import LISTENER, SAID
 
-# A file that is told what vLLM logs, where `oomguard run` started the command: its output may go where nobody reads it.
+# A file that is told what vLLM logs, where `oomguard run` started the command: its output may go
+# where nobody reads it.
 #
-# Standard library only: it is written in vLLM's own processes. The folder is there for as long as the attempt lasts.
+# Standard library only: it is written in vLLM's own processes. The folder is there for as long as
+# the attempt lasts.
 
 _MOST_BYTES = 4 << 20
 # Beyond this only what is more than information is noted: a server runs for weeks.
@@ -59,11 +64,16 @@ _MOST_PATH_BYTES = 100
 
 
 def speak(path: str | None = None) -> None:
-    """Tell what vLLM logs in this process to the listener at ``path``, else to what our variables name; never raises."""
+    """Tell what vLLM logs in this process to the listener at ``path``, else to what our variables
+    name; never raises.
+    """
     try:
         path = path or os.environ.get(LISTENER)
-        listens, path = bool(path), path or os.environ.get(SAID)
-        if not path or (_speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over):
+        listens = bool(path)
+        path = path or os.environ.get(SAID)
+        if not path or (
+            _speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over
+        ):
             return
         _speaker.begin(path, is_file=not listens)
         current = logging.getLogRecordFactory()
@@ -104,7 +114,10 @@ class _Speaker:
 
     def begin(self, path: str, *, is_file: bool = False) -> None:
         self.end()
-        self.path, self.is_file, self.pid, self.is_over = path, is_file, 0, False
+        self.path = path
+        self.is_file = is_file
+        self.pid = 0
+        self.is_over = False
         self._thread = threading.get_ident()
 
     def end(self) -> None:
@@ -114,20 +127,29 @@ class _Speaker:
             self._socket = None
 
     def is_foreign(self) -> bool:
-        """Return whether this is another thread of the process that listens: what it does is not the engine's."""
+        """Return whether this is another thread of the process that listens: what it does is not
+        the engine's.
+        """
         return threading.get_ident() != self._thread
 
     def say(self, row: dict[str, Any]) -> None:
         """Send one thing; the first that cannot be sent is the last that is tried."""
         if self.is_over:
             return
-        if self.pid != os.getpid():  # also in a fork, whose lock may be held by a thread that is not there
-            self.pid, self._lock, self._socket = os.getpid(), threading.Lock(), None
+        if (
+            self.pid != os.getpid()
+        ):  # also in a fork, whose lock may be held by a thread that is not there
+            self.pid = os.getpid()
+            self._lock = threading.Lock()
+            self._socket = None
         if not self._lock.acquire(timeout=_WAIT_S):
             return
         try:
             if self._socket is None:
-                self._socket = Notes(self.path) if self.is_file else _connected(self.path)
+                if self.is_file:
+                    self._socket = Notes(self.path)
+                else:
+                    self._socket = _connected(self.path)
             told = {"pid": self.pid, "process": _process_name(), **row}
             self._socket.sendall(json.dumps(told).encode() + b"\n")
         except (OSError, ValueError, TypeError):
@@ -140,7 +162,10 @@ class _Speaker:
         text = record.getMessage()[:_MOST_CHARS]
         told = {"level": record.levelname, "at": f"{record.filename}:{record.lineno}", "text": text}
         told["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(record.exc_info, tuple):
+            error = record.exc_info[1]
+        else:
+            error = None
         if error is not None:
             told["traceback"] = "".join(traceback.format_exception(error))[-_MOST_CHARS:]
         self.say(told)
@@ -168,16 +193,23 @@ class _Factory:
 
 
 def _limits() -> dict[str, int]:
-    """Return what this process may have of memory, where that is limited: a wrapper (prlimit, a shell's ulimit) limits nobody else."""
+    """Return what this process may have of memory, where that is limited: a wrapper (prlimit, a
+    shell's ulimit) limits nobody else.
+    """
     import resource
 
-    kinds = {"process_data_limit_bytes": resource.RLIMIT_DATA, "host_available_bytes": resource.RLIMIT_AS}
+    kinds = {
+        "process_data_limit_bytes": resource.RLIMIT_DATA,
+        "host_available_bytes": resource.RLIMIT_AS,
+    }
     limits = {fact: resource.getrlimit(kind)[0] for fact, kind in kinds.items()}
     return {fact: limit for fact, limit in limits.items() if limit != resource.RLIM_INFINITY}
 
 
 def _is_in_place(factory: Any) -> bool:
-    """Return whether records are told already: vLLM puts a factory of its own around what it finds."""
+    """Return whether records are told already: vLLM puts a factory of its own around
+    what it finds.
+    """
     while factory is not None:
         if isinstance(factory, _Factory):
             return True
@@ -191,7 +223,9 @@ _own_inits: dict[Any, Any] = {}
 
 
 def be_listener() -> None:
-    """Note that this process is the one that listens: only the thread that starts the engine speaks for it."""
+    """Note that this process is the one that listens: only the thread that starts the engine speaks
+    for it.
+    """
     global _listener_pid  # noqa: PLW0603 - of this process
     _listener_pid = os.getpid()
 
@@ -226,25 +260,36 @@ def with_address(path: str, use: Any) -> None:
 
 
 def _process_name() -> str:
-    """Return what vLLM calls this process in its log, else Python's name of it; "" for the one that listens."""
+    """Return what vLLM calls this process in its log, else Python's name of it; "" for the one that
+    listens.
+    """
     if _is_listener():
         return ""
     told = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
     if isinstance(told, tuple) and len(told) == 2 and told[1] == os.getpid():
         return str(told[0])
     process = sys.modules.get("multiprocessing.process")
-    return str(process.current_process().name) if process is not None else "process"
+    if process is not None:
+        return str(process.current_process().name)
+    return "process"
 
 
 def _watch_segments() -> None:
-    """Have the shared memory told that this process makes: nobody else knows whose it is once the process is gone."""
+    """Have the shared memory told that this process makes: nobody else knows whose it is once the
+    process is gone.
+    """
     from multiprocessing import shared_memory
 
-    _told_by(shared_memory.SharedMemory, lambda made, creates: str(made._name).lstrip("/") if creates else None)
+    _told_by(
+        shared_memory.SharedMemory,
+        lambda made, creates: str(made._name).lstrip("/") if creates else None,
+    )
     if not _is_listener():  # its own semaphores end with the objects that hold them
         from multiprocessing import synchronize
 
-        _told_by(synchronize.SemLock, lambda made, _creates: f"sem.{made._semlock.name.lstrip('/')}")
+        _told_by(
+            synchronize.SemLock, lambda made, _creates: f"sem.{made._semlock.name.lstrip('/')}"
+        )
 
 
 def _told_by(owner: Any, name_of: Any) -> None:

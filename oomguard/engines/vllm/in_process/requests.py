@@ -1,8 +1,10 @@
-"""The requests of an engine that are not finished: what was asked, the tokens that were delivered, and how each goes on.
+"""The requests of an engine that are not finished: what was asked, the tokens that were delivered,
+and how each goes on.
 
-When an engine dies, a request goes on behind the tokens that its caller has had: they join its prompt. Where what comes next depends
-on more than the tokens before it (penalties of what was generated, a grammar, the state of a seed) and numbers are exact, the request is
-computed once more, and what was delivered is not delivered again. resuming.py says which.
+When an engine dies, a request goes on behind the tokens that its caller has had: they join its
+prompt. Where what comes next depends on more than the tokens before it (penalties of what was
+generated, a grammar, the state of a seed) and numbers are exact, the request is computed once more,
+and what was delivered is not delivered again. resuming.py says which.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# How one request goes on in an engine that was made again. Nothing of vLLM is imported: its requests are used as they are.
+# How one request goes on in an engine that was made again. Nothing of vLLM is imported: its
+# requests are used as they are.
 
-# Sampling parameters that mean the same whichever of the tokens are prompt: limits that are shortened, what acts on one step or on
-# the text, and the penalty that counts prompt and output alike.
+# Sampling parameters that mean the same whichever of the tokens are prompt: limits that are
+# shortened, what acts on one step or on the text, and the penalty that counts prompt and output
+# alike.
 _OF_ONE_STEP: Final = frozenset(
     {
         "n",
@@ -51,8 +55,11 @@ _OF_ONE_STEP: Final = frozenset(
 _OF_PROMPT: Final = ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start")
 
 
-def resumed(asked: Any, tokens: Sequence[int], features: Mapping[str, Any], *, is_exact: bool) -> tuple[Any, int]:
-    """Return a request as it is sent to an engine that was made again, and how many delivered tokens it computes once more.
+def resumed(
+    asked: Any, tokens: Sequence[int], features: Mapping[str, Any], *, is_exact: bool
+) -> tuple[Any, int]:
+    """Return a request as it is sent to an engine that was made again, and how many delivered
+    tokens it computes once more.
 
     Args:
         asked: the request as it was asked.
@@ -80,19 +87,29 @@ def resumed(asked: Any, tokens: Sequence[int], features: Mapping[str, Any], *, i
 
 
 def computes_again(asked: Any, *, is_exact: bool) -> bool:
-    """Return whether a request that has begun is computed once more: where that gives the same tokens, or nothing else is possible."""
+    """Return whether a request that has begun is computed once more: where that gives the same
+    tokens, or nothing else is possible.
+    """
     if follows_from_tokens(asked):
         return False
     must = _has_grammar(asked) or not _has_plain_prompt(asked)
     return must or (is_exact and _is_repeatable(asked.sampling_params))
 
 
-def why_lost(asked: Any, done_tokens: int, features: Mapping[str, Any], *, is_session: bool) -> str | None:
+def why_lost(
+    asked: Any, done_tokens: int, features: Mapping[str, Any], *, is_session: bool
+) -> str | None:
     """Return why a request cannot go on in an engine that was made again, None where it can."""
     if is_session:
         return "its parts were sent one after the other, and the engine that had them is gone"
-    if any(one.data is None and one.mm_hash not in features for one in getattr(asked, "mm_features", None) or ()):
-        return "an image of it had been sent with an earlier request, and the engine that had it is gone"
+    if any(
+        one.data is None and one.mm_hash not in features
+        for one in getattr(asked, "mm_features", None) or ()
+    ):
+        return (
+            "an image of it had been sent with an earlier request, and the engine that had it is "
+            "gone"
+        )
     params = asked.sampling_params
     if not done_tokens or params is None or _is_repeatable(params):
         return None
@@ -102,18 +119,28 @@ def why_lost(asked: Any, done_tokens: int, features: Mapping[str, Any], *, is_se
 
 
 def follows_from_tokens(asked: Any) -> bool:
-    """Return whether what a request generates next follows from the tokens before it, and from nothing that an engine keeps."""
+    """Return whether what a request generates next follows from the tokens before it, and from
+    nothing that an engine keeps.
+    """
     params = asked.sampling_params
     if not _has_plain_prompt(asked) or (params.temperature and params.seed is not None):
         return False
     plain = type(params)()
-    set_too = (name for name in type(params).__struct_fields__ if name not in _OF_ONE_STEP and not name.startswith("_"))
+    set_too = (
+        name
+        for name in type(params).__struct_fields__
+        if name not in _OF_ONE_STEP and not name.startswith("_")
+    )
     values = ((getattr(params, name), getattr(plain, name)) for name in set_too)
-    return all(value == default or (_is_off(value) and _is_off(default)) for value, default in values)
+    return all(
+        value == default or (_is_off(value) and _is_off(default)) for value, default in values
+    )
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a parameter asks for nothing: the front end writes False or an empty list where None was."""
+    """Whether a parameter asks for nothing: the front end writes False or an empty list where None
+    was.
+    """
     return value is None or value is False or (isinstance(value, (list, dict, str)) and not value)
 
 
@@ -122,7 +149,8 @@ def _whole(asked: Any, features: Mapping[str, Any]) -> Any:
     own = getattr(asked, "mm_features", None)
     if not own or all(one.data is not None for one in own):
         return asked
-    made, made_features = copy.copy(asked), []
+    made = copy.copy(asked)
+    made_features = []
     for one in own:
         filled = copy.copy(one)
         if filled.data is None:
@@ -144,7 +172,8 @@ def _has_plain_prompt(asked: Any) -> bool:
     return asked.prompt_token_ids is not None and getattr(asked, "prompt_embeds", None) is None
 
 
-# Deaths in whose last step a request was, without a token of its own since: then it runs alone, whatever else goes on.
+# Deaths in whose last step a request was, without a token of its own since: then it runs alone,
+# whatever else goes on.
 _SUSPECT_AFTER: Final = 2
 
 
@@ -165,10 +194,12 @@ class Unfinished:
     """The unfinished requests of one engine, in the order in which they came.
 
     Args:
-        is_exact: whether the engine computes in float32: only there the same request gives the same tokens in another batch.
+        is_exact: whether the engine computes in float32: only there the same request gives the same
+            tokens in another batch.
 
     Attributes:
-        progressed: whether a token or a result that is new has come since the engine was made or made again.
+        progressed: whether a token or a result that is new has come since the engine was made or
+            made again.
     """
 
     def __init__(self, *, is_exact: bool = True) -> None:
@@ -186,7 +217,9 @@ class Unfinished:
         return len(self._requests)
 
     def add(self, asked: Any) -> bool:
-        """Take a request; return whether it is to be sent now. It is not while requests run one at a time."""
+        """Take a request; return whether it is to be sent now. It is not while requests run one at
+        a time.
+        """
         name = asked.request_id
         is_session = name in self._requests or bool(getattr(asked, "resumable", False))
         self._requests[name] = _Request(asked, is_session=is_session)
@@ -203,16 +236,22 @@ class Unfinished:
             self._vectors.pop(name, None)
 
     def fail(self, name: str) -> None:
-        """Forget a request for a vector that failed; what the others gave is kept until it is told (``vectors``)."""
+        """Forget a request for a vector that failed; what the others gave is kept until it is told
+        (``vectors``).
+        """
         self._requests.pop(name)
         self._failed.add(name)
 
     def vectors(self) -> list[Any]:
-        """Return what each request for a vector gave, in the order in which they came; None for one that gave none."""
+        """Return what each request for a vector gave, in the order in which they came; None for one
+        that gave none.
+        """
         return list(self._vectors.values())
 
     def take(self, outputs: Any) -> Any:
-        """Note what an engine's outputs deliver, and remove from them what was delivered before; return them."""
+        """Note what an engine's outputs deliver, and remove from them what was delivered before;
+        return them.
+        """
         outputs.outputs = [output for output in outputs.outputs if self._delivers(output)]
         if self._vectors and not self._requests and not self._failed:
             self._vectors.clear()  # their callers have them
@@ -229,7 +268,8 @@ class Unfinished:
             return False
         found.tokens += output.new_token_ids
         if output.new_token_ids or output.finish_reason is not None:
-            self.progressed, found.deaths = True, 0
+            self.progressed = True
+            found.deaths = 0
         if output.finish_reason is not None:
             del self._requests[output.request_id]
             if output.request_id in self._vectors:
@@ -245,23 +285,29 @@ class Unfinished:
         """Return the requests to send to an engine that was made again.
 
         Args:
-            alone: whether requests run one at a time, and each other when the last has finished (``next``).
-            suspects: those of the step at which the engine died; all of them where none is known. The rest waits for them.
+            alone: whether requests run one at a time, and each other when the last has finished
+                (``next``).
+            suspects: those of the step at which the engine died; all of them where none is known.
+                The rest waits for them.
         """
         self.progressed = False
         named = [name for name in self._requests if name in suspects]
         for name in named:
             self._requests[name].deaths += 1
         again = [name for name in named if self._requests[name].deaths >= _SUSPECT_AFTER]
-        earlier = [name for name in self._suspects if name in self._requests] if self._is_alone else []
+        if self._is_alone:
+            earlier = [name for name in self._suspects if name in self._requests]
+        else:
+            earlier = []
         is_found = self._is_alone and self._running not in self._requests
         self._running = None
         if is_found or (self._is_alone and not named):
-            self._suspects = (
-                earlier  # of those that were suspected before one is settled: the others are still to be tried
-            )
+            # of those that were suspected before one is settled: the others are still to be tried
+            self._suspects = earlier
+        elif alone:
+            self._suspects = named or list(self._requests)
         else:
-            self._suspects = (named or list(self._requests)) if alone else again
+            self._suspects = again
         self._is_alone = bool(self._suspects)
         if not self._is_alone:
             return [self._resumed(name) for name in self._requests]
@@ -269,56 +315,83 @@ class Unfinished:
         return self.next()
 
     def next(self) -> list[Any]:
-        """Return the requests whose turn it is where they run one at a time: none while another one runs."""
+        """Return the requests whose turn it is where they run one at a time: none while another one
+        runs.
+        """
         if not self._is_alone or self._running in self._requests:
             return []
         while self._suspects:
             self._running = self._suspects.pop(0)
             if self._running in self._requests:
                 return [self._resumed(self._running)]
-        self._is_alone, held, self._held = False, self._held, []
+        self._is_alone = False
+        held = self._held
+        self._held = []
         return [self._resumed(name) for name in held if name in self._requests]
 
     def lost(self, *, most_tokens: int | None = None) -> dict[str, str]:
-        """Return the requests that cannot go on, and why; ``most_tokens`` is the longest request of the engine that was made again."""
+        """Return the requests that cannot go on, and why; ``most_tokens`` is the longest request of
+        the engine that was made again.
+        """
         known = self._features()
         found = {}
         for name, one in self._requests.items():
             why = why_lost(one.asked, len(one.tokens), known, is_session=one.is_session)
             length = len(one.asked.prompt_token_ids or ()) + len(one.tokens)
             if why is None and most_tokens is not None and length >= most_tokens:
-                why = f"it has {length} tokens, and the engine that was made again takes {most_tokens}"
+                why = (
+                    f"it has {length} tokens, and the engine that was made again takes "
+                    f"{most_tokens}"
+                )
             if why is not None:
                 found[name] = why
         return found
 
     def at_fault(self, most: int) -> str | None:
-        """Return the request that ran alone when the engine died, the ``most``-th time; None where none did."""
-        found = self._requests.get(self._running or "") if self._is_alone else None
+        """Return the request that ran alone when the engine died, the ``most``-th time; None where
+        none did.
+        """
+        if self._is_alone:
+            found = self._requests.get(self._running or "")
+        else:
+            found = None
         if found is None:
             return None
         found.deaths_alone += 1
-        return self._running if found.deaths_alone >= most else None
+        if found.deaths_alone >= most:
+            return self._running
+        return None
 
     def is_of_tokens(self, name: str) -> bool:
-        """Return whether a request generates: one for a vector or a score has no way to tell that it failed."""
+        """Return whether a request generates: one for a vector or a score has no way to tell that
+        it failed.
+        """
         return self._requests[name].asked.sampling_params is not None
 
     def _features(self) -> dict[str, Any]:
-        """Return the images and the like that unfinished requests carry, by hash: what an engine knows is not sent twice."""
-        features = (one for found in self._requests.values() for one in getattr(found.asked, "mm_features", None) or ())
+        """Return the images and the like that unfinished requests carry, by hash: what an engine
+        knows is not sent twice.
+        """
+        features = (
+            one
+            for found in self._requests.values()
+            for one in getattr(found.asked, "mm_features", None) or ()
+        )
         return {one.mm_hash: one.data for one in features if one.data is not None}
 
     def _resumed(self, name: str) -> Any:
         found = self._requests[name]
-        asked, found.again = resumed(found.asked, found.tokens, self._features(), is_exact=self._is_exact)
+        asked, found.again = resumed(
+            found.asked, found.tokens, self._features(), is_exact=self._is_exact
+        )
         return asked
 
 
 def _cut(found: _Request, output: Any) -> None:
     """Cut what was delivered before out of an output."""
     new = output.new_token_ids
-    known, cut = len(found.tokens) - found.again, min(found.again, len(new))
+    known = len(found.tokens) - found.again
+    cut = min(found.again, len(new))
     found.differs = found.differs or list(new[:cut]) != found.tokens[known : known + cut]
     is_short = output.finish_reason is not None and cut < found.again
     found.differs = found.differs or is_short

@@ -1,4 +1,6 @@
-"""One start of vLLM in this process: attempted while its processes are heard, and again with other arguments."""
+"""One start of vLLM in this process: attempted while its processes are heard, and again with other
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ from oomguard.scan.effective_settings import ARGUMENTS
 
 # The arguments of one start: what the program gave, and a copy of them with settings changed.
 #
-# The program's own object goes into the first attempt and is left alone afterwards: vLLM writes into it while it starts.
+# The program's own object goes into the first attempt and is left alone afterwards: vLLM writes
+# into it while it starts.
 
 _ENGINE: Final = "vllm"
 _NAME: Final = "engine_args"
@@ -67,12 +70,18 @@ class StartArguments:
         kwargs: its keyword arguments.
     """
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._args, self._kwargs = args, dict(kwargs)
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._args = args
+        self._kwargs = dict(kwargs)
         self._position = _position(function, args, kwargs)
         given = self._given()
         self._is_known = dataclasses.is_dataclass(given) and not isinstance(given, type)
-        self._first = _copied(given) if self._is_known else None
+        if self._is_known:
+            self._first = _copied(given)
+        else:
+            self._first = None
         self.version = _version()
 
     def call(self, changed: Mapping[str, FactValue]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -87,31 +96,41 @@ class StartArguments:
         for name, value in changed.items():
             own = surface(name, _ENGINE, self.version)
             if own.kwarg is not None:
-                setattr(arguments, own.kwarg, fitting(getattr(arguments, own.kwarg), own.own(value)))
+                setattr(
+                    arguments, own.kwarg, fitting(getattr(arguments, own.kwarg), own.own(value))
+                )
         if isinstance(self._position, int):
-            before, behind = self._args[: self._position], self._args[self._position + 1 :]
+            before = self._args[: self._position]
+            behind = self._args[self._position + 1 :]
             return (*before, arguments, *behind), dict(self._kwargs)
         return self._args, {**self._kwargs, _NAME: arguments}
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what differs from the engine's defaults, as canonical settings; empty where the call has no arguments to read."""
+        """Return what differs from the engine's defaults, as canonical settings; empty where the
+        call has no arguments to read.
+        """
         if not self._is_known:
             return {}
         names = set(arguments_told())
         told = {
             f.name: value
-            for f in dataclasses.fields(self._first)  # type: ignore[arg-type]
-            if f.name in names and is_plain(value := getattr(self._first, f.name)) and value != f.default
+            for f in dataclasses.fields(self._first)
+            if f.name in names
+            and is_plain(value := getattr(self._first, f.name))
+            and value != f.default
         }
         model = getattr(self._first, "model", None)
-        found = {"model": model} if isinstance(model, str) else {}
+        if isinstance(model, str):
+            found = {"model": model}
+        else:
+            found = {}
         known: dict[str, FactValue] = {**found, **settings_of(told)}
         return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items()}
 
     def carries(self, name: str) -> bool:
         """Return whether the engine's arguments have a field for a setting."""
         own = surface(name, _ENGINE, self.version)
-        return self._is_known and own.kwarg in {f.name for f in dataclasses.fields(self._first)}  # type: ignore[arg-type]
+        return self._is_known and own.kwarg in {f.name for f in dataclasses.fields(self._first)}
 
     def beaten_by(self, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:
         """Return the variable that sets a setting over the argument; None where none does."""
@@ -123,16 +142,25 @@ class StartArguments:
         return self._kwargs.get(_NAME)
 
 
-def _position(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Return where the engine's arguments stand among the positional ones; None where they do not."""
+def _position(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> int | None:
+    """Return where the engine's arguments stand among the positional ones; None where
+    they do not.
+    """
     if _NAME in kwargs:
         return None
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return None
-    place = names.index(_NAME) if _NAME in names else None
-    return place if place is not None and place < len(args) else None
+    if _NAME in names:
+        place = names.index(_NAME)
+    else:
+        place = None
+    if place is not None and place < len(args):
+        return place
+    return None
 
 
 def _copied(arguments: Any) -> Any:
@@ -142,21 +170,28 @@ def _copied(arguments: Any) -> Any:
         value = getattr(arguments, one.name)
         if is_plain(value) or value is None:
             continue
-        with contextlib.suppress(Exception):  # whatever an object of the program's raises: it stays as it is
+        with contextlib.suppress(
+            Exception
+        ):  # whatever an object of the program's raises: it stays as it is
             setattr(made, one.name, copy.deepcopy(value))
     return made
 
 
 def _version() -> str | None:
-    """Return the version of the vLLM that is loaded, without its local part; None where it tells none."""
+    """Return the version of the vLLM that is loaded, without its local part; None where it tells
+    none.
+    """
     found = getattr(sys.modules.get("vllm"), "__version__", None)
-    return found.partition("+")[0] if isinstance(found, str) and found[:1].isdigit() else None
+    if isinstance(found, str) and found[:1].isdigit():
+        return found.partition("+")[0]
+    return None
 
 
-# What a failed start left: the processes that spoke as its engine's, and the shared memory that they said they made.
+# What a failed start left: the processes that spoke as its engine's, and the shared memory that
+# they said they made.
 #
-# Only those. A process of the user's that was started in the same seconds is not touched, and neither is a file in /dev/shm that
-# nobody named.
+# Only those. A process of the user's that was started in the same seconds is not touched, and
+# neither is a file in /dev/shm that nobody named.
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Python puts it
 # How the C library names the file of a semaphore there.
@@ -170,7 +205,8 @@ _GONE_AFTER_KILL_S: Final = 2.0
 def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
     """End the processes that spoke and are still there; return those that even SIGKILL did not end.
 
-    ``speakers`` maps each to the ticks at which it was started, so that another process of its number is left alone.
+    ``speakers`` maps each to the ticks at which it was started, so that another process of its
+    number is left alone.
     """
 
     def alive() -> tuple[int, ...]:
@@ -178,13 +214,21 @@ def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
         return tuple(pid for pid, ticks in speakers.items() if is_same(pid, ticks))
 
     left = _wait(alive, _ENDS_BY_ITSELF_S)
-    for number, wait_s in ((signal.SIGTERM, _ENDS_AFTER_TERM_S), (signal.SIGKILL, _GONE_AFTER_KILL_S)):
+    for number, wait_s in (
+        (signal.SIGTERM, _ENDS_AFTER_TERM_S),
+        (signal.SIGKILL, _GONE_AFTER_KILL_S),
+    ):
         if left:
-            get_logger().info("ending what the failed start left", processes=list(left), signal=number.name)
+            get_logger().info(
+                "ending what the failed start left", processes=list(left), signal=number.name
+            )
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        left = _wait(alive, wait_s) if left else ()
+        if left:
+            left = _wait(alive, wait_s)
+        else:
+            left = ()
     return left
 
 
@@ -204,10 +248,15 @@ def remove_segments(names: Iterable[str], folder: Path = FOLDER) -> tuple[str, .
 
 
 def _forget(name: str) -> None:
-    """Tell Python's resource tracker, which the processes share, that it has nothing to remove: it would warn at the end."""
+    """Tell Python's resource tracker, which the processes share, that it has nothing to remove: it
+    would warn at the end.
+    """
     from multiprocessing import resource_tracker
 
-    kind = "semaphore" if name.startswith(_SEMAPHORE) else "shared_memory"
+    if name.startswith(_SEMAPHORE):
+        kind = "semaphore"
+    else:
+        kind = "shared_memory"
     with contextlib.suppress(Exception):
         resource_tracker.unregister(f"/{name.removeprefix(_SEMAPHORE)}", kind)
 
@@ -226,9 +275,11 @@ def _wait(alive: Callable[[], tuple[int, ...]], seconds: float) -> tuple[int, ..
     return left
 
 
-# An engine that sleeps (vLLM's sleep mode) and is to wake: the memory that it gave up must be free, else its core dies of it.
+# An engine that sleeps (vLLM's sleep mode) and is to wake: the memory that it gave up must be free,
+# else its core dies of it.
 #
-# Its workers told how much each of them gave up; the driver tells what is free now, on the device that it has each of them on.
+# Its workers told how much each of them gave up; the driver tells what is free now, on the device
+# that it has each of them on.
 
 # vllm/v1/worker/gpu_worker.py, sleep; GiB with two decimals.
 FREED: Final = re.compile(r"Sleep mode freed ([\d.]+) GiB memory")
@@ -236,11 +287,18 @@ _ROUNDED_BYTES: Final = 2**30 // 200
 
 
 def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """Return what each worker gave up when it was last put to sleep, by process id, as little as its rounded words allow."""
+    """Return what each worker gave up when it was last put to sleep, by process id, as little as
+    its rounded words allow.
+    """
     found: dict[int, int] = {}
     for row in rows:
-        text, pid = row.get("text"), row.get("pid")
-        if isinstance(text, str) and isinstance(pid, int) and (told := FREED.search(text)) is not None:
+        text = row.get("text")
+        pid = row.get("pid")
+        if (
+            isinstance(text, str)
+            and isinstance(pid, int)
+            and (told := FREED.search(text)) is not None
+        ):
             found[pid] = max(0, round(float(told[1]) * 2**30) - _ROUNDED_BYTES)
     return found
 
@@ -248,7 +306,8 @@ def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
     """Raise WakeUpError where a device has less free than the engine's workers gave up on it.
 
-    Nothing is checked of a worker that the driver does not show: in a container that hides processes, or without NVML.
+    Nothing is checked of a worker that the driver does not show: in a container that hides
+    processes, or without NVML.
     """
     freed = freed_bytes(rows)
     for device in devices() or () if freed else ():
@@ -256,27 +315,38 @@ def check_room(rows: Sequence[Mapping[str, Any]]) -> None:
         needed = sum(size for pid, size in freed.items() if pid in by_pid)
         if device.free_bytes is not None and needed > device.free_bytes:
             raise WakeUpError(
-                f"the engine is not woken: it needs {format_gib(needed)} of GPU {device.index}, {format_gib(device.free_bytes)} is free"
+                f"the engine is not woken: it needs {format_gib(needed)} of GPU {device.index}, "
+                f"{format_gib(device.free_bytes)} is free"
                 f"{_holders(device, freed)}",
-                hint="It still sleeps. End what holds the memory, or put that to sleep, and wake it up again.",
+                hint=(
+                    "It still sleeps. End what holds the memory, or put that to sleep, and wake it "
+                    "up again."
+                ),
             )
 
 
 def _holders(device: Device, own: Mapping[int, int]) -> str:
     """Return the other processes on a device, the largest first."""
-    others = {pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own}
+    others = {
+        pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own
+    }
     largest = sorted(others, key=lambda pid: -others[pid])[:4]
     told = ", ".join(
-        f"process {pid} with {format_gib(others[pid])}" if others[pid] else f"process {pid}" for pid in largest
+        f"process {pid} with {format_gib(others[pid])}" if others[pid] else f"process {pid}"
+        for pid in largest
     )
-    return f"; held by {told}" if told else ""
+    if told:
+        return f"; held by {told}"
+    return ""
 
 
-# What the processes of a start print, taken at the descriptor: of one that died before it could speak this is all there is.
+# What the processes of a start print, taken at the descriptor: of one that died before it could
+# speak this is all there is.
 #
-# While the start goes on a pipe lies at the descriptor, and what comes out of it is written to where it would have gone. Then
-# this process has its descriptor back. What was started meanwhile keeps the pipe, so its pump goes on until the last of it
-# has ended. Copying comes first: nothing waits for a diagnosis.
+# While the start goes on a pipe lies at the descriptor, and what comes out of it is written to
+# where it would have gone. Then this process has its descriptor back. What was started meanwhile
+# keeps the pipe, so its pump goes on until the last of it has ended. Copying comes first: nothing
+# waits for a diagnosis.
 
 _CHUNK_BYTES: Final = 1 << 16
 _MOST_FIRST_BYTES: Final = 1 << 18
@@ -285,7 +355,9 @@ _DRAINS_WITHIN_S: Final = 0.5
 
 
 class Capture:
-    """Takes what is written to one descriptor, from ``begin`` to ``end``; a descriptor that cannot be taken stays as it is."""
+    """Takes what is written to one descriptor, from ``begin`` to ``end``; a descriptor that cannot
+    be taken stays as it is.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -297,7 +369,8 @@ class Capture:
         _flush()
         reading = writing = out = saved = None
         try:
-            saved, out = os.dup(self._descriptor), os.dup(self._descriptor)
+            saved = os.dup(self._descriptor)
+            out = os.dup(self._descriptor)
             reading, writing = os.pipe()
             self._pump = _Pump(reading, out)
             os.dup2(writing, self._descriptor, inheritable=True)
@@ -322,25 +395,31 @@ class Capture:
         if self._saved is None or self._pump is None:
             return
         _flush()
-        saved, self._saved = self._saved, None
+        saved = self._saved
+        self._saved = None
         with contextlib.suppress(OSError):
             os.dup2(saved, self._descriptor, inheritable=True)
         os.close(saved)
         self._pump.drain()
 
     def text(self) -> str:
-        """Return what was written, its beginning and its end; afterwards nothing is kept any more."""
+        """Return what was written, its beginning and its end; afterwards nothing is
+        kept any more.
+        """
         if self._pump is None:
             return ""
         return self._pump.taken().decode("utf-8", "replace")
 
 
 class _Pump(threading.Thread):
-    """Copies a pipe to a descriptor until all writers are gone, and owns both; a copy that cannot be written is dropped."""
+    """Copies a pipe to a descriptor until all writers are gone, and owns both; a copy that cannot
+    be written is dropped.
+    """
 
     def __init__(self, reading: int, out: int) -> None:
         super().__init__(name="oomguard-pump", daemon=True)
-        self._reading, self._out = reading, out
+        self._reading = reading
+        self._out = out
         self._first = bytearray()
         self._last: deque[bytes] = deque(maxlen=_MOST_LAST)
         self._keeps = True
@@ -351,7 +430,9 @@ class _Pump(threading.Thread):
         try:
             while True:
                 select.select([self._reading], [], [])
-                self._is_writing = True  # before it is read, so that an empty pipe means that all is written
+                self._is_writing = (
+                    True  # before it is read, so that an empty pipe means that all is written
+                )
                 data = os.read(self._reading, _CHUNK_BYTES)
                 if not data:
                     return
@@ -369,7 +450,11 @@ class _Pump(threading.Thread):
     def drain(self) -> None:
         """Wait, for a moment at most, until what is in the pipe has been written."""
         until_s = time.monotonic() + _DRAINS_WITHIN_S
-        while time.monotonic() < until_s and self.is_alive() and (self._waiting_bytes() or self._is_writing):
+        while (
+            time.monotonic() < until_s
+            and self.is_alive()
+            and (self._waiting_bytes() or self._is_writing)
+        ):
             time.sleep(0.001)
 
     def taken(self) -> bytes:
@@ -382,7 +467,9 @@ class _Pump(threading.Thread):
 
     def _waiting_bytes(self) -> int:
         try:
-            found: int = struct.unpack("i", fcntl.ioctl(self._reading, termios.FIONREAD, b"\0\0\0\0"))[0]
+            found: int = struct.unpack(
+                "i", fcntl.ioctl(self._reading, termios.FIONREAD, b"\0\0\0\0")
+            )[0]
         except (OSError, ValueError):
             return 0
         return found
@@ -402,7 +489,9 @@ class _Pump(threading.Thread):
                 view = view[os.write(self._out, view) :]
             except BlockingIOError:
                 select.select([], [self._out], [])
-            except OSError:  # its reader is gone, or its disk is full: who writes must not wait for that
+            except (
+                OSError
+            ):  # its reader is gone, or its disk is full: who writes must not wait for that
                 return
 
 
@@ -414,12 +503,14 @@ def _flush() -> None:
 
 _ALLOWED: Final = "VLLM_PLUGINS"
 _PLUGIN: Final = "oomguard"
-_STDOUT, _STDERR = 1, 2
+_STDOUT = 1
+_STDERR = 2
 _SIGKILL_STATUS: Final = -9
-# Where the engine core ran in this process, its CUDA context does not recover from an error of the driver's.
+# Where the engine core ran in this process, its CUDA context does not recover from an error of the
+# driver's.
 _SPOILS: Final = "CUDA error"
-# The environment, the descriptors and the device belong to the process: one start at a time. Two at once would also measure
-# each other's memory.
+# The environment, the descriptors and the device belong to the process: one start at a time. Two at
+# once would also measure each other's memory.
 _one_at_a_time = threading.Lock()
 
 
@@ -433,7 +524,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class VllmStart:
-    """A call that starts an engine: ``LLMEngine.from_engine_args`` and its like, which every front end goes through.
+    """A call that starts an engine: ``LLMEngine.from_engine_args`` and its like, which every front
+    end goes through.
 
     Args:
         function: the call's function.
@@ -444,7 +536,9 @@ class VllmStart:
     phase: str | None = None
     tells_success = True
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         self._function = function
         self._arguments = StartArguments(function, args, kwargs)
         self._listener = Listener()
@@ -455,21 +549,30 @@ class VllmStart:
     def behind(self, incident: Incident) -> None:
         """Return nothing: what the engine printed tells which model it runs."""
 
-    def attempt(self, changed: Mapping[str, FactValue], within_s: float | None = None) -> EndedStart:
-        """Start the engine with these settings changed, in so many seconds or any number, and return how that ended."""
+    def attempt(
+        self, changed: Mapping[str, FactValue], within_s: float | None = None
+    ) -> EndedStart:
+        """Start the engine with these settings changed, in so many seconds or any number, and
+        return how that ended.
+        """
         args, kwargs = self._arguments.call(changed)
         with _one_at_a_time, turn(stop=self.is_given_up):
             if self.is_given_up():
                 return EndedStart(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
             before = read_cgroup()
             self._listener = Listener()
-            result, error, watched = None, None, Watched(self._listener, within_s, self.is_given_up)
+            result = None
+            error = None
+            watched = Watched(self._listener, within_s, self.is_given_up)
             with _heard(self._listener) as captures, watched.lasting():
                 try:
                     result = self._function(*args, **kwargs)
                     self._listener.stays = may_attend(result)
-                except Exception as raised:  # noqa: BLE001 - judged by the caller, and raised again unless it is remedied
-                    error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
+                except Exception as raised:  # noqa: BLE001
+                    # judged by the caller, and raised again unless it is remedied
+                    error = raised.with_traceback(
+                        raised.__traceback__ and raised.__traceback__.tb_next
+                    )
                     self._listener.settle()
             printed = "\n".join(capture.text() for capture in captures)
         try:
@@ -477,13 +580,16 @@ class VllmStart:
                 return EndedStart(result, lines=lines_of(self._listener.rows(), None))
             return self._failed(error, before, printed, watched)
         finally:
-            # The exception's frames hold this one, and it all frames down to the program's: an engine of a later start in one of them
-            # would live until a collection.
+            # The exception's frames hold this one, and it all frames down to the program's: an
+            # engine of a later start in one of them would live until a collection.
             del error
 
-    def _failed(self, error: Exception, before: Cgroup | None, printed: str, watched: Watched) -> EndedStart:
+    def _failed(
+        self, error: Exception, before: Cgroup | None, printed: str, watched: Watched
+    ) -> EndedStart:
         """Return how a start ended that raised."""
-        rows, after = self._listener.rows(), read_cgroup()
+        rows = self._listener.rows()
+        after = read_cgroup()
         return EndedStart(
             error=error,
             lines=lines_of(rows, error),
@@ -495,7 +601,9 @@ class VllmStart:
         )
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
-        """Hear the engine's processes for as long as it lives, and have it made again where its core dies."""
+        """Hear the engine's processes for as long as it lives, and have it made again where its
+        core dies.
+        """
         if not self._listener.stays:
             return
         self._in_use = step_in_use(engine)
@@ -535,12 +643,16 @@ class VllmStart:
             get_logger().warning("what the failed start left does not end", processes=list(left))
         removed = remove_segments(segments_of(self._listener.rows()) if not left else ())
         if removed:
-            get_logger().debug("removed what the failed start left in shared memory", segments=list(removed))
+            get_logger().debug(
+                "removed what the failed start left in shared memory", segments=list(removed)
+            )
         self._listener.close()
         self._listener = Listener()
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return what the program gave the engine, and of one that has worked what its steps had beside that."""
+        """Return what the program gave the engine, and of one that has worked what its steps had
+        beside that.
+        """
         return {**self._in_use, **self._arguments.settings_in_force()}
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
@@ -548,21 +660,28 @@ class VllmStart:
         over = self._arguments.beaten_by(name, facts)
         if over is not None and name not in self._told:
             self._told.add(name)
-            get_logger().warning("left as it is", setting=name, because=f"{over.source} in the environment sets it")
+            get_logger().warning(
+                "left as it is", setting=name, because=f"{over.source} in the environment sets it"
+            )
         return over is None and self._arguments.carries(name)
 
     def _why_not_again(self, error: Exception) -> str | None:
         """Return why another start in this process would fail whatever its arguments."""
         if self._listener.speakers or _SPOILS not in str(error):
             return None
-        return "the engine ran in this process, and a CUDA error stays in it: only a new process will do"
+        return (
+            "the engine ran in this process, and a CUDA error stays in it: only a new process will "
+            "do"
+        )
 
 
 @contextlib.contextmanager
 def _heard(listener: Listener) -> Iterator[list[Capture]]:
-    """Hear what the engine's processes say while it starts, and take what they print; leave everything as it was.
+    """Hear what the engine's processes say while it starts, and take what they print; leave
+    everything as it was.
 
-    Where they will not speak that is both streams, else the one on which a process prints that dies of a signal.
+    Where they will not speak that is both streams, else the one on which a process prints that dies
+    of a signal.
     """
     from multiprocessing import resource_tracker
 
@@ -574,7 +693,9 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
             variables = {LISTENER: listener.path}
             allowed = os.environ.get(_ALLOWED)
             if allowed is not None:  # an allow-list: joined where the user has one, never made
-                variables[_ALLOWED] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN]))
+                variables[_ALLOWED] = ",".join(
+                    dict.fromkeys([*filter(None, allowed.split(",")), _PLUGIN])
+                )
             before = {name: os.environ.get(name) for name in variables}
             os.environ.update(variables)
             message_sender.be_listener()
@@ -582,7 +703,8 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
         else:
             get_logger().debug("the engine's processes are not heard", reason=listener.problem)
         with contextlib.suppress(Exception):
-            resource_tracker.ensure_running()  # it lives as long as this process, and would keep one of our pipes
+            # it lives as long as this process, and would keep one of our pipes
+            resource_tracker.ensure_running()
         captures += [Capture(_STDERR)]
         if listener.path is None or not _is_installed():
             captures.insert(0, Capture(_STDOUT))
@@ -603,7 +725,9 @@ def _heard(listener: Listener) -> Iterator[list[Capture]]:
 
 
 def _is_installed() -> bool:
-    """Return whether vLLM's processes will find the plugin: where they do not, all that they print is taken."""
+    """Return whether vLLM's processes will find the plugin: where they do not, all that they print
+    is taken.
+    """
     from importlib import metadata
 
     try:

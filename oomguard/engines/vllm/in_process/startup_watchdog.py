@@ -1,7 +1,9 @@
-"""A start that will not end: a core that failed and waits for a worker that never hears it, or one that takes too long or is given up.
+"""A start that will not end: a core that failed and waits for a worker that never hears it, or one
+that takes too long or is given up.
 
-vLLM's core asks its workers to end by a signal, which a worker can lose, and then waits for them without a limit; so does the
-front end for the core. Ended here are only the processes of this start, its workers first: then the core ends by itself.
+vLLM's core asks its workers to end by a signal, which a worker can lose, and then waits for them
+without a limit; so does the front end for the core. Ended here are only the processes of this
+start, its workers first: then the core ends by itself.
 """
 
 from __future__ import annotations
@@ -41,9 +43,14 @@ class Watched:
     """
 
     def __init__(
-        self, listener: Listener, within_s: float | None, is_given_up: Callable[[], bool] = lambda: False
+        self,
+        listener: Listener,
+        within_s: float | None,
+        is_given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._listener, self._within_s, self._is_given_up = listener, within_s, is_given_up
+        self._listener = listener
+        self._within_s = within_s
+        self._is_given_up = is_given_up
         self._before = set(active_children())
         self._over = threading.Event()
         self._began_s = time.monotonic()
@@ -53,7 +60,9 @@ class Watched:
     def lasting(self) -> Iterator[Watched]:
         """Watch in a thread until the block ends."""
         thread = threading.Thread(target=self._watch, name="oomguard-start-watch", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads can be started: then it is not watched
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no more threads can be started: then it is not watched
             thread.start()
         try:
             yield self
@@ -66,7 +75,11 @@ class Watched:
         while not self._over.wait(LOOKS_EVERY_S):
             now_s = time.monotonic()
             failed = self._listener.failed
-            stuck = {pid for pid, at_s in failed.items() if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)}
+            stuck = {
+                pid
+                for pid, at_s in failed.items()
+                if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)
+            }
             late = self._within_s is not None and now_s - self._began_s > self._within_s
             if stuck:
                 get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
@@ -74,9 +87,14 @@ class Watched:
                 return
             if self.ended_because is None and (late or self._is_given_up()):
                 too_long = f"it had not started within {self._within_s or 0:g} s, and was ended"
-                self.ended_because = too_long if late else GIVEN_UP
+                if late:
+                    self.ended_because = too_long
+                else:
+                    self.ended_because = GIVEN_UP
                 get_logger().warning("the engine's start is ended", because=self.ended_because)
-            if self.ended_because is not None:  # each time: one that is killed may have begun another
+            if (
+                self.ended_because is not None
+            ):  # each time: one that is killed may have begun another
                 self._end_all(spared=set())
 
     def _end_all(self, spared: set[int]) -> None:
@@ -87,14 +105,22 @@ class Watched:
                 with contextlib.suppress(ValueError):  # closed meanwhile
                     process.kill()
         until_s = time.monotonic() + _CORE_FOLLOWS_WITHIN_S
-        while any(map(self._is_alive, spared)) and time.monotonic() < until_s and not self._over.wait(0.05):
+        while (
+            any(map(self._is_alive, spared))
+            and time.monotonic() < until_s
+            and not self._over.wait(0.05)
+        ):
             pass
         self._kill(set(self._listener.speakers))
 
     def _new_cores(self) -> list[BaseProcess]:
-        """Return the cores that were begun since: one says its first word seconds later, once it has imported the engine."""
+        """Return the cores that were begun since: one says its first word seconds later, once it
+        has imported the engine.
+        """
         with contextlib.suppress(RuntimeError):  # another thread has just begun a process
-            return [p for p in active_children() if p not in self._before and p.name.startswith(_CORE)]
+            return [
+                p for p in active_children() if p not in self._before and p.name.startswith(_CORE)
+            ]
         return []
 
     def _kill(self, pids: set[int]) -> None:

@@ -76,7 +76,9 @@ class Core:
             request.prompt_token_ids = [*request.prompt_token_ids, len(request.prompt_token_ids)]
             request.sampling_params = Params(max_tokens=request.sampling_params.max_tokens - 1)
             is_last = request.sampling_params.max_tokens == 0
-            outputs.append(Output(name, request.prompt_token_ids[-1:], "length" if is_last else None))
+            outputs.append(
+                Output(name, request.prompt_token_ids[-1:], "length" if is_last else None)
+            )
             if is_last:
                 del self.open[name]
         return Outputs(outputs)
@@ -141,7 +143,9 @@ class Engine:
 def engine_module(monkeypatch):
     """The classes of vLLM's outputs, which tell of a request that failed."""
     module = types.SimpleNamespace(
-        EngineCoreOutput=Output, EngineCoreOutputs=Outputs, FinishReason=types.SimpleNamespace(ERROR="error")
+        EngineCoreOutput=Output,
+        EngineCoreOutputs=Outputs,
+        FinishReason=types.SimpleNamespace(ERROR="error"),
     )
     for name in ("vllm", "vllm.v1"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -150,7 +154,9 @@ def engine_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", exceptions)
 
 
-def attended_engine(*cores: Core, kind: type = SyncMPClient, **made: bool) -> tuple[Engine, list[Exception]]:
+def attended_engine(
+    *cores: Core, kind: type = SyncMPClient, **made: bool
+) -> tuple[Engine, list[Exception]]:
     """An engine whose core is followed by others after each death; with the deaths that were told."""
     first, *others = cores
     engine, deaths, left = Engine(kind(first)), [], list(others)
@@ -295,7 +301,10 @@ def test_nothing_watches_an_engine_that_the_program_let_go(monkeypatch):
     del engine
     gc.collect()
     until_s = time.monotonic() + 5
-    while any(thread.name == "oomguard-waker" for thread in threading.enumerate()) and time.monotonic() < until_s:
+    while (
+        any(thread.name == "oomguard-waker" for thread in threading.enumerate())
+        and time.monotonic() < until_s
+    ):
         time.sleep(0.01)
     assert not [thread for thread in threading.enumerate() if thread.name == "oomguard-waker"]
 
@@ -382,7 +391,9 @@ def test_a_request_for_a_vector_that_no_core_survives_raises_and_leaves_no_reque
 
 
 def test_of_vectors_all_but_the_one_that_no_core_survives_stand_in_the_exception():
-    engine, _ = attended_engine(Core(dies_of="b"), *[Core(dies_of="b") for _ in range(6)], alone=True, of_memory=True)
+    engine, _ = attended_engine(
+        Core(dies_of="b"), *[Core(dies_of="b") for _ in range(6)], alone=True, of_memory=True
+    )
     for name in "abcd":
         engine.engine_core.add_request(Request(name, sampling_params=None))
     had = []
@@ -408,7 +419,10 @@ def test_of_vectors_that_are_awaited_one_by_one_only_the_one_that_no_core_surviv
     cores = [Core(dies_of="b") for _ in range(7)]
     engine, _ = attended_engine(*cores, kind=AsyncMPClient, alone=True, of_memory=True)
     told: dict[str, list[Any]] = {name: [] for name in "abc"}
-    states = {name: types.SimpleNamespace(queue=types.SimpleNamespace(put=told[name].append)) for name in told}
+    states = {
+        name: types.SimpleNamespace(queue=types.SimpleNamespace(put=told[name].append))
+        for name in told
+    }
     aborted: list[str] = []
     engine.output_processor = types.SimpleNamespace(
         request_states=states, abort_requests=lambda names, internal: aborted.extend(names)
@@ -419,7 +433,10 @@ def test_of_vectors_that_are_awaited_one_by_one_only_the_one_that_no_core_surviv
         for name in told:
             await engine.engine_core.add_request_async(Request(name, sampling_params=None))
         while len(had) < 2:
-            had += [output.request_id for output in (await engine.engine_core.get_output_async()).outputs]
+            had += [
+                output.request_id
+                for output in (await engine.engine_core.get_output_async()).outputs
+            ]
         return had
 
     assert sorted(asyncio.run(all_of_them())) == ["a", "c"]
@@ -434,7 +451,9 @@ def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
     for one, most in ((engine, 100), (fresh, 50)):
         one.vllm_config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(max_model_len=most, dtype="torch.float32"),
-            scheduler_config=types.SimpleNamespace(max_num_batched_tokens=most // 2, max_num_seqs=4),
+            scheduler_config=types.SimpleNamespace(
+                max_num_batched_tokens=most // 2, max_num_seqs=4
+            ),
         )
     engine.renderer = types.SimpleNamespace(clear_mm_cache=lambda: cleared.append(1))
     attend(engine, lambda *_: MadeAgain(fresh))
@@ -484,5 +503,7 @@ def test_a_core_for_which_there_is_no_room_is_not_woken_and_a_part_of_it_always_
     with pytest.raises(MemoryError, match="no room"):
         engine.engine_core.wake_up()
     assert (
-        engine.engine_core.wake_up(["weights"]) == engine.engine_core.wake_up(tags=["weights"]) == "woken ['weights']"
+        engine.engine_core.wake_up(["weights"])
+        == engine.engine_core.wake_up(tags=["weights"])
+        == "woken ['weights']"
     )

@@ -44,14 +44,17 @@ def child(code: str, listener: Listener, **env: str) -> subprocess.CompletedProc
     """Run code in another process that loads the plugin as vLLM's do."""
     env = {**os.environ, LISTENER: str(listener.path), **env}
     return subprocess.run(
-        [sys.executable, "-c", SPEAKS.format(code)], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SPEAKS.format(code)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
 def test_an_error_that_another_process_logs_arrives_with_its_traceback_and_process(listener):
-    code = (
-        "try:\n  raise ValueError('no room')\nexcept ValueError:\n  logging.getLogger('vllm.core').exception('failed')"
-    )
+    code = "try:\n  raise ValueError('no room')\nexcept ValueError:\n  logging.getLogger('vllm.core').exception('failed')"
     assert child(code, listener).returncode == 0
     listener.settle()
     hello, row = listener.rows()
@@ -117,8 +120,12 @@ def test_the_name_of_each_shared_segment_that_is_made_is_told(listener):
     assert [row["segment"] for row in listener.rows() if "segment" in row] == [made]
 
 
-def test_the_name_of_a_semaphore_that_outlives_a_killed_process_is_told_and_its_file_removed(listener, monkeypatch):
-    monkeypatch.setattr(start, "_forget", lambda _name: None)  # the tracker of this process never knew it
+def test_the_name_of_a_semaphore_that_outlives_a_killed_process_is_told_and_its_file_removed(
+    listener, monkeypatch
+):
+    monkeypatch.setattr(
+        start, "_forget", lambda _name: None
+    )  # the tracker of this process never knew it
     code = """
 import multiprocessing, os, signal
 lock = multiprocessing.get_context("spawn").Lock()
@@ -133,7 +140,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not Path("/dev/shm", name).exists()
 
 
-def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_before_afterwards(listener):
+def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_before_afterwards(
+    listener,
+):
     factory, init = logging.getLogRecordFactory(), shared_memory.SharedMemory.__init__
     message_sender.be_listener()
     message_sender.speak(listener.path)
@@ -154,7 +163,12 @@ def test_a_listener_that_is_not_there_does_not_touch_the_engine(subtests, tmp_pa
             code = SPEAKS.format("logging.getLogger('vllm').error('x'); print('on')")
             env = {**os.environ, LISTENER: path.replace("\0", str(tmp_path))}
             ran = subprocess.run(
-                [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True
+                [sys.executable, "-c", code],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
             )
             assert (ran.stdout, ran.stderr) == ("on\n", "x\n")
 
@@ -166,7 +180,9 @@ def test_a_listener_that_does_not_read_holds_an_engine_up_for_a_moment_at_most(t
         began_s = time.monotonic()
         code = SPEAKS.format("for _ in range(200): logging.getLogger('vllm').error('x' * 30000)")
         env = {**os.environ, LISTENER: str(tmp_path / "s")}
-        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=True)
+        subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=True
+        )
         assert time.monotonic() - began_s < 20
 
 
@@ -183,7 +199,11 @@ print(speaking._speaker.is_over)
 """
     env = {**os.environ, LISTENER: str(listener.path)}
     with subprocess.Popen(
-        [sys.executable, "-c", SPEAKS.format(code)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SPEAKS.format(code)],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -219,7 +239,9 @@ def test_a_row_without_an_end_is_cut_off(listener):
     assert listener.rows() == []
 
 
-def test_where_no_folder_can_be_made_nobody_is_heard_and_it_says_why(subtests, tmp_path, monkeypatch):
+def test_where_no_folder_can_be_made_nobody_is_heard_and_it_says_why(
+    subtests, tmp_path, monkeypatch
+):
     for where in ["missing", "file"]:
         with subtests.test(where=where), monkeypatch.context() as changed:
             (tmp_path / "file").write_text("")
@@ -246,7 +268,9 @@ def test_a_folder_with_a_long_name_is_listened_in(tmp_path, monkeypatch):
     assert list(long.iterdir()) == []
 
 
-def test_what_was_sent_before_the_end_is_heard_also_where_the_listening_thread_comes_late(tmp_path, monkeypatch):
+def test_what_was_sent_before_the_end_is_heard_also_where_the_listening_thread_comes_late(
+    tmp_path, monkeypatch
+):
     listener = Listener()
     late = threading.Event()
     take = Listener._take

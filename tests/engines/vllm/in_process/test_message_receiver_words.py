@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from oomguard.diagnosis.diagnose import default_rules
-from oomguard.engines.vllm.in_process.message_receiver import in_the_last_step, last_words, lines_of, segments_of
+from oomguard.engines.vllm.in_process.message_receiver import (
+    in_the_last_step,
+    last_words,
+    lines_of,
+    segments_of,
+)
 from oomguard.scan.scan import scan
 
-HEAD = {"pid": 7, "process": "EngineCore", "level": "ERROR", "stamp": "11-22 18:00:00", "at": "core.py:1510"}
+HEAD = {
+    "pid": 7,
+    "process": "EngineCore",
+    "level": "ERROR",
+    "stamp": "11-22 18:00:00",
+    "at": "core.py:1510",
+}
 NO_ROOM = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
 
 
 def test_each_line_of_a_record_has_its_process_and_the_exception_comes_last():
-    rows = [{"pid": 7, "hello": 1}, {**HEAD, "text": "failed\nto start", "traceback": "Traceback\n  File x\nE: y"}]
+    rows = [
+        {"pid": 7, "hello": 1},
+        {**HEAD, "text": "failed\nto start", "traceback": "Traceback\n  File x\nE: y"},
+    ]
     lines = lines_of(rows, RuntimeError("See root cause above"))
     head = "(EngineCore pid=7) ERROR 11-22 18:00:00 [core.py:1510] "
     texts = [line.text for line in lines]
-    assert texts[:5] == [head + text for text in ("failed", "to start", "Traceback", "  File x", "E: y")]
+    assert texts[:5] == [
+        head + text for text in ("failed", "to start", "Traceback", "  File x", "E: y")
+    ]
     assert texts[-1] == "builtins.RuntimeError: See root cause above"
     assert [line.number for line in lines] == list(range(1, len(lines) + 1))
 
 
 def test_a_failure_is_found_with_the_process_that_told_it():
-    (incident,) = scan(lines_of([{**HEAD, "text": "failed", "traceback": NO_ROOM}]), default_rules()).incidents
+    (incident,) = scan(
+        lines_of([{**HEAD, "text": "failed", "traceback": NO_ROOM}]), default_rules()
+    ).incidents
     assert incident.kind == "kv_cache_none_left"
     assert incident.location.process == "EngineCore pid=7"
 
@@ -34,7 +52,12 @@ def test_the_last_words_are_the_last_traceback_of_each_other_process():
         {**HEAD, "pid": 8, "process": "Worker", "text": "three", "traceback": "third"},
         {**HEAD, "pid": 9, "process": "", "text": "the process that starts", "traceback": "fourth"},
     ]
-    assert [line.text.rpartition("] ")[2] for line in last_words(rows)] == ["two", "second", "three", "third"]
+    assert [line.text.rpartition("] ")[2] for line in last_words(rows)] == [
+        "two",
+        "second",
+        "three",
+        "third",
+    ]
 
 
 def test_segments_are_those_that_were_named():
@@ -49,6 +72,10 @@ def test_the_requests_of_the_last_step_are_those_of_the_last_dump():
             f"num_scheduled_tokens={{{told}}}, total_num_scheduled_tokens=9)",
         }
 
-    rows = [dump("earlier-1: 4"), dump("0-9bf3: 3, cmpl-a: b: 6"), {**HEAD, "text": "Dumping scheduler stats"}]
+    rows = [
+        dump("earlier-1: 4"),
+        dump("0-9bf3: 3, cmpl-a: b: 6"),
+        {**HEAD, "text": "Dumping scheduler stats"},
+    ]
     assert in_the_last_step(rows) == ("0-9bf3", "cmpl-a: b")
     assert in_the_last_step([{**HEAD, "text": "nothing was dumped"}, {"pid": 7}]) == ()

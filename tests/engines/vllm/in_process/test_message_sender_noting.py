@@ -63,7 +63,9 @@ def test_information_is_noted_up_to_a_size_and_errors_beyond_it(tmp_path, monkey
     notes = message_sender.Notes(str(tmp_path / "said.jsonl"))
     for level in ("INFO", "INFO", "ERROR", "INFO"):
         notes.sendall(json.dumps({"level": level, "text": "x" * 40}).encode() + b"\n")
-    told = [json.loads(line)["level"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    told = [
+        json.loads(line)["level"] for line in (tmp_path / "said.jsonl").read_text().splitlines()
+    ]
     assert told == ["INFO", "ERROR"]
     with pytest.raises(OSError, match="enough"):
         for _ in range(9):
@@ -75,13 +77,21 @@ def test_lines_of_a_file_that_are_none_are_left_out(tmp_path):
     (tmp_path / "said.jsonl").write_text(
         '{"half\n[]\n{"text": "kept", "level": "ERROR", "at": "a.py:1", "stamp": "s"}\n'
     )
-    assert [line.text.rpartition("] ")[2] for line in noted_lines(tmp_path / "said.jsonl")] == ["kept"]
+    assert [line.text.rpartition("] ")[2] for line in noted_lines(tmp_path / "said.jsonl")] == [
+        "kept"
+    ]
     assert noted_lines(tmp_path / "none.jsonl") == ()
 
 
 def test_what_a_wrapper_limits_the_engine_to_is_noted_and_nothing_where_nothing_does(tmp_path):
     run(tmp_path / "free.jsonl")
     assert noted_limits(tmp_path / "free.jsonl") == {}
-    run(tmp_path / "limited.jsonl", "bash", "-c", f'ulimit -d {LIMIT_BYTES >> 10} && exec "$@"', "bash")
+    run(
+        tmp_path / "limited.jsonl",
+        "bash",
+        "-c",
+        f'ulimit -d {LIMIT_BYTES >> 10} && exec "$@"',
+        "bash",
+    )
     assert noted_limits(tmp_path / "limited.jsonl") == {"process_data_limit_bytes": LIMIT_BYTES}
     assert noted_lines(tmp_path / "limited.jsonl")

@@ -8,7 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.engines.vllm.in_process.requests import Unfinished, computes_again, follows_from_tokens
+from oomguard.engines.vllm.in_process.requests import (
+    Unfinished,
+    computes_again,
+    follows_from_tokens,
+)
 
 
 @dataclass
@@ -62,18 +66,25 @@ class Outputs:
     outputs: list[Output]
 
 
-def told(unfinished: Unfinished, name: str, *tokens: int, finish: str | None = None) -> list[list[int]]:
+def told(
+    unfinished: Unfinished, name: str, *tokens: int, finish: str | None = None
+) -> list[list[int]]:
     """What an output of an engine delivers, the tokens of each output that is left."""
     return [
         out.new_token_ids
-        for out in unfinished.take(Outputs([Output(name, list(tokens), finish_reason=finish)])).outputs
+        for out in unfinished.take(
+            Outputs([Output(name, list(tokens), finish_reason=finish)])
+        ).outputs
     ]
 
 
 def test_a_request_goes_on_behind_the_tokens_that_were_delivered():
     unfinished = Unfinished()
     unfinished.add(
-        Request("a", sampling_params=Params(temperature=0.0, max_tokens=10, min_tokens=2, prompt_logprobs=1))
+        Request(
+            "a",
+            sampling_params=Params(temperature=0.0, max_tokens=10, min_tokens=2, prompt_logprobs=1),
+        )
     )
     told(unfinished, "a", 7)
     told(unfinished, "a", 8, 9)
@@ -143,7 +154,10 @@ def test_ending_earlier_when_computed_once_more_is_differing_too():
 
 
 def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more():
-    drawn, grammar = Params(temperature=1.0, seed=3), Params(temperature=0.0, structured_outputs={"json": {}})
+    drawn, grammar = (
+        Params(temperature=1.0, seed=3),
+        Params(temperature=0.0, structured_outputs={"json": {}}),
+    )
     found = [
         computes_again(Request("a", sampling_params=p), is_exact=exact)
         for p in (drawn, grammar)
@@ -154,7 +168,9 @@ def test_where_numbers_are_not_exact_nothing_but_a_grammar_is_computed_once_more
 
 def test_what_is_drawn_without_a_seed_within_a_grammar_is_lost_once_it_has_begun():
     unfinished = Unfinished()
-    unfinished.add(Request("a", sampling_params=Params(temperature=1.0, structured_outputs={"json": {}})))
+    unfinished.add(
+        Request("a", sampling_params=Params(temperature=1.0, structured_outputs={"json": {}}))
+    )
     assert unfinished.lost() == {}
     told(unfinished, "a", 7)
     assert list(unfinished.lost()) == ["a"]
@@ -175,7 +191,9 @@ def test_suspects_run_one_at_a_time_and_the_rest_and_what_is_new_after_them():
     for name in "abcd":
         unfinished.add(Request(name))
 
-    assert [r.request_id for r in unfinished.begin_again(alone=True, suspects={"b", "c", "gone"})] == ["b"]
+    assert [
+        r.request_id for r in unfinished.begin_again(alone=True, suspects={"b", "c", "gone"})
+    ] == ["b"]
     assert not unfinished.add(Request("new"))
     assert unfinished.next() == []
     told(unfinished, "b", 7, finish="stop")
@@ -244,7 +262,10 @@ def test_an_image_that_was_left_out_is_sent_with_the_request_or_the_request_is_l
     unfinished.add(Request("c", mm_features=[Feature("y", None)]))
     assert list(unfinished.lost()) == ["c"]
     unfinished.drop(["c"])
-    assert [r.mm_features[0].data for r in unfinished.begin_again(alone=False)] == ["pixels", "pixels"]
+    assert [r.mm_features[0].data for r in unfinished.begin_again(alone=False)] == [
+        "pixels",
+        "pixels",
+    ]
 
 
 def test_a_session_whose_parts_came_one_after_the_other_is_lost():
@@ -257,10 +278,14 @@ def test_a_session_whose_parts_came_one_after_the_other_is_lost():
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=30),
     st.lists(st.integers(0, 30), max_size=5),
-    st.sampled_from([Params(temperature=0.0, max_tokens=100), Params(temperature=1.0, seed=1, max_tokens=100)]),
+    st.sampled_from(
+        [Params(temperature=0.0, max_tokens=100), Params(temperature=1.0, seed=1, max_tokens=100)]
+    ),
     st.integers(1, 4),
 )
-def test_whatever_dies_when_each_token_is_delivered_once_and_in_order(tokens, deaths, params, per_step):
+def test_whatever_dies_when_each_token_is_delivered_once_and_in_order(
+    tokens, deaths, params, per_step
+):
     """An engine that gives the same tokens for the same request, and dies after so many steps, any number of times."""
     unfinished, delivered = Unfinished(), []
     unfinished.add(Request("a", sampling_params=params))

@@ -30,7 +30,9 @@ class EngineArgs:
     lock: Any = None
 
 
-def from_engine_args(engine_args: EngineArgs, usage_context: str = "engine", *, stat_loggers: object = None) -> None:
+def from_engine_args(
+    engine_args: EngineArgs, usage_context: str = "engine", *, stat_loggers: object = None
+) -> None:
     """Stand for the call that starts an engine."""
 
 
@@ -44,10 +46,15 @@ def test_a_change_goes_into_a_copy_and_all_else_stays(subtests):
             loggers = object()
             given = EngineArgs("./tiny", 32768, compilation_config={"mode": 3})
             made = (
-                start(engine_args=given, stat_loggers=loggers) if by_name else start(given, "llm", stat_loggers=loggers)
+                start(engine_args=given, stat_loggers=loggers)
+                if by_name
+                else start(given, "llm", stat_loggers=loggers)
             )
             assert (made.call({})[1].get("engine_args") or made.call({})[0][0]) is given
-            given.max_model_len, given.compilation_config["sizes"] = 7, [1]  # as vLLM does while it starts
+            given.max_model_len, given.compilation_config["sizes"] = (
+                7,
+                [1],
+            )  # as vLLM does while it starts
             args, kwargs = made.call({"max_model_len": 1792})
             changed = kwargs.pop("engine_args") if by_name else args[0]
             assert changed == EngineArgs("./tiny", 1792, compilation_config={"mode": 3})
@@ -61,7 +68,11 @@ def test_each_attempt_begins_with_what_the_program_gave():
     (first,), _ = made.call({"max_model_len": 4096})
     first.compilation_config["sizes"] = [1]
     (second,), _ = made.call({"enforce_eager": True})
-    assert (second.max_model_len, second.enforce_eager, second.compilation_config) == (32768, True, {})
+    assert (second.max_model_len, second.enforce_eager, second.compilation_config) == (
+        32768,
+        True,
+        {},
+    )
 
 
 def test_a_value_is_given_in_the_engines_own_unit():
@@ -75,7 +86,9 @@ def test_a_value_that_does_not_fit_its_argument_is_refused():
 
 
 def test_what_differs_from_the_defaults_is_the_programs_choice_and_nothing_else_is_listed():
-    settings = start(EngineArgs("./tiny", 32768, hf_token="secret", kv_cache_memory_bytes=5)).settings_in_force()
+    settings = start(
+        EngineArgs("./tiny", 32768, hf_token="secret", kv_cache_memory_bytes=5)
+    ).settings_in_force()
     assert {name: one.value for name, one in settings.items()} == {
         "model": "./tiny",
         "max_model_len": 32768,

@@ -37,7 +37,11 @@ def test_what_this_process_and_a_child_print_arrives_and_is_kept(target):
     capture = Capture(descriptor)
     capture.begin()
     os.write(descriptor, b"mine\n")
-    subprocess.run([sys.executable, "-c", "import os; os.write(1, b'theirs\\n')"], stdout=descriptor, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import os; os.write(1, b'theirs\\n')"],
+        stdout=descriptor,
+        check=True,
+    )
     capture.end()
     os.write(descriptor, b"afterwards\n")
     assert path.read_bytes() == b"mine\ntheirs\nafterwards\n"
@@ -52,7 +56,9 @@ def test_what_was_started_meanwhile_goes_on_printing_for_as_long_as_it_lives(tar
     capture = Capture(descriptor)
     capture.begin()
     code = "import os, sys; sys.stdin.readline(); os.write(1, b'x' * 300_000)"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=descriptor) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=descriptor
+    ) as process:
         capture.end()
         assert capture.text() == ""
         process.communicate(b"\n", timeout=60)

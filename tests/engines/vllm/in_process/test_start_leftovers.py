@@ -51,7 +51,9 @@ SharedMemory(other.name).close()
 other.unlink()
 ours.close(); other.close()
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

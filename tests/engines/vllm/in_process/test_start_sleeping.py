@@ -11,7 +11,10 @@ from oomguard.probe.nvml import Device
 
 GIB = 2**30
 WORKER, OTHER = 4100, 77
-SLEPT = {"pid": WORKER, "text": "Sleep mode freed 12.40 GiB memory, 1.10 GiB memory is still in use."}
+SLEPT = {
+    "pid": WORKER,
+    "text": "Sleep mode freed 12.40 GiB memory, 1.10 GiB memory is still in use.",
+}
 
 
 def on(monkeypatch: pytest.MonkeyPatch, *found: Device) -> None:
@@ -25,7 +28,10 @@ def device(free_gib: float, pids: dict[int, int | None] | None, index: int = 0) 
 def test_what_a_worker_gave_up_is_what_it_said_last():
     rows = [
         SLEPT,
-        {"pid": WORKER, "text": "Sleep mode freed 2.00 GiB memory, 1.10 GiB memory is still in use."},
+        {
+            "pid": WORKER,
+            "text": "Sleep mode freed 2.00 GiB memory, 1.10 GiB memory is still in use.",
+        },
         {"pid": 9},
     ]
     assert freed_bytes(rows) == {WORKER: pytest.approx(2 * GIB, abs=GIB // 100)}

@@ -69,8 +69,15 @@ def waited_s(folder: Path, *, most_s: float = 0.5) -> float:
         return time.monotonic() - began
 
 
-def test_a_start_waits_for_one_that_sees_the_same_device(subtests, elsewhere, tmp_path, monkeypatch):
-    for there, here, waits in [("0", "1", False), ("0,1", "1,2", True), ("", "1", True), ("1", "", True)]:
+def test_a_start_waits_for_one_that_sees_the_same_device(
+    subtests, elsewhere, tmp_path, monkeypatch
+):
+    for there, here, waits in [
+        ("0", "1", False),
+        ("0,1", "1,2", True),
+        ("", "1", True),
+        ("1", "", True),
+    ]:
         with subtests.test(there=there, here=here, waits=waits):
             child = elsewhere(there)
             try:
@@ -129,7 +136,8 @@ def test_of_many_starts_at_once_never_two_go_on_together(tmp_path):
     """Each notes that it has begun and ended; who begins while another one goes on would stand between the two."""
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", TAKES_TURNS, str(tmp_path), str(number)], env={**os.environ, "PYTHONPATH": ROOT}
+            [sys.executable, "-c", TAKES_TURNS, str(tmp_path), str(number)],
+            env={**os.environ, "PYTHONPATH": ROOT},
         )
         for number in range(4)
     ]

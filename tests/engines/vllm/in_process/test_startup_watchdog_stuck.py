@@ -55,7 +55,9 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
 def core(listener: Listener, say: str) -> Iterator[subprocess.Popen[str]]:
     code = CORE.format(worker=WORKER, say=say)
     env = {**os.environ, LISTENER: str(listener.path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         worker = int(process.stdout.readline())
         try:
@@ -66,8 +68,13 @@ def core(listener: Listener, say: str) -> Iterator[subprocess.Popen[str]]:
                 os.kill(worker, 9)
 
 
-def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_worker_is_killed(listener):
-    with Watched(listener, None).lasting() as watched, core(listener, f"error({CORE_FAILED!r})") as process:
+def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_worker_is_killed(
+    listener,
+):
+    with (
+        Watched(listener, None).lasting() as watched,
+        core(listener, f"error({CORE_FAILED!r})") as process,
+    ):
         assert process.wait(30) == 3
     assert watched.ended_because is None
 
@@ -91,7 +98,8 @@ def test_what_nobody_waits_for_any_more_is_killed(listener):
 def test_a_core_that_has_not_spoken_is_killed_too_and_no_other_child(listener):
     with Watched(listener, 0.2).lasting():
         children = [
-            Process(target=time.sleep, args=(60,), name=name) for name in ("EngineCore", "EngineCore_DP1", "mine")
+            Process(target=time.sleep, args=(60,), name=name)
+            for name in ("EngineCore", "EngineCore_DP1", "mine")
         ]
         for child in children:
             child.start()
@@ -120,7 +128,10 @@ def test_a_core_of_an_earlier_start_is_left_alone(listener):
 
 
 def test_a_core_that_did_not_fail_is_left_alone(listener):
-    with Watched(listener, None).lasting(), core(listener, "error('one request failed')") as process:
+    with (
+        Watched(listener, None).lasting(),
+        core(listener, "error('one request failed')") as process,
+    ):
         time.sleep(1.5)
         assert process.poll() is None
 
@@ -136,5 +147,9 @@ def test_another_process_that_got_the_number_of_one_that_spoke_is_left_alone(lis
 
 def test_the_watch_ends_with_the_start(listener):
     with Watched(listener, 1000.0).lasting():
-        assert "oomguard-start-watch" in {thread.name for thread in startup_watchdog.threading.enumerate()}
-    assert "oomguard-start-watch" not in {thread.name for thread in startup_watchdog.threading.enumerate()}
+        assert "oomguard-start-watch" in {
+            thread.name for thread in startup_watchdog.threading.enumerate()
+        }
+    assert "oomguard-start-watch" not in {
+        thread.name for thread in startup_watchdog.threading.enumerate()
+    }

@@ -60,7 +60,9 @@ def start(config: dict, log: logging.Logger) -> None:
     if length * BYTES_PER_TOKEN > memory:
         if dies in ("leaves a worker", "waits for its worker"):
             own, theirs = multiprocessing.Pipe()
-            multiprocessing.get_context("spawn").Process(target=work, name="VllmWorker-0", args=(theirs,)).start()
+            multiprocessing.get_context("spawn").Process(
+                target=work, name="VllmWorker-0", args=(theirs,)
+            ).start()
             own.recv()
         needed, available = length * BYTES_PER_TOKEN / 2**30, memory / 2**30
         raise ValueError(

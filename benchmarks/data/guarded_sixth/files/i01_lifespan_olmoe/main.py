@@ -1,4 +1,6 @@
-"""The engine of a small web service, opened and closed by its lifespan; the server itself is left out here."""
+"""The engine of a small web service, opened and closed by its lifespan; the server itself is left
+out here.
+"""
 
 import asyncio
 import contextlib

@@ -15,7 +15,8 @@ class Job:
         Job.registry[kind] = cls
 
     def __init__(self, spec, engine):
-        self.spec, self.engine = spec, engine
+        self.spec = spec
+        self.engine = engine
 
 
 class Complete(Job, kind="complete"):

@@ -11,7 +11,8 @@ MIB = 2**20
 
 class Embedder:
     def __init__(self, engine, parallel):
-        self.engine, self.gate = engine, asyncio.Semaphore(parallel)
+        self.engine = engine
+        self.gate = asyncio.Semaphore(parallel)
 
     async def __call__(self, name, tokens):
         async with self.gate:

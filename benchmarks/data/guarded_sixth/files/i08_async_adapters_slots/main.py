@@ -31,7 +31,8 @@ def write_adapter(name, rank=16, hidden=1024, layers=4):
 async def ask(engine, number, name):
     adapter = LoRARequest(name, number + 1, write_adapter(name))
     sampling = SamplingParams(max_tokens=3 + number, ignore_eos=True)
-    async for output in engine.generate(f"dear {name}", sampling, f"to-{name}", lora_request=adapter):
+    async for output in engine.generate("dear "
+                                        f"{name}", sampling, f"to-{name}", lora_request=adapter):
         if output.finished:
             return output.lora_request.lora_name, len(output.outputs[0].token_ids)
 

@@ -30,7 +30,10 @@ def main():
             max_num_batched_tokens=1024,
         )
     questions = ["who", "when was it", "how much did it cost"]
-    prompts = [f"passages {index.nearest(n, 3)}; question: {text}" for n, text in enumerate(questions)]
+    prompts = [(
+        f"passages {index.nearest(n, 3)}; question: "
+        f"{text}"
+    ) for n, text in enumerate(questions)]
     sampling = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0)
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     assert [output.prompt for output in outputs] == prompts

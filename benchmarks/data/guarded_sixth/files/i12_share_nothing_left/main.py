@@ -12,10 +12,12 @@ class Batcher:
     """Feeds requests as seats become free, hands each finished one to a callback."""
 
     def __init__(self, engine, on_done):
-        self.engine, self.on_done = engine, on_done
+        self.engine = engine
+        self.on_done = on_done
 
     def pump(self, requests, seats):
-        pending, open_requests = list(requests), 0
+        pending = list(requests)
+        open_requests = 0
         while pending or open_requests:
             while pending and open_requests < seats:
                 key, tokens, length = pending.pop(0)
@@ -45,6 +47,9 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    FLAGS = "--model ./pocket --dtype float16 --load-format dummy --enforce-eager --max-model-len 8192 --max-num-seqs 10"
+    FLAGS = (
+        "--model ./pocket --dtype float16 --load-format dummy --enforce-eager --max-model-len 8192 "
+        "--max-num-seqs 10"
+    )
     main(sys.argv[1:] or [*FLAGS.split(), "--gpu-memory-utilization", "0.02"])
     print("INPROC-DONE")

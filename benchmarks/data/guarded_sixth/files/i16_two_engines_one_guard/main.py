@@ -7,7 +7,8 @@ import oomguard
 SHARED = {"dtype": "float16", "load_format": "dummy", "enforce_eager": True, "max_num_seqs": 8}
 ROLES = {
     "triage": {"max_model_len": 2048, "kv_cache_memory_bytes": 6_000_000},
-    "archive": {"max_model_len": 30_000, "kv_cache_memory_bytes": 14_000_000},  # same model, whole files
+    # same model, whole files
+    "archive": {"max_model_len": 30_000, "kv_cache_memory_bytes": 14_000_000},
 }
 
 

@@ -14,7 +14,8 @@ class Reaper(threading.Thread):
 
     def __init__(self, after):
         super().__init__(daemon=True)
-        self.after, self.ended = after, []
+        self.after = after
+        self.ended = []
 
     def run(self):
         time.sleep(self.after)

@@ -38,7 +38,9 @@ class Room:
     """Six people listen; after some tokens of the first one the core is killed."""
 
     def __init__(self, engine, moments):
-        self.engine, self.moments, self.kills = engine, sorted(moments), 0
+        self.engine = engine
+        self.moments = sorted(moments)
+        self.kills = 0
 
     async def listen(self, number, length):
         sampling = SamplingParams(
@@ -59,7 +61,8 @@ def prompt(number):
 
 async def main():
     engine = make_engine()
-    quiet, room = Room(engine, []), Room(engine, [40, 150])
+    quiet = Room(engine, [])
+    room = Room(engine, [40, 150])
     lengths = [260, 200, 120, 300, 90, 240]
     reference = await quiet.listen(7, 60)
     heard = await asyncio.gather(*(room.listen(n, length) for n, length in enumerate(lengths)))

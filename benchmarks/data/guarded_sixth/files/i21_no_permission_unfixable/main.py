@@ -17,7 +17,9 @@ OWN = EngineArgs(
 
 
 def primary():
-    """All numbers are ours, and nothing was permitted: then rather nothing than something shorter."""
+    """All numbers are ours, and nothing was permitted: then rather nothing than
+    something shorter.
+    """
     with oomguard.guard():
         return LLM.from_engine_args(OWN)
 
@@ -38,7 +40,8 @@ def main():
         answers = fallback(texts)
     else:
         outputs = llm.generate(texts, SamplingParams(max_tokens=2), use_tqdm=False)
-        sys.exit(f"a model answered: {len(outputs)}, {llm.llm_engine.vllm_config.model_config.max_model_len}")
+        sys.exit(f"a model answered: {len(outputs)}, "
+                 f"{llm.llm_engine.vllm_config.model_config.max_model_len}")
     assert answers == ["[no model] rain?", "[no model] wind?"]
     print("VALUE max_model_len", OWN.max_model_len)
     print("VALUE max_num_seqs", OWN.max_num_seqs)

@@ -13,7 +13,8 @@ SETTINGS = {"max_model_len": 512, "max_num_seqs": 16, "kv_cache_memory_bytes": 6
 
 
 def main():
-    with oomguard.guard(allow="reduces-capacity"):  # no restart: of a death that is none of memory we want to hear
+    # no restart: of a death that is none of memory we want to hear
+    with oomguard.guard(allow="reduces-capacity"):
         llm = LLM("./batch", dtype="float32", load_format="dummy", enforce_eager=True, **SETTINGS)
     sampling = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0)
     first = llm.generate(["hello"], sampling, use_tqdm=False)

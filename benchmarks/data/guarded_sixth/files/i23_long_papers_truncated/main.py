@@ -12,7 +12,9 @@ def papers():
 
 class Summarizer:
     def __init__(self, llm, tokens):
-        self.llm, self.tokens, self.cut = llm, tokens, {}
+        self.llm = llm
+        self.tokens = tokens
+        self.cut = {}
 
     def one(self, name, paper):
         sampling = SamplingParams(max_tokens=self.tokens, ignore_eos=True, temperature=0)
@@ -52,8 +54,10 @@ def main(context, cache_bytes, tokens):
     assert set(summarizer.cut) == {"paper-2", "paper-4"}, summarizer.cut
     click.echo(f"VALUE max_model_len {length}")
     click.echo(f"VALUE max_num_seqs {llm.llm_engine.vllm_config.scheduler_config.max_num_seqs}")
-    click.echo(f"VALUE max_num_batched_tokens {llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens}")
-    click.echo(f"VALUE kv_cache_memory_bytes {llm.llm_engine.vllm_config.cache_config.kv_cache_memory_bytes}")
+    click.echo("VALUE max_num_batched_tokens "
+               f"{llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens}")
+    click.echo("VALUE kv_cache_memory_bytes "
+               f"{llm.llm_engine.vllm_config.cache_config.kv_cache_memory_bytes}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def tone(hertz, seconds):
 
 
 class Dictation:
-    @oomguard.guard(pin=["max_num_batched_tokens"])  # below 1,500 a clip would not be heard in one step
+    # below 1,500 a clip would not be heard in one step
+    @oomguard.guard(pin=["max_num_batched_tokens"])
     def __init__(self, folder):
         self.llm = LLM(
             prepare(folder),

@@ -17,7 +17,8 @@ async def one(engine, number, prompt_length, response_length):
 
 
 async def work(config):
-    actor, rollout = config["actor"], config["rollout"]
+    actor = config["actor"]
+    rollout = config["rollout"]
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=actor["path"], dtype=actor["dtype"], **rollout["engine"]))
     try:
         jobs = [one(engine, i, rollout["prompt_length"], rollout["response_length"]) for i in range(3)]

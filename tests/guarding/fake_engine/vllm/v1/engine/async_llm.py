@@ -9,5 +9,7 @@ class AsyncLLM:
         self.engine_core = CoreClient(vllm_config)
 
     @classmethod
-    def from_engine_args(cls, engine_args, start_engine_loop=True, usage_context="engine", stat_loggers=None):
+    def from_engine_args(
+        cls, engine_args, start_engine_loop=True, usage_context="engine", stat_loggers=None
+    ):
         return cls(vllm_config=engine_args.create_engine_config(usage_context))

@@ -14,7 +14,9 @@ class CoreClient:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
             start(config, logging.getLogger("vllm.v1.engine.core"))
             return
-        context = multiprocessing.get_context(os.environ.get("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn"))
+        context = multiprocessing.get_context(
+            os.environ.get("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+        )
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=run_core, name="EngineCore", args=(config, theirs))
         self.process.start()

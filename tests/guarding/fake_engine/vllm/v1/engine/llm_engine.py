@@ -9,7 +9,9 @@ class LLMEngine:
         self.engine_core = CoreClient(vllm_config)
 
     @classmethod
-    def from_engine_args(cls, engine_args, usage_context="engine", stat_loggers=None, enable_multiprocessing=False):
+    def from_engine_args(
+        cls, engine_args, usage_context="engine", stat_loggers=None, enable_multiprocessing=False
+    ):
         config = engine_args.create_engine_config(usage_context)
         config["usage_context"] = usage_context
         return cls(vllm_config=config)
