@@ -27,7 +27,7 @@ OURS = (
     "oomguard._version",
     "oomguard.__main__",
     "oomguard.core.safe_python",
-    "oomguard.core.disable",
+    "oomguard.core.process_state",
 )
 _BARE = [sys.executable, "-c", "pass"]
 # What the installed script does.

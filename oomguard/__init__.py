@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from oomguard.diagnosis.diagnose import diagnose
     from oomguard.engines.ray.engine_arguments import ray_patched
     from oomguard.engines.ray.runtime_env import ray_runtime_env
-    from oomguard.estimate.call.planned_call import CallBudget
+    from oomguard.estimate.call.trace import CallBudget
     from oomguard.estimate.start.start import StartBudget
     from oomguard.guarding.attempts import attempts
     from oomguard.guarding.guard import Guard, guard
     from oomguard.instrumentation.watch import Watch, watch
     from oomguard.mapping.items import FailedItem
     from oomguard.mapping.map import amap, imap, map  # noqa: A004 - what it is called everywhere
-    from oomguard.mapping.results import Results
+    from oomguard.mapping.work import Results
     from oomguard.planning.plan import plan
     from oomguard.planning.start import StartPlan
     from oomguard.remedy.policy import Policy

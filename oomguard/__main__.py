@@ -58,7 +58,7 @@ def _supervised(own: list[str], command: list[str]) -> int | None:
     if {"-h", "--help"} & set(own):
         _disarm()
         return None
-    from oomguard.core.disable import disabled
+    from oomguard.core.process_state import disabled
     from oomguard.supervisor.failsafe import become, run_safely
 
     if not disabled():

@@ -10,7 +10,7 @@ from typing import Any
 
 from oomguard.core.facts import GIB
 from oomguard.estimate import constants
-from oomguard.estimate.start import cuda_graphs, known_gpu, non_torch, start_budget
+from oomguard.estimate.start import cuda_graphs, defaults, non_torch, start_budget
 from oomguard.estimate.start.start_budget import kind_of_start
 from support.fit_graphs import fit_graphs
 from support.fit_parts import Row, fit_encoders, fit_non_torch
@@ -54,7 +54,7 @@ def with_counts(row: Row) -> Row | None:
     """
     seen: dict[str, Any] = {}
     counted = cuda_graphs.cuda_graphs
-    linked = known_gpu.has_nvlink
+    linked = defaults.has_nvlink
     profiled = start_budget.profile_encoder
 
     def noted(settings: Any, shape: Any) -> Any:
@@ -79,7 +79,7 @@ def with_counts(row: Row) -> Row | None:
         return None
     settings = seen["settings"]
     shape = seen["shape"]
-    known = known_gpu.known_gpu(settings)
+    known = defaults.known_gpu(settings)
     return {
         **row,
         # A device that two finders name otherwise is one.
@@ -89,9 +89,9 @@ def with_counts(row: Row) -> Row | None:
         "stages": settings.pipeline_parallel_size,
         "nvlink": int(linked(settings)),
         "unified": settings.unified_memory,
-        "rocm": known_gpu.is_rocm(settings),
-        "hopper": int(known_gpu.is_hopper_or_later(settings)),
-        "fused_gib": known_gpu.fused_allreduce_bytes(settings) / GIB,
+        "rocm": defaults.is_rocm(settings),
+        "hopper": int(defaults.is_hopper_or_later(settings)),
+        "fused_gib": defaults.fused_allreduce_bytes(settings) / GIB,
         "graphs": 0 if settings.enforce_eager else cuda_graphs.captured_graphs(settings),
         "graph_counts": cuda_graphs.graph_counts(settings, shape),
         "graph_buffers_gib": cuda_graphs.graph_buffers_bytes(

@@ -5,6 +5,7 @@ the attempt failed.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,10 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from oomguard.analyst.effective_settings import as_it_ran, given_settings
-from oomguard.analyst.environment_settings import WithVariables
+from oomguard.analyst.effective_settings import WithVariables, as_it_ran, given_settings
 from oomguard.analyst.link import Attempted
-from oomguard.analyst.rollback import take_back
+from oomguard.analyst.outcome import EndedByUs
 from oomguard.analyst.side_effects import Witness
-from oomguard.analyst.termination import EndedByUs
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Diagnosis, Evidence, Incident
 from oomguard.core.log import get_logger
@@ -26,13 +25,56 @@ from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Insight
 from oomguard.engines.unwrap_command import inner_commands
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.remedy.policy import Need
+from oomguard.remedy.policy import Need, with_needed
 from oomguard.retry.ledger import Ledger
 from oomguard.scan.incidents import with_label
 
 if TYPE_CHECKING:
     from oomguard.analyst.output import Heard
     from oomguard.rules.rule_files import RuleSet
+
+
+# Take back our own change that refused a request, and plan anew for the failure before it with
+# what the request needs.
+
+
+def take_back(ledger: Ledger, needed: Mapping[str, Need], rules: RuleSet) -> Diagnosis:
+    """Take the settings back that were too small for a request, and return the last failure with
+    another plan.
+
+    Args:
+        ledger: of the run; its policy holds what the request needs from here on.
+        needed: what was refused, by setting.
+        rules: what explains a failure.
+    """
+    if (
+        ledger.diagnosis is None
+    ):  # it did not come after a failure: an earlier run's change was reused
+        for patch in ledger.patches:
+            if patch.setting in needed:
+                told = {
+                    "setting": patch.setting,
+                    "changed_to": patch.new,
+                    "why_changed": patch.reason,
+                }
+                get_logger().warning(
+                    "what was reused refused a request: run it without --reuse, or forget it",
+                    **told,
+                )
+        return Diagnosis("")
+    before = ledger.diagnosis
+    for name, need in needed.items():
+        if math.isinf(need.value):
+            told = {}
+        else:
+            told = {"needed": f"{need.value:.0f}"}
+        changed = {"setting": name, "changed_to": ledger.settings.pop(name), **told}
+        get_logger().warning("our own change refused a request: it is taken back", **changed)
+    ledger.policy = with_needed(ledger.policy, needed)
+    failed = (before.first_cause,) if before.first_cause is not None else ()
+    return ledger.diagnose(
+        Diagnosis("", failed, before.notes, before.starts), rules, local_models=True
+    )
 
 
 # A kill by the kernel for memory, as an incident: the log of what was killed says nothing of it.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.link import LiveOutput
-from oomguard.analyst.termination import EndedByUs, Ending
+from oomguard.analyst.outcome import EndedByUs, Ending
 from oomguard.core.incident import Attempt, Incident
 from oomguard.core.log import get_logger
 from oomguard.scan.source import Line

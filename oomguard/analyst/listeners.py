@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.engines.server import Address
-from oomguard.report.processes import listed
+from oomguard.report.presentable import listed
 from oomguard.supervisor.tree import pids
 
 # Which processes of this machine have a file or a socket open.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.environment_settings import ALLOCATOR, DEVICE, WithVariables
-from oomguard.analyst.run_key import (
+from oomguard.analyst.effective_settings import ALLOCATOR, DEVICE, WithVariables
+from oomguard.analyst.journal_hook import (
     device_words,
     host_name,
     names_a_place_here,

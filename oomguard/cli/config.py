@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.cli.durations import seconds_in
+from oomguard.cli.options import seconds_in
 from oomguard.core.errors import OomguardError, SettingError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.files import read_regular, user_folder

@@ -12,8 +12,14 @@ from typing import IO, Any, Final
 
 import click
 
-from oomguard.cli.durations import Moment
-from oomguard.cli.options import color_option, console, option, policy_options, tell_configuration
+from oomguard.cli.options import (
+    Moment,
+    color_option,
+    console,
+    option,
+    policy_options,
+    tell_configuration,
+)
 from oomguard.cli.read_inputs import reading
 from oomguard.cli.rendering import Screen, Work, text_of, unmasked_if
 from oomguard.cluster.fleet.findings import Finding

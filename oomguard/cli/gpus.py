@@ -34,9 +34,8 @@ def command(ctx: click.Context, form: str, lease_folder: str | None, color: str)
 
     Exit status: 0, also where NVML does not answer: the reason is shown.
     """
-    from oomguard.cluster.placement.gpus_report import gpus_record, print_gpus
+    from oomguard.cluster.placement.gpus_report import gpus_record, look, print_gpus
     from oomguard.cluster.placement.leases import LeaseFolder
-    from oomguard.cluster.placement.overview import look
     from oomguard.report.json import json_line
 
     form = form_of(ctx, form, _FORMS)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from oomguard.cli.durations import Age, Moment
-from oomguard.cli.options import color_option, console, form_of, journal_option, option
+from oomguard.cli.options import Age, Moment, color_option, console, form_of, journal_option, option
 from oomguard.core.errors import InputError, JournalError, UsageError
 from oomguard.journal.location import JournalUrl, Location, default_path
 
@@ -95,7 +94,7 @@ def _is_agreed(count: int) -> bool:
 
 
 def _forget(path: Location | None, numbers: list[int]) -> None:
-    from oomguard.journal.maintenance import forget
+    from oomguard.journal.read import forget
 
     if numbers:
         forget(path or default_path(), numbers)
@@ -167,7 +166,7 @@ def deliver_waiting(place: Location | None) -> int:
             "--deliver is for a journal that several share",
             hint="oomguard history --deliver --journal postgresql://USER@HOST/DATABASE",
         )
-    from oomguard.journal.delivery import deliver_left_behind, require_tables
+    from oomguard.journal.outbox import deliver_left_behind, require_tables
 
     try:
         require_tables(place)
@@ -197,7 +196,7 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
         UsageError: nobody can be asked.
         InputError: the journal cannot be written.
     """
-    from oomguard.journal.maintenance import old_runs, remove_old
+    from oomguard.journal.read import old_runs, remove_old
 
     where = place or default_path()
     if not isinstance(where, JournalUrl) and not where.exists():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import re
+import shlex
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 
+from oomguard.core.errors import UsageError
 from oomguard.core.incident import Effect
 from oomguard.core.setting_spellings import parse_assignment
 from oomguard.journal.location import Location, parse_location
@@ -17,6 +22,151 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from oomguard.rules.rule_files import RuleSet
+
+
+# Times that a user writes: ``90``, which are seconds, ``30m``, ``1h30m``, ``1d2h``; one form for
+# every option that takes one.
+
+# What the units are worth.
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_PARTS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
+_PART: Final = re.compile(r"([0-9.]+)([smhdw])")
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,3})?|\.[0-9]+")
+_LONGEST_S: Final = 10**9
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a time in seconds, one without a unit is in seconds already; None where the text is no
+    time.
+    """
+    text = text.strip().lower()
+    if _PARTS.fullmatch(text):
+        return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    return None
+
+
+def seconds_in(value: object) -> float | None:
+    """Return a time of a file of options in seconds: a number, or text as a flag takes it; None
+    where it is neither.
+    """
+    if isinstance(value, str):
+        return seconds_of(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return None
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A time of at most 10^9 seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return it in seconds."""
+        seconds = float(value) if isinstance(value, (int, float)) else seconds_of(str(value))
+        if seconds is None or not 0 <= seconds <= _LONGEST_S:
+            self.fail(f"{value!r} is no time such as 30m, 1h30m, or 90 (seconds)", param, ctx)
+        return seconds
+
+
+class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A time before now. It needs a unit: who writes 7 may mean days."""
+
+    name = "age"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return it in seconds."""
+        text = str(value)
+        seconds = None if _NUMBER.fullmatch(text.strip().lower()) else seconds_of(text)
+        if seconds is None or seconds >= time.time():
+            self.fail(
+                f"{value!r} is no time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx
+            )
+        return seconds
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A moment: an age as ``Age`` takes it, or a date or time of ISO 8601, which may be to come;
+    one without a zone is local.
+    """
+
+    name = "moment"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return it in Unix seconds."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        try:
+            return datetime.datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError, OSError):
+            pass
+        seconds = None if _NUMBER.fullmatch(text.lower()) else seconds_of(text)
+        now = time.time()
+        if seconds is None or seconds >= now:
+            self.fail(
+                f"{value!r} is no moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00", param, ctx
+            )
+        return now - seconds
+
+
+# A command line of two parts: our own options, ``--``, and the user's command, which is not read
+# as ours.
+
+_OWN_WORDS: Final = f"{__name__}.own_words"
+
+
+class CommandAfterDashes(click.Command):
+    """A command whose own options end at ``--``: what follows belongs to the user's command,
+    whatever it looks like.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read our own options, and keep how they were written."""
+        if "--" in args:
+            own = args[: args.index("--")]
+        else:
+            own = args
+        if "--" not in args and not {"-h", "--help"} & set(args):
+            first = next(
+                (
+                    i
+                    for i, word in enumerate(own)
+                    if not word.startswith("-") and not _is_value(self, ctx, own, i)
+                ),
+                None,
+            )
+            if first is not None:
+                fixed = shlex.join(["oomguard", "run", *own[:first], "--", *own[first:]])
+                raise UsageError("-- is missing before the command", hint=fixed)
+            raise UsageError("no command to run", hint="oomguard run -- python script.py")
+        ctx.meta[_OWN_WORDS] = tuple(own)
+        return super().parse_args(ctx, args)
+
+
+def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
+    """Whether the word at ``index`` is the value of the option before it."""
+    if index:
+        before = args[index - 1]
+    else:
+        before = ""
+    return any(
+        before in p.opts and isinstance(p, click.Option) and not p.is_flag
+        for p in command.get_params(ctx)
+    )
+
+
+def words_before_dashes() -> tuple[str, ...]:
+    """Return the words before ``--`` of the command that is under way, as they were written."""
+    return tuple(click.get_current_context().meta.get(_OWN_WORDS, ()))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from oomguard.cli.dashdash import words_before_dashes
-from oomguard.cli.durations import Duration
-from oomguard.cli.options import F, decorated, option
+from oomguard.cli.options import Duration, F, decorated, option, words_before_dashes
 from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class PlacementOptions:
             from oomguard.analyst.placed_runs import AsGiven
 
             return AsGiven()
-        from oomguard.analyst.environment_settings import DEVICE
+        from oomguard.analyst.effective_settings import DEVICE
         from oomguard.cluster.placement.leases import LeaseFolder
         from oomguard.cluster.placement.need import read_gpus
         from oomguard.cluster.placement.placer import Placer

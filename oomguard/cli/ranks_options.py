@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from oomguard.cli.durations import Duration
-from oomguard.cli.options import F, decorated, option
+from oomguard.cli.options import Duration, F, decorated, option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import Companion
     from oomguard.analyst.coordination import Together
     from oomguard.analyst.link import Signals
-    from oomguard.analyst.termination import EndedByUs
+    from oomguard.analyst.outcome import EndedByUs
     from oomguard.cluster.ranks.coordinator import RankOfAJob
     from oomguard.engines.command import Launch
 
@@ -90,7 +89,7 @@ class RanksOptions:
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
-        from oomguard.analyst.termination import Ending
+        from oomguard.analyst.outcome import Ending
         from oomguard.cluster.ranks.coordinator import RankOfAJob
         from oomguard.cluster.ranks.rank_lock import Claim
         from oomguard.cluster.ranks.rendezvous import rendezvous

@@ -5,7 +5,10 @@ that helps.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -15,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 import click
 
 from oomguard.analyst.side_effects import OwnFiles, of_journal
-from oomguard.cli.dashdash import CommandAfterDashes
-from oomguard.cli.durations import Duration
 from oomguard.cli.metrics_option import metrics_option, run_told
 from oomguard.cli.options import (
+    CommandAfterDashes,
+    Duration,
     console,
     journal_option,
     option,
@@ -30,7 +33,6 @@ from oomguard.cli.options import (
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.cli.ranks_options import RanksOptions, ranks_options
-from oomguard.cli.run_events import Errors, configure_log
 from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
 from oomguard.cli.serving_options import END_S, BesideServer, ServingOptions, serving_options
 from oomguard.core.errors import InputError, UsageError
@@ -48,6 +50,104 @@ if TYPE_CHECKING:
     from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.remedy.policy import Policy
+
+
+# The events of ``oomguard run`` on standard error, one line each, as text or as JSON.
+
+# What is pasted into the user's own terminal: in quotes, a shell leaves ``~`` as it is.
+_TO_PASTE: Final = frozenset({"command", "path", "remove"})
+
+
+class Errors:
+    """Standard error that cannot fail: the run goes on when nobody reads it any more."""
+
+    encoding = getattr(sys.stderr, "encoding", "utf-8")
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return sys.stderr is not None and sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for the terminal's width."""
+        return 2
+
+
+def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
+    """Send events to standard error, one line each; only the command line does, never
+    the library.
+    """
+    import logging
+
+    from oomguard.core.log import write_events
+
+    if quiet:
+        least = logging.ERROR
+    elif verbose:
+        least = logging.DEBUG
+    else:
+        least = logging.INFO
+    line = _json_line if form == "json" else _console_line
+    errors = Errors()
+
+    def write(level: int, event: str, fields: dict[str, Any]) -> None:
+        from oomguard.report.presentable import drawn
+        from oomguard.report.redact import homes_kept
+
+        shown = {}
+        for key, value in fields.items():
+            with homes_kept() if key in _TO_PASTE else contextlib.nullcontext():
+                if isinstance(value, str):
+                    shown[key] = drawn(value)
+                else:
+                    shown[key] = value
+        errors.write(f"{line(logging.getLevelName(level).lower(), event, shown)}\n")
+        errors.flush()
+
+    write_events(write, least)
+    threading.excepthook = _tell_of_thread
+
+
+def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Tell in one line that a thread of our own failed: standard error is the command's, and no
+    place for a traceback of ours.
+    """
+    from oomguard.core.log import get_logger
+
+    if failed.thread is None:
+        name = ""
+    else:
+        name = failed.thread.name
+    reason = f"{failed.exc_type.__name__}: {failed.exc_value}"
+    get_logger().warning(
+        "a part of oomguard failed: the run goes on without", part=name, reason=reason
+    )
+
+
+def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
+    extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace(
+        "\n", "\\n"
+    )  # one line each
+    return f"oomguard: {event}" + (f": {extra}" if extra else "")
+
+
+def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
+    from oomguard.report.json import json_line
+
+    now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return json_line(
+        {**fields, "event": event, "level": level, "logger": "oomguard", "timestamp": now}
+    )
 
 
 # The report of a run: whether it can be written is known before the command runs, it is written
@@ -419,7 +519,7 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     """Return what looks for a start that has failed and does not end."""
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import LiveOutput
-    from oomguard.analyst.termination import Ending
+    from oomguard.analyst.outcome import Ending
 
     end = Ending(link.signals, min(grace, END_S))
     return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)

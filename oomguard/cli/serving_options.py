@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from oomguard.cli.durations import Duration
-from oomguard.cli.options import decorated, option
+from oomguard.cli.options import Duration, decorated, option
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import Companion
     from oomguard.analyst.link import Signals
-    from oomguard.analyst.outcome import Outcome
-    from oomguard.analyst.termination import EndedByUs
+    from oomguard.analyst.outcome import EndedByUs, Outcome
     from oomguard.cluster.serving.health import Health
     from oomguard.cluster.serving.systemd import Told
     from oomguard.engines.command import Launch
@@ -146,7 +144,7 @@ class BesideServer:
 
         if not is_server(launch):
             return
-        from oomguard.analyst.termination import Ending
+        from oomguard.analyst.outcome import Ending
         from oomguard.cluster.serving.health import Health
 
         end = Ending(signals, min(grace_s, END_S))

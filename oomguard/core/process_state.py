@@ -8,6 +8,16 @@ import os
 import signal
 from typing import Final
 
+# The switch that turns everything off: ``OOMGUARD_DISABLE=1``.
+
+_ON: Final = frozenset({"1", "true", "yes", "on"})
+
+
+def disabled() -> bool:
+    """Whether the user turned oomguard off; ``0``, empty and unset leave it on."""
+    return os.environ.get("OOMGUARD_DISABLE", "").strip().lower() in _ON
+
+
 # The exit status of a command in words: above 128 a shell, a container and systemd mean the signal
 # that ended it.
 

@@ -16,7 +16,7 @@ from oomguard.core.facts import FactValue
 from oomguard.core.incident import Incident, Patch, SettingInForce
 from oomguard.core.setting_spellings import Surface, flag_words, grammar, surface, surfaces
 from oomguard.core.settings import SETTINGS
-from oomguard.engines.started_engine import EngineChange, StartedEngine, changes_with, failed_model
+from oomguard.engines.start_attempt import EngineChange, StartedEngine, changes_with, failed_model
 from oomguard.engines.unwrap_command import Edit, Unread, replaced
 
 # An engine's flags in the words of a command, in every form that its parser takes.

@@ -36,7 +36,7 @@ from oomguard.engines.start_key import StartKey
 
 if TYPE_CHECKING:
     from oomguard.engines.command import Launch
-    from oomguard.engines.started_engine import StartedEngine
+    from oomguard.engines.start_attempt import StartedEngine
     from oomguard.remedy.policy import Need
     from oomguard.scan.source import Line
 

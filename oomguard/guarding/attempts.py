@@ -9,14 +9,20 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, TracebackType
 from typing import Final
 
-from oomguard.core.disable import disabled
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Incident, SettingInForce
+from oomguard.core.process_state import disabled
 from oomguard.core.settings import setting
 from oomguard.diagnosis.diagnose import default_rules
-from oomguard.guarding.failure import annotate, clear, row_bytes_at_failure, scan_error
+from oomguard.guarding.failure import (
+    annotate,
+    clear,
+    row_bytes_at_failure,
+    scan_error,
+    snapshot_path,
+    take_at,
+)
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
-from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.probe import torch_memory
 from oomguard.probe.snapshot_recorder import Recording
 from oomguard.remedy.failed_call import CallModel

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from oomguard.core.disable import disabled
 from oomguard.core.facts import Fact, FactValue, is_of_type
 from oomguard.core.incident import (
     PATCHED,
@@ -21,6 +20,7 @@ from oomguard.core.incident import (
     SettingInForce,
 )
 from oomguard.core.log import get_logger
+from oomguard.core.process_state import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.diagnosis.diagnose import default_rules
 from oomguard.engines.start_attempt import EndedStart, MadeAgain, ReadStart, WatchedStart

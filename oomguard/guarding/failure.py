@@ -9,20 +9,64 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.engines.protocol import WatchedCall
 from oomguard.probe import torch_memory
+from oomguard.probe.snapshot_recorder import Recording
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 if TYPE_CHECKING:
     from oomguard.remedy.failed_call import CallModel
+
+
+# The memory snapshot that a guard or a loop of attempts is asked for: where it goes, and for which
+# failure it is taken.
+
+
+def snapshot_path(given: str | Path | None) -> Path | None:
+    """Return where the snapshot goes, None where none is asked for.
+
+    Raises:
+        SettingError: a folder, a file in none, and what is no path.
+    """
+    if given is None:
+        return None
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given).absolute()
+    else:
+        path = None
+    if path is None or "\0" in str(path) or path.is_dir() or not path.parent.is_dir():
+        if path is None:
+            what = "is no path"
+        elif path.is_dir():
+            what = "is a folder"
+        else:
+            what = "its folder is not there"
+        raise SettingError(
+            f"snapshot={(given if path is None else str(given))!r}: {what}",
+            hint="name a file in a folder that exists: snapshot.pickle",
+        )
+    return path
+
+
+def take_at(error: BaseException, recording: Recording | None) -> None:
+    """Take the snapshot where torch's allocator refused something and did not call for
+    one itself.
+    """
+    if recording is not None and any(
+        type(link).__name__ == "OutOfMemoryError" for link in chain(error)
+    ):
+        recording.take()
 
 
 # What the frames of a failure hold, looked at without making any of it live longer.

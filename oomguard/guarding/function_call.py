@@ -5,14 +5,255 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.core.facts import FactValue
-from oomguard.guarding.inputs import AsHandedIn, Filled
-from oomguard.guarding.rows import cut, entries, is_record, rows_of, why_not_cut, why_not_rows
+from oomguard.guarding.collate import Place, place_of
+from oomguard.guarding.rows import (
+    can_be_joined,
+    cut,
+    entries,
+    is_columns,
+    is_record,
+    library,
+    rows_of,
+    why_not_cut,
+    why_not_rows,
+)
 from oomguard.probe import torch_memory
+
+# The containers that a function is handed: what it does to those of its parts is done to the
+# caller's, as one call would have.
+#
+# A dict to which a function adds a column, a list whose entries it replaces. The call that failed
+# may have begun with it: what it did is taken back before a part is cut.
+
+# Stands for all entries of a list.
+_ENTRIES: Final = object()
+_MISSING: Final = object()
+
+
+class AsHandedIn:
+    """What the arguments of a call held before it: the entries of dicts and lists, and how often
+    tensors had been written to.
+    """
+
+    def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        given = (*args, *(kwargs or {}).values())
+        self._held = [
+            (value, _held(value)) for value in given if isinstance(value, (dict, UserDict, list))
+        ]
+        columns = (
+            entry for _, held in self._held if isinstance(held, dict) for entry in held.values()
+        )
+        self._written = [
+            (value, _writes(value)) for value in (*given, *columns) if hasattr(value, "_version")
+        ]
+
+    def put_back(self, values: Iterable[Any]) -> None:
+        """Have the containers among these hold what they held."""
+        named = {id(value) for value in values}
+        for container, held in self._held:
+            if id(container) in named and not _is_same(_held(container), held):
+                _fill(container, held)
+
+    def why_changed(self, arguments: Mapping[str, Any], names: Sequence[str]) -> str | None:
+        """Return the argument that the call has changed and that no part could find as it was; None
+        where there is none.
+        """
+        for name, value in arguments.items():
+            if name in names and is_columns(value):
+                columns = value.values()
+            else:
+                columns = ()
+            for one in (value, *columns):
+                if any(
+                    one is tensor and _writes(tensor) != writes for tensor, writes in self._written
+                ):
+                    return f"the call that failed has written to the tensor in the argument {name}"
+            if name not in names and any(
+                value is c and not _is_same(_held(c), held) for c, held in self._held
+            ):
+                return f"the call that failed has changed the argument {name}"
+        return None
+
+
+@dataclass(slots=True)
+class Filled:
+    """What the parts of one call do to the containers that they are handed.
+
+    Attributes:
+        total: rows of the whole call.
+        parts: the container that the part at hand was given, and what it held, by argument.
+        columns: where the values go that parts put into theirs, by argument and column.
+        removed: the columns that they took out.
+        returned: the argument that each part has returned itself; "" where none did, None before
+            the first.
+        done: the rows whose changes are noted.
+    """
+
+    total: int
+    parts: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    columns: dict[tuple[str, Any], Place | None] = field(default_factory=dict)
+    removed: set[tuple[str, Any]] = field(default_factory=set)
+    returned: str | None = None
+    start: int = 0
+    done: int = 0
+
+    def begin(self, start: int, given: Mapping[str, Any]) -> None:
+        """Note what a part that begins with row ``start`` is given."""
+        if start == 0:
+            self.columns = {}
+            self.removed = set()
+            self.returned = None
+            self.done = 0
+        self.start = start
+        self.parts = {name: (value, _held(value)) for name, value in given.items()}
+
+    def note(self, result: Any, rows: int) -> str | None:
+        """Note what a part did to what it was given; return why that cannot be done to the
+        caller's, None where it can.
+        """
+        returned = next((name for name, (given, _) in self.parts.items() if result is given), "")
+        if self.done > self.start:
+            return None  # its result had no room: it ran twice
+        first = self.returned is None
+        if not first and returned != self.returned:
+            return "it returns what it was handed for some rows and not for others"
+        changed = set[tuple[str, Any]]()
+        removed = set[tuple[str, Any]]()
+        for name, (given, held) in self.parts.items():
+            for key, value in _changes(given, held):
+                if value is _MISSING:
+                    removed.add((name, key))
+                    continue
+                changed.add((name, key))
+                if entries(value) != rows or not (
+                    isinstance(value, (list, tuple)) or can_be_joined(value)
+                ):
+                    return (
+                        f"it changes the argument {name} in place, and {_told(key)} there has not "
+                        "one entry a row"
+                    )
+                if first:
+                    if name == returned:
+                        own = None
+                    else:
+                        own = place_of(value, rows, self.total, None, is_parked=True)
+                    self.columns[name, key] = own
+                place = self.columns.get((name, key))
+                if place is not None and (why := place.add(value)) is not None:
+                    return f"it changes {_told(key)} of the argument {name} in place: {why}"
+        if not first and (changed != self.columns.keys() or removed != self.removed):
+            return (
+                "it changes other columns of its arguments in place for some rows than for others"
+            )
+        self.removed = removed
+        self.returned = returned
+        self.done = self.start + rows
+        return None
+
+    def done_to(self, arguments: Mapping[str, Any], result: Any) -> Any:
+        """Do to the caller's containers what was done to the parts'; return the result, one of them
+        where each part returned its own.
+        """
+        for (name, key), place in self.columns.items():
+            if place is not None:
+                value = place.result()
+            elif key is _ENTRIES:
+                value = result
+            else:
+                value = result[key]
+            _put(arguments[name], key, value)
+        for name, key in self.removed:
+            del arguments[name][key]
+        if not self.returned:
+            return result
+        if _is_returned(arguments[self.returned]):
+            return arguments[self.returned]
+        return result
+
+
+def _held(value: Any) -> Any:
+    if isinstance(value, (dict, UserDict)):
+        return dict(value)
+    if isinstance(value, list):
+        return list(value)
+    if library(value) == "pandas" and hasattr(value, "columns"):
+        return value.copy()
+    return None
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Return whether two containers hold the very same entries."""
+    if isinstance(now, dict):
+        return list(now) == list(before) and all(now[key] is before[key] for key in now)
+    return len(now) == len(before) and all(
+        one is other for one, other in zip(now, before, strict=True)
+    )
+
+
+def _fill(container: Any, held: Any) -> None:
+    if isinstance(container, list):
+        container[:] = held
+    else:
+        container.clear()
+        container.update(held)
+
+
+def _changes(given: Any, held: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what a function put into a container by its key, and what it took out with no value."""
+    if isinstance(held, list):
+        if not _is_same(given, held):
+            yield _ENTRIES, given
+    elif held is not None:
+        is_dict = isinstance(held, dict)
+        for key in given if is_dict else given.columns:
+            before = held.get(key, _MISSING)
+            if before is _MISSING or (
+                given[key] is not before if is_dict else not given[key].equals(before)
+            ):
+                yield key, given[key]
+        yield from (
+            (key, _MISSING) for key in (held if is_dict else held.columns) if key not in given
+        )
+
+
+def _put(container: Any, key: Any, value: Any) -> None:
+    if key is _ENTRIES:
+        container[:] = value
+    elif library(container) == "pandas":
+        container[key] = value.array  # by its place: labels of rows may be there twice
+    else:
+        container[key] = value
+
+
+def _is_returned(value: Any) -> bool:
+    """Return whether the parts' own changes are in a caller's object: in what was put there, or in
+    the memory that a slice shares.
+    """
+    shares = hasattr(value, "untyped_storage") or (
+        library(value) == "numpy" and hasattr(value, "setflags")
+    )
+    return shares or _held(value) is not None
+
+
+def _told(key: Any) -> str:
+    if key is _ENTRIES:
+        return "the list"
+    return repr(key)
+
+
+def _writes(tensor: Any) -> int:
+    """Return how often a tensor was written to; of one of inference mode nobody counts it."""
+    try:
+        return int(tensor._version)
+    except RuntimeError:
+        return 0
+
 
 # How a method names the object it is called on, which holds no rows of the call.
 _OWNERS: Final = frozenset({"self", "cls"})

@@ -18,24 +18,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from oomguard.core.disable import disabled
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue
-from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
+from oomguard.core.incident import Attempt, Diagnosis, Incident, Partial, Patch
 from oomguard.core.log import get_plain_logger
-from oomguard.core.partial_results import Partial
+from oomguard.core.process_state import disabled
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding import observers as told
 from oomguard.guarding.batch_size_cache import KnownSizes
-from oomguard.guarding.failure import run_guarded
-from oomguard.guarding.function_call import RowsCall
-from oomguard.guarding.inputs import AsHandedIn
+from oomguard.guarding.failure import run_guarded, snapshot_path, take_at
+from oomguard.guarding.function_call import AsHandedIn, RowsCall
 from oomguard.guarding.intercept import entered, in_force, watch, watching
 from oomguard.guarding.micro_batch import in_parts
 from oomguard.guarding.observers import attempted
-from oomguard.guarding.snapshot import snapshot_path, take_at
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.probe.snapshot_recorder import Recording
 from oomguard.remedy.policy import Policy, make_policy

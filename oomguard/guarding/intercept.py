@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
-from oomguard.core.disable import disabled
 from oomguard.core.incident import Attempt
+from oomguard.core.process_state import disabled
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, begun, size_of
 from oomguard.engines.registry import watch_calls
 from oomguard.guarding import concurrency

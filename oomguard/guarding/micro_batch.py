@@ -7,12 +7,14 @@ Finished rows are kept, and the order never changes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 from oomguard.core.facts import FactValue
-from oomguard.core.incident import Effect, Incident, Patch, SettingInForce
+from oomguard.core.incident import Effect, Incident, Partial, Patch, SettingInForce
 from oomguard.core.log import get_logger, get_plain_logger
 from oomguard.core.settings import effect_of
 from oomguard.engines.protocol import ReadCall, WatchedCall
@@ -33,14 +35,110 @@ from oomguard.guarding.failure import (
     scan_error,
 )
 from oomguard.guarding.observers import Owner
-from oomguard.guarding.random_state import Generators, may_begin_in_parts
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
-from oomguard.guarding.unfinished import keep_in, leave_in, partial_of
 from oomguard.probe import torch_memory
 from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
 from oomguard.remedy.failed_call import BATCH_MARGIN_RATIO, CallModel
 from oomguard.retry.ledger import Ledger
 from oomguard.scan.exceptions import may_be_oom
+
+# Where torch's generators stood when a call began, and whether a call may begin in parts: it may
+# have to be run again, whole.
+
+# What the user gives to a call that changes as it runs, and cannot be put back.
+_FILLED: Final = (
+    "cache",
+    "past_key_values",
+    "cache_params",
+    "streamer",
+    "prefix_allowed_tokens_fn",
+)
+_LISTS: Final = ("logits_processor", "stopping_criteria")
+
+
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """Where torch's generators stood, by the kind of device; empty where torch is not loaded."""
+
+    states: Mapping[str, Any]
+
+    @classmethod
+    def now(cls) -> Generators:
+        """Note it for the CPU, and for CUDA devices where they are in use."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return cls({})
+        states: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+        return cls(states)
+
+    def put_back(self) -> None:
+        """Put the generators back to where they stood."""
+        torch = sys.modules.get("torch")
+        if torch is None or not self.states:
+            return
+        torch.set_rng_state(self.states["cpu"])
+        if "cuda" in self.states:
+            torch.cuda.set_rng_state_all(self.states["cuda"])
+
+
+def may_begin_in_parts(arguments: Mapping[str, Any], puts_back: Collection[str] = ()) -> bool:
+    """Return whether a call may be run whole after parts of it ran: nothing of the user's in it may
+    have changed by then.
+
+    ``puts_back`` are those of its arguments that the call itself puts back.
+    """
+    if any(arguments.get(name) is not None for name in _FILLED if name not in puts_back):
+        return False
+    own = [entry for name in _LISTS for entry in _entries(arguments.get(name))]
+    return all(type(entry).__module__.partition(".")[0] == "transformers" for entry in own)
+
+
+def _entries(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if value is None:
+        return []
+    return [value]
+
+
+# The rows of a call that were done when it was given up: left in its exception.
+
+
+def partial_of(gathered: Gathered) -> Partial | None:
+    """Return the rows of a call that are done, put together; None before the first, or if they
+    cannot be.
+    """
+    if not gathered.done:
+        return None
+    finished, error = run_guarded(gathered.finished, (), {})
+    if error is None:
+        return Partial(gathered.rows, gathered.done, finished)
+    return None
+
+
+def leave_in(error: BaseException, partial: Partial | None, why_whole: str | None) -> BaseException:
+    """Return an explained exception with why its call was not run in parts, and the rows that are
+    done.
+    """
+    if why_whole is not None and why_whole not in "".join(getattr(error, "__notes__", ())):
+        add_note(error, f"oomguard: not run in parts: {why_whole}")
+    if partial is not None:
+        keep_in(error, partial)
+        done = f"{partial.done} of {partial.rows} rows are done"
+        add_note(error, f"oomguard: {done}: `partial` of this exception holds them")
+    return error
+
+
+def keep_in(error: BaseException, partial: Partial) -> None:
+    """Put the finished rows into an exception as ``partial``, unless it has an attribute of that
+    name or takes none.
+    """
+    if not hasattr(error, "partial"):
+        with contextlib.suppress(AttributeError, TypeError):
+            error.partial = partial  # type: ignore[attr-defined]
+
 
 # What to tell of our own mistake that ends a run in parts.
 

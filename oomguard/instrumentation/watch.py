@@ -32,10 +32,10 @@ from typing import (
 )
 
 from oomguard.core import records
-from oomguard.core.disable import disabled
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.files import write_whole
 from oomguard.core.incident import Attempt
+from oomguard.core.process_state import disabled
 from oomguard.core.timeline import Mark, MemoryUse, SeenCall, TimedAttempt, Timeline
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls

@@ -159,7 +159,7 @@ class _Deliverer:
 
     def _deliver(self) -> bool:
         """Deliver what is new; return whether anything was."""
-        from oomguard.journal.delivery import deliver
+        from oomguard.journal.outbox import deliver
 
         rows, end = read_from(self._fd, delivered_of(self._path, self._fd))
         if rows:
@@ -171,7 +171,7 @@ class _Deliverer:
 
     def _deliver_others(self) -> None:
         """Deliver, once, what earlier runs left behind; a failure is not this run's."""
-        from oomguard.journal.delivery import deliver_left_behind
+        from oomguard.journal.outbox import deliver_left_behind
 
         if not self._others_are_done:
             was_over = self._is_over.is_set()

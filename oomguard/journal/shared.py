@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import InputError
+from oomguard.journal.codec import Ended, Ran, Record
 from oomguard.journal.delivery_process import DeliveryProcess
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, attempts_in, waiting
-from oomguard.journal.record import Ended, Ran, Record
 
 # ``history --keep`` may have removed the beginning of an attempt that took longer: it is written
 # again with the end.

@@ -10,12 +10,11 @@ from typing import Any, Final, Literal, overload
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.estimate.call.call_budget import budget_call
-from oomguard.estimate.call.planned_call import CallBudget, PlannedCall
+from oomguard.estimate.call.trace import CallBudget, PlannedCall
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.start import StartBudget
 from oomguard.estimate.start.start_budget import budget_start
-from oomguard.planning.device import find_gpu
 from oomguard.planning.setting_values import (
     CALL_SETTINGS,
     START_SETTINGS,
@@ -23,7 +22,14 @@ from oomguard.planning.setting_values import (
     parse_word,
     read_values,
 )
-from oomguard.planning.start import AskedStart, StartPlan, ask_for_start, plan_by_engine, plan_start
+from oomguard.planning.start import (
+    AskedStart,
+    StartPlan,
+    ask_for_start,
+    find_gpu,
+    plan_by_engine,
+    plan_start,
+)
 
 # A planned call of transformers' ``generate``, as it is asked for.
 

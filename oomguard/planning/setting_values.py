@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue, parse_size
-from oomguard.estimate.call.planned_call import PlannedCall
+from oomguard.estimate.call.trace import PlannedCall
 from oomguard.estimate.start.start import VllmSettings
 
 SettingValue = FactValue | Mapping[str, Any] | None

@@ -8,26 +8,127 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.core.errors import SettingError
-from oomguard.core.facts import format_gib
+from oomguard.core.errors import SettingError, UsageError
+from oomguard.core.facts import FactValue, format_gib, parse_size
 from oomguard.core.incident import EngineStart, Patch
 from oomguard.core.records import Record
 from oomguard.core.setting_spellings import default_value
+from oomguard.engines.command import Launch
+from oomguard.engines.protocol import Launcher
+from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.vllm.own_command import serve_command
+from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
 from oomguard.estimate.start.fitting import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
-from oomguard.planning.device import find_gpu, free_of, kind_of_gpu
 from oomguard.planning.setting_values import START_SETTINGS, SettingValue, read_values
 from oomguard.remedy.from_estimate import start_patch
 
 if TYPE_CHECKING:
     from packaging.version import Version
+
+
+# The GPU that is budgeted for: given by its size, by its name, or one of this machine.
+
+_HOW_TO_SAY: str = (
+    "say which: --gpu-memory 24GiB or --gpu-name H100; in Python gpu_memory='24GiB' or "
+    "gpu_name='H100'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: its total memory, its name and its driver where they are known, and whether it is a
+    GPU of this machine.
+    """
+
+    total_bytes: int
+    name: str | None = None
+    of_this_machine: bool = False
+    driver_version: str | None = None
+
+
+def find_gpu(
+    memory: str | int | None = None, index: int | None = None, name: str | None = None
+) -> Gpu:
+    """Find the GPU that is named, else the first one of this machine.
+
+    Args:
+        memory: total memory, in bytes or as a size such as ``24GiB``.
+        index: index of a GPU of this machine.
+        name: a GPU by its name, such as ``H100``. Beside ``memory`` any name: it decides the
+            engine's defaults, not the size.
+
+    Raises:
+        SettingError: the memory is no size above zero, or the name is not known.
+        UsageError: an index is given beside another, or no GPU can be seen here.
+    """
+    if index is not None and (memory is not None or name is not None):
+        raise UsageError(
+            "gpu names a GPU of this machine, with its size and its name",
+            hint="leave the others out",
+        )
+    if memory is not None:
+        return Gpu(_read_total(memory), name)
+    if name is not None:
+        from oomguard.estimate.constants import gpu_total_bytes
+
+        return Gpu(gpu_total_bytes(name), name)
+    from oomguard.probe.nvml import devices
+
+    device = next((d for d in devices() or () if d.index == (index or 0) and d.total_bytes), None)
+    if device is None or device.total_bytes is None:
+        if index is None:
+            what = "no GPU can be seen here"
+        else:
+            what = f"GPU {index} cannot be seen here"
+        raise UsageError(what, hint=_HOW_TO_SAY)
+    from oomguard.probe.host import nvidia_driver
+
+    return Gpu(
+        device.total_bytes, device.name, of_this_machine=True, driver_version=nvidia_driver()
+    )
+
+
+def _read_total(memory: str | int) -> int:
+    if isinstance(memory, str):
+        total = parse_size(memory).bytes
+    else:
+        total = memory
+    if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
+        hint = "give the total memory of one GPU, in bytes or as a size such as 24GiB"
+        raise SettingError(f"gpu_memory is {memory!r}", hint=hint)
+    return total
+
+
+def kind_of_gpu(gpu: Gpu) -> str:
+    """Return whose memory a GPU's is, one of ``ceilings.KINDS``: by its name and, on this machine,
+    by the host.
+    """
+    from oomguard.probe.host import wsl_version
+
+    return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
+
+
+def free_of(gpu: Gpu, kind: str, replicas: int) -> tuple[int | None, str]:
+    """Return the bytes of a GPU that are free when an engine starts, and what says so.
+
+    None stands for all but the CUDA context, which is what an empty GPU of its own leaves.
+
+    Args:
+        gpu: the GPU.
+        kind: one of ``ceilings.KINDS``.
+        replicas: engines that share a time-sliced GPU.
+
+    Raises:
+        SettingError: the kind is not known.
+    """
+    return free_at_start(gpu.total_bytes, kind, replicas)
 
 
 _ENGINE: Final = "vllm"
@@ -299,3 +400,130 @@ def plan_by_engine(asked: AskedStart) -> StartPlan:
         "max_model_len", settings.max_model_len, longest, reason, version=str(settings.version)
     )
     return _fitting(asked, budget, replace(settings, max_model_len=longest), (change,))
+
+
+# The start that a command line is: what ``plan`` is asked for by the user's own words, on the
+# devices of this machine.
+
+# The engine whose starts are modelled (memory/vllm).
+_MODELLED: Final = "vllm"
+# Settings of which each takes devices of its own: their product is how many a start needs.
+_RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+# Any size does to ask with: each device's own takes its place.
+_SOME_BYTES: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A device to budget for: ``free_bytes`` is what is free of it now, None for one that nobody
+    uses.
+    """
+
+    total_bytes: int
+    free_bytes: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandStart:
+    """A command that starts an engine whose memory is modelled."""
+
+    launch: Launch
+    launcher: Launcher
+    asked: AskedStart
+
+    def on(self, device: DeviceMemory) -> StartBudget:
+        """Budget the start on such a device, or on several alike."""
+        return budget_start(self.asked.model, self._asked_on(device).settings)
+
+    def plan_on(self, device: DeviceMemory) -> StartPlan:
+        """Plan it there: with what would make it fit where it does not."""
+        return plan_start(self._asked_on(device))
+
+    def over(self, tensor_parallel_size: int, device: DeviceMemory) -> StartPlan:
+        """Plan it over another number of devices that share each layer."""
+        asked = self._asked_on(device)
+        return plan_start(
+            replace(
+                asked, settings=replace(asked.settings, tensor_parallel_size=tensor_parallel_size)
+            )
+        )
+
+    def changed(self, plan: StartPlan) -> str:
+        """Return the user's own command over a plan's ranks and with its changes, as a line to
+        paste.
+        """
+        new: dict[str, FactValue] = {
+            patch.setting: patch.new for patch in plan.changes if patch.new is not None
+        }
+        ranks = plan.budget.settings.tensor_parallel_size
+        if ranks != self.asked.settings.tensor_parallel_size:
+            new["tensor_parallel_size"] = ranks
+        return self.launcher.shown(replace(self.launch, env={}), new)
+
+    def _asked_on(self, device: DeviceMemory) -> AskedStart:
+        settings = replace(
+            self.asked.settings, gpu_total_bytes=device.total_bytes, gpu_name=device.name
+        )
+        if device.free_bytes is not None:
+            # What the engine's own CUDA context takes is gone before it looks.
+            free = device.free_bytes - int(constant("context", settings.version)["bytes"])
+            settings = replace(settings, device_free_bytes=max(0, free))
+        return replace(self.asked, settings=settings)
+
+
+def engine_version(launch: Launch) -> str | None:
+    """Return the version of the engine that a launch would start, None where it is not found."""
+    return launch.engine_version or insight_of(launcher_of(launch)).version(launch)
+
+
+def devices_needed(launch: Launch) -> tuple[int, int] | None:
+    """Return how many devices a command's own flags ask for, and how many engines; None where it is
+    no engine's own command.
+    """
+    launcher = launcher_of(launch)
+    if not launcher.is_own_command(launch.argv):
+        return None
+    given = launcher.settings_in_force(launch)
+    ranks = [given[name].value if name in given else 1 for name in _RANKS]
+    if not all(isinstance(count, int) and count > 0 for count in ranks):
+        return None
+    tensor, pipeline, data = (int(count) for count in ranks if isinstance(count, int))
+    return tensor * pipeline * data, data
+
+
+def start_of_command(launch: Launch, version: str | None) -> CommandStart | str:
+    """Return the start that a command is, or why its memory is not known before it runs.
+
+    Args:
+        launch: the command as the user gave it.
+        version: the engine's; None takes the installed one, else the newest known.
+    """
+    launcher = launcher_of(launch)
+    if not launcher.is_own_command(launch.argv):
+        return "the command is no engine's own: what it will take is not known before it runs"
+    if launcher.NAME != _MODELLED:
+        return f"the memory of {launcher.NAME} is not modelled"
+    given = launcher.settings_in_force(launch)
+    unread = [
+        name for name, setting in given.items() if setting.value is None and name in START_SETTINGS
+    ]
+    if "model" in given:
+        model = given["model"].value
+    else:
+        model = None
+    if not isinstance(model, str):
+        return "the command names no model that can be read"
+    if unread:
+        return f"{', '.join(unread)}: only the shell knows the value"
+    values: dict[str, Any] = {
+        name: setting.value for name, setting in given.items() if name in START_SETTINGS
+    }
+    try:
+        return CommandStart(
+            launch,
+            launcher,
+            ask_for_start(model, gpu_memory=_SOME_BYTES, engine_version=version, **values),
+        )
+    except UsageError as error:
+        return f"the command cannot be planned: {error}"

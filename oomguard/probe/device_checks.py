@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oomguard.core.check_result import Check
 from oomguard.core.facts import GIB, format_gib
+from oomguard.core.records import Check
 from oomguard.probe.host import nvidia_driver
 from oomguard.probe.processes import Holder, vllm_orphans
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from oomguard.core.check_result import Check
+from oomguard.core.records import Check
 
 # torch 2.13's c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, and what 2.0 to 2.12
 # took besides.

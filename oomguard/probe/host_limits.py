@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.core.check_result import Check
 from oomguard.core.facts import GIB, format_gib
+from oomguard.core.records import Check
 from oomguard.probe.host import (
     ROOT,
     Cgroup,

@@ -15,9 +15,8 @@ from oomguard.core.facts import GIB, MIB, format_gib
 from oomguard.core.incident import Alternative, Effect, Incident, Patch
 from oomguard.estimate.constants import reserved_ratio
 from oomguard.remedy.call_variants import Variant, solve_variant
-from oomguard.remedy.missing_facts import in_words
 from oomguard.remedy.policy import Policy
-from oomguard.remedy.solution import Solution
+from oomguard.remedy.solution import Solution, in_words
 
 # The bytes that a failed call or load has of its device, by the figures of the failure: the
 # device's size, or a cap below it.

@@ -17,8 +17,7 @@ from oomguard.core.incident import Incident
 from oomguard.core.setting_spellings import default_value, engines, table_of
 from oomguard.estimate.constants import most_free_ratio, others_margin_ratio, pool_margin_bytes
 from oomguard.remedy.allocator_options import options_for_pieces
-from oomguard.remedy.missing_facts import not_shown
-from oomguard.remedy.solution import Solution
+from oomguard.remedy.solution import Solution, not_shown
 from oomguard.remedy.value_checks import free_at_start
 
 # A KV cache that has no room because an engine keeps room for CUDA graphs: without the graphs, or

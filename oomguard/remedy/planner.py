@@ -16,7 +16,6 @@ from oomguard.core.settings import effect_of, setting
 from oomguard.remedy.allocator_options import allocator_variable
 from oomguard.remedy.from_estimate import MODELLED, FailureModel
 from oomguard.remedy.from_log import SOLVERS
-from oomguard.remedy.missing_facts import as_sentences, in_words, not_shown
 from oomguard.remedy.policy import (
     HARD_LIMIT,
     Policy,
@@ -24,7 +23,7 @@ from oomguard.remedy.policy import (
     present_value,
     why_blocked,
 )
-from oomguard.remedy.solution import Solution
+from oomguard.remedy.solution import Solution, as_sentences, in_words, not_shown
 from oomguard.remedy.value_checks import contradiction
 from oomguard.rules.rule import Fix, Rule
 from oomguard.rules.rule_files import RuleSet

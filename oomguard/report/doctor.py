@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
-from oomguard.core.check_result import Check, Status
+from oomguard.core.records import Check, Status
 from oomguard.report.json import SCHEMA, json_line, plain_value
 from oomguard.report.presentable import drawn
 

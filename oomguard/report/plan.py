@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oomguard.core.facts import FactValue, format_gib
 from oomguard.core.incident import Budget, BudgetPart
 from oomguard.core.setting_spellings import as_flag
-from oomguard.estimate.call.planned_call import CallBudget
+from oomguard.estimate.call.trace import CallBudget
 from oomguard.estimate.start.encoder_profile import NO_IMAGES
 from oomguard.estimate.start.start import Stage, StartBudget
 from oomguard.planning.start import StartPlan

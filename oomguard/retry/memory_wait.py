@@ -91,7 +91,7 @@ def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
         if len(grown) > 1:
             return f"by {len(grown)} processes outside this container's view"
         return "by a process outside this container's view"
-    from oomguard.report.processes import listed
+    from oomguard.report.presentable import listed
 
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
     return f"by {listed(by_growth, lambda pid: _has(grown[pid][0]))}"

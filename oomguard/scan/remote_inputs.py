@@ -12,8 +12,7 @@ from typing import IO, Any, Final, cast
 
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
-from oomguard.scan.inputs import Input
-from oomguard.scan.log_origin import is_log_of_layout
+from oomguard.scan.inputs import Input, is_log_of_layout
 from oomguard.scan.source import shown, unpacked
 
 # Whole objects come in blocks of so many bytes: a log of usual size in one request.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from oomguard.core.disable import disabled
 from oomguard.core.errors import SettingError
+from oomguard.core.process_state import disabled
 from oomguard.testing.sizes import written
 
 if TYPE_CHECKING:

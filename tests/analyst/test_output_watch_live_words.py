@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from oomguard.analyst.output_watch import LiveWords
+from oomguard.cluster.placement.run_on_devices import LiveWords
 from oomguard.supervisor.output_buffer import SLOT_BYTES, OutputBuffer
 
 
 def test_they_are_found_across_slots_and_once_for_each_time(monkeypatch):
-    monkeypatch.setattr("oomguard.analyst.output_watch.POLL_S", 0.01)
+    monkeypatch.setattr("oomguard.cluster.placement.run_on_devices.POLL_S", 0.01)
     recording, found = OutputBuffer(), threading.Event()
     live = LiveWords(recording, b"took its memory", 2, found.set)
     recording.write(1, memoryview(b"x" * (SLOT_BYTES - 4) + b"took its memory\n"))

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from oomguard.analyst.run_key import (
+from oomguard.analyst.journal_hook import (
     chosen_by_user,
     digest_of_files,
     names_a_place_here,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.analyst.run_key import started_as
+from oomguard.analyst.journal_hook import started_as
 from oomguard.analyst.warm_start import known_changes
 from oomguard.engines.command import Launch
 from oomguard.journal.read import open_journal

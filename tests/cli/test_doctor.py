@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from oomguard.cli.doctor_checks import installed_version
+from oomguard.cli.doctor import installed_version
 from support.in_process import oomguard_text
 
 GIB = 2**30

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from oomguard.cli import doctor_checks
+from oomguard.cli import doctor
 
 
 def test_a_look_that_fails_is_unknown_and_the_others_are_still_made(monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("no such machine")
 
-    monkeypatch.setattr(doctor_checks, "plugin_checks", broken)
-    checks = list(doctor_checks.check_machine())
+    monkeypatch.setattr(doctor, "plugin_checks", broken)
+    checks = list(doctor.check_machine())
 
     (failed,) = [check for check in checks if check.id == "vllm_plugin"]
     assert (failed.status, failed.text) == (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from oomguard.cli.doctor_checks import journal_check, rules_check
+from oomguard.cli.doctor import journal_check, rules_check
 from oomguard.journal.store import Journal, Record, default_path
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from oomguard.cli.doctor_checks import installed_version, torch_build_check, version_checks
+from oomguard.cli.doctor import installed_version, torch_build_check, version_checks
 from oomguard.probe.nvml import Device
 
 GIB = 2**30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.cli.doctor_checks import variable_checks
+from oomguard.cli.doctor import variable_checks
 
 
 def test_oomguard_turned_off_is_a_problem(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cli.durations import seconds_of
+from oomguard.cli.options import seconds_of
 from support.each import each
 from support.in_process import oomguard_text
 

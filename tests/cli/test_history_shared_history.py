@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from oomguard.journal.codec import Ran, Record
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import waiting
-from oomguard.journal.record import Ran, Record
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
 from support.each import each

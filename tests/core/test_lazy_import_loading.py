@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from oomguard.core.lazy_import import undrawn
+from oomguard.mapping.progress import undrawn
 
 GUARDED = """
 import random, sys

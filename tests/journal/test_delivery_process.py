@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from oomguard.journal.codec import Record
 from oomguard.journal.delivery_process import DeliveryProcess, _Deliverer
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, delivered_of, waiting
 from oomguard.journal.read import Asked, open_journal, past_runs
-from oomguard.journal.record import Record
 from oomguard.journal.shared import SharedJournal
 from oomguard.supervisor import tree
 from support.supervising import LIMIT_S
@@ -26,7 +26,7 @@ AWAY = JournalUrl("postgresql://ann:Hunter2correct@127.0.0.1:1/team")
 WRITER = """
 import sys, time
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.record import Record
+from oomguard.journal.codec import Record
 from oomguard.journal.shared import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
 journal.begin(Record("s", 1, ["x"], {}, []))

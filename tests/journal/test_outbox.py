@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oomguard.journal.codec import Ended, Ran, Record
 from oomguard.journal.outbox import (
     Outbox,
     attempts_in,
@@ -20,7 +21,6 @@ from oomguard.journal.outbox import (
     record_in,
     waiting,
 )
-from oomguard.journal.record import Ended, Ran, Record
 from oomguard.report.json import plain_value
 
 RECORD = Record(
@@ -45,7 +45,7 @@ ENDED = Ended(
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from oomguard.journal.record import Record
+from oomguard.journal.codec import Record
 from oomguard.journal.outbox import Outbox
 outbox = Outbox(Path(sys.argv[1]), "killed")
 for number in range(1, 4):

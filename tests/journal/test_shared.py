@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import install_hint, upgrade_hint
 from oomguard.core.past_runs import PastRun
-from oomguard.journal import delivery
+from oomguard.journal import outbox
+from oomguard.journal.codec import Ran, Record
 from oomguard.journal.database import SCHEMA_VERSION
-from oomguard.journal.delivery import deliver, deliver_left_behind, require_tables
 from oomguard.journal.known_good import known_to_work
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.maintenance import remove_old
-from oomguard.journal.outbox import waiting
-from oomguard.journal.read import Asked, open_journal, past_runs
-from oomguard.journal.record import Ran, Record
+from oomguard.journal.outbox import deliver, deliver_left_behind, require_tables, waiting
+from oomguard.journal.read import Asked, open_journal, past_runs, remove_old
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
 from support.supervising import LIMIT_S
@@ -37,7 +35,7 @@ AWAY = JournalUrl("postgresql://team@127.0.0.1:1/team")
 WRITER = """
 import sys
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.record import Record
+from oomguard.journal.codec import Record
 from oomguard.journal.shared import SharedJournal
 journal = SharedJournal(JournalUrl(sys.argv[1]))
 for number in range(1, 10**6):
@@ -343,7 +341,7 @@ def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
     (file,) = left(AWAY)
     shared.outbox.mkdir(parents=True)
     file.rename(shared.outbox / file.name)
-    monkeypatch.setattr(delivery, "now", lambda: time.time() + ahead_s)
+    monkeypatch.setattr(outbox, "now", lambda: time.time() + ahead_s)
     deliver_left_behind(shared)
 
     (run,) = runs(shared)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oomguard.core.check_result import Check
+from oomguard.core.records import Check
 from oomguard.report.doctor import print_checks, to_json
 
 

@@ -13,8 +13,8 @@ from oomguard.core.setting_spellings import engines, surfaces
 from oomguard.core.settings import SETTINGS
 from oomguard.core.text import PLACEHOLDER, render
 from oomguard.diagnosis.diagnose import assess, default_rules
-from oomguard.remedy.missing_facts import as_sentence
 from oomguard.remedy.policy import Policy
+from oomguard.remedy.solution import as_sentence
 from oomguard.rules.match import explain
 from oomguard.rules.rule_files import RuleSet
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from oomguard.scan.log_origin import layouts, writer_of
+from oomguard.scan.inputs import layouts, writer_of
 
 UID = "0b5cf621-1f52-4d3c-9b8f-2f6e0f1c9a11"
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oomguard.cli.run_events import _console_line, _json_line
+from oomguard.cli.run import _console_line, _json_line
 from oomguard.core.incident import Attempt, Diagnosis
 from oomguard.diagnosis.diagnose import diagnose_lines, diagnose_stream
 from oomguard.report.attempts import attempts_table, report_text

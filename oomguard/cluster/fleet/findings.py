@@ -19,8 +19,7 @@ from oomguard.core.incident import Diagnosis, Incident, Patch
 from oomguard.core.records import Record
 from oomguard.remedy.policy import is_refused
 from oomguard.scan.compressed import HEAD_BYTES, format_of
-from oomguard.scan.inputs import is_url
-from oomguard.scan.log_origin import Writer, writer_of
+from oomguard.scan.inputs import Writer, is_url, writer_of
 from oomguard.scan.source import unpacked
 
 # When a line was printed: the stamps of collectors and loggers, those without a year or a zone read

@@ -12,14 +12,14 @@ from oomguard.core.errors import UsageError
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import VisibleDevices, started_words, visible_devices
 from oomguard.engines.registry import launcher_of
-from oomguard.planning.command_start import (
+from oomguard.planning.start import (
     CommandStart,
     DeviceMemory,
+    StartPlan,
     devices_needed,
     engine_version,
     start_of_command,
 )
-from oomguard.planning.start import StartPlan
 
 # What ``--gpus`` asks for: as many as the command needs, a number of them, or these.
 

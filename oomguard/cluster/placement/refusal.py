@@ -14,8 +14,7 @@ from oomguard.cluster.placement.need import Asked, Need, Now
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.start.start import StartBudget
-from oomguard.planning.command_start import CommandStart, DeviceMemory
-from oomguard.planning.start import Needed
+from oomguard.planning.start import CommandStart, DeviceMemory, Needed
 
 # The ``oomguard run`` that was asked for, as a line to paste: over other devices, with a wait, of a
 # changed command.

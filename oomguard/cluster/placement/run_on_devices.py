@@ -4,20 +4,22 @@ it has started or ended.
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import PurePath
 from typing import Final, Literal
 
-from oomguard.analyst.environment_settings import DEVICE
+from oomguard.analyst.effective_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
-from oomguard.analyst.output_watch import LiveWords
 from oomguard.cluster.placement.devices import VISIBLE
 from oomguard.cluster.placement.need import Need, Taken, need_of
 from oomguard.cluster.placement.placer import Placer
-from oomguard.cluster.placement.reach import refuse_own_variable, why_not_reached
+from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.incident import Diagnosis, Effect, Incident, Patch
 from oomguard.core.log import get_logger
@@ -26,6 +28,100 @@ from oomguard.diagnosis.diagnose import replanned
 from oomguard.engines.command import Launch
 from oomguard.engines.devices import started_words
 from oomguard.engines.registry import launcher_of
+from oomguard.engines.unwrap_command import inner_commands
+
+# Whether variables that are set around a command reach the program that it runs in the end.
+
+# What starts the program elsewhere, with variables of its own.
+_ELSEWHERE: Final = {
+    **dict.fromkeys(
+        ("docker", "podman", "nerdctl"),
+        "name the devices to it (docker run --gpus '\"device=UUID\"'), or run oomguard inside",
+    ),
+    "ssh": "its devices are another machine's: run oomguard there "
+    "(ssh HOST oomguard run --gpus auto -- …)",
+    "kubectl": "its devices are those of the pod: run oomguard inside",
+}
+
+
+def refuse_own_variable(argv: Sequence[str], own: Invocation) -> None:
+    """Raise UsageError where the command sets CUDA_VISIBLE_DEVICES by itself, over whatever is set
+    around it.
+    """
+    for inner in inner_commands(argv):
+        value = inner.variables.get(VISIBLE)
+        if value is not None:
+            raise UsageError(
+                f"the command sets {VISIBLE}={value} itself, over any device that it is given",
+                hint=(
+                    "leave it out there; as a limit it stands in front: "
+                    f"{VISIBLE}={shlex.quote(value)} {own.line(command='…')}"
+                ),
+            )
+
+
+def why_not_reached(argv: Sequence[str]) -> str | None:
+    """Return why the variables do not reach the program, None where they do as far as
+    can be told.
+    """
+    name = PurePath(argv[0]).name
+    if name in _ELSEWHERE:
+        return f"{name} hands no variable on: {_ELSEWHERE[name]}"
+    if any(inner.has_no_others for inner in inner_commands(argv)):
+        return "a wrapper in the command takes the inherited variables away"
+    return None
+
+
+# Look for words in what a command prints while it runs, beside the copying: a thread reads the
+# copy, and waits in between.
+
+POLL_S: Final = 0.25
+
+
+class LiveWords:
+    """Calls ``then`` once the words have stood in the output so many times.
+
+    Args:
+        recording: what is printed.
+        words: what is looked for.
+        times: how often it has to stand there.
+        then: called once, in the thread.
+    """
+
+    def __init__(
+        self, recording: LiveOutput, words: bytes, times: int, then: Callable[[], None]
+    ) -> None:
+        self._recording = recording
+        self._words = words
+        self._left = times
+        self._then = then
+        self._stopped = threading.Event()
+        self._came = 0
+        self._place = (0, 0)
+        self._seam = b""
+        self._thread = threading.Thread(target=self._run, name="oomguard-live-words", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            came = self._recording.came
+            if came == self._came:
+                continue
+            self._came = came
+            new, self._place = self._recording.new_since(self._place)
+            text = self._seam + new
+            self._left -= text.count(self._words)
+            # What is left of the end is shorter than the words, so nothing is counted twice.
+            self._seam = text[max(0, len(text) - len(self._words) + 1) :]
+            if self._left <= 0:
+                self._then()
+                return
+
 
 _NEIGHBOUR: Final = "colocated_process"
 # What an engine says before it has taken anything.

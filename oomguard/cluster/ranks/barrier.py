@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oomguard.cluster.ranks import clock
-from oomguard.cluster.ranks.folder import Folder
-from oomguard.cluster.ranks.messages import Said, said
+from oomguard.cluster.ranks.messages import Folder, Said, said
 from oomguard.cluster.ranks.rank_lock import Claim, ContestedError
 
 LEADER: Final = 0

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Final
 
-from oomguard.cluster.ranks.folder import Folder
+from oomguard.cluster.ranks.messages import Folder
 from oomguard.cluster.ranks.rendezvous import Rendezvous
 from oomguard.core.log import get_logger
 from oomguard.supervisor.process import inherited

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.cluster.ranks.folder import Folder
+from oomguard.cluster.ranks.messages import Folder
 from oomguard.core.errors import UsageError
 
 # Jobs that begin within this time of each other may have mixed.

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from oomguard.cluster.ranks.folder import OWN_NAME
 from oomguard.cluster.ranks.launcher import Launched
+from oomguard.cluster.ranks.messages import OWN_NAME
 from oomguard.core.errors import UsageError
 
 _LAST_PORT: Final = 65535

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from oomguard.analyst.termination import EndedByUs
+from oomguard.analyst.outcome import EndedByUs
 from oomguard.cluster.ranks.barrier import Meeting
 from oomguard.cluster.ranks.decision import ranks_in_words
 from oomguard.cluster.ranks.messages import Said

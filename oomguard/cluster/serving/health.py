@@ -6,24 +6,89 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from oomguard.analyst.nesting import innermost
-from oomguard.analyst.termination import EndedByUs
-from oomguard.cluster.serving.engine_processes import EngineProcesses, engine_processes
+from oomguard.analyst.outcome import EndedByUs
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 from oomguard.engines.server import Address, ServingNames, address_of, serving_names
 from oomguard.supervisor import tree
+
+# The processes of an engine below its server, by the titles that they give themselves: their
+# states, and the CPU time they took.
+
+_PROC: Final = Path("/proc")
+_TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcesses:
+    """What /proc tells of them.
+
+    Attributes:
+        cores: the processes whose loop takes the engine's steps.
+        stopped: cores that a signal has stopped.
+        cpu_s: CPU time of cores and workers, since they began.
+    """
+
+    cores: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    cpu_s: float = 0.0
+
+
+def engine_processes(root: int, titles: dict[str, Any]) -> EngineProcesses:
+    """Return the engine's processes below ``root``; none where they have no titles, or /proc says
+    nothing.
+    """
+    cores: list[int] = []
+    cpu_s = 0.0
+    for pid in tree.descendants(root):
+        title = _title(pid)
+        if _is(title, titles["core"]):
+            cores.append(pid)
+        elif not _is(title, titles["others"]):
+            continue
+        cpu_s += cpu_of(pid)
+    return EngineProcesses(tuple(cores), tuple(pid for pid in cores if tree.is_stopped(pid)), cpu_s)
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds that a process took itself; 0 where it is gone."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_A_S
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _is(title: str, endings: Sequence[str]) -> bool:
+    return any(ending in title for ending in endings)
+
+
+def _title(pid: int) -> str:
+    """Return the first word of a process's command line: a title takes its place."""
+    try:
+        return (
+            (_PROC / str(pid) / "cmdline")
+            .read_bytes()
+            .split(b"\0", 1)[0]
+            .decode("utf-8", "replace")
+        )
+    except OSError:
+        return ""
+
 
 # One question to a server on this machine, over TCP, TLS or a Unix socket, answered in time or not
 # at all.
@@ -754,7 +819,6 @@ class Health:
                 self.cannot_see("it is not to be asked over TLS", reason=answer)
             if over.wait(_FIRST_LOOK_S):
                 return False
-        from oomguard.cluster.serving.engine_processes import engine_processes
 
         self.had_cores = bool(engine_processes(pid, dict(names.processes)).cores)
         self.is_ready = True

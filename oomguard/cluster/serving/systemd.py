@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oomguard.analyst.link import current_link
-from oomguard.cluster.serving.engine_processes import cpu_of
-from oomguard.cluster.serving.health import Health
+from oomguard.cluster.serving.health import Health, cpu_of
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import pid_of_run

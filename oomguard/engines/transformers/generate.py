@@ -23,8 +23,11 @@ from oomguard.engines.transformers.generate_variants import (
     with_left_out,
 )
 from oomguard.engines.transformers.independence import (
+    CRITERIA,
+    NAMES,
     line_to_write,
     taken_for_rows,
+    why_not_apart,
     why_rows_depend,
 )
 from oomguard.engines.transformers.inputs import NAMES as CACHES
@@ -42,7 +45,6 @@ from oomguard.engines.transformers.inputs import (
 )
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.engines.transformers.media import Media, media_of
-from oomguard.engines.transformers.step_functions import CRITERIA, NAMES, why_not_apart
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.shape import read_shape
 

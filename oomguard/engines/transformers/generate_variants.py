@@ -17,10 +17,10 @@ from oomguard.engines.transformers.chunked_forward import begins_padded
 from oomguard.engines.transformers.chunked_forward import (
     why_not_in_chunks as why_no_forward_in_chunks,
 )
+from oomguard.engines.transformers.independence import NAMES, why_not_apart
 from oomguard.engines.transformers.inputs import given_cache, inputs_of, why_packed
 from oomguard.engines.transformers.kv_cache_offload import cache_on_host, keeping_cache
 from oomguard.engines.transformers.media import Media
-from oomguard.engines.transformers.step_functions import NAMES, why_not_apart
 from oomguard.probe import torch_memory
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Final
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import SettingInForce
 from oomguard.engines.command import Launch
+from oomguard.engines.start_attempt import StartedEngine
 from oomguard.engines.start_key import StartKey
-from oomguard.engines.started_engine import StartedEngine
 from oomguard.engines.vllm import plugin, request_lengths
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command

@@ -20,10 +20,10 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Final
 
-from oomguard.core.check_result import Check
 from oomguard.core.files import open_regular, read_tables
 from oomguard.core.installation import reinstall_hint
 from oomguard.core.log import get_logger
+from oomguard.core.records import Check
 from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
 from oomguard.engines.unwrap_command import environment_tools, inner_commands

@@ -8,8 +8,7 @@ from typing import Final
 
 from oomguard.core.errors import SettingError
 from oomguard.estimate.call.allocator import least_capacity
-from oomguard.estimate.call.planned_call import CallBudget, PlannedCall
-from oomguard.estimate.call.trace import traced_steps
+from oomguard.estimate.call.trace import CallBudget, PlannedCall, traced_steps
 from oomguard.estimate.constants import constant, latest, reserved_ratio
 from oomguard.estimate.model.layer_caches import layer_caches
 from oomguard.estimate.model.model import Model

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import InputError
 from oomguard.core.installation import install_hint
-from oomguard.estimate.model.json_file import read_json, shown
+from oomguard.estimate.model.shape import read_json, shown
 from oomguard.estimate.model.weight_headers import (
     SUFFIX,
     Parameter,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from oomguard.core.errors import ConfigError
-from oomguard.estimate.model.json_file import mistakes_in, shown
 from oomguard.estimate.model.layer_kinds import (
     GEMMA4,
     MIMO,
@@ -23,7 +22,7 @@ from oomguard.estimate.model.layer_kinds import (
     layer_kinds,
     window_tokens,
 )
-from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count
+from oomguard.estimate.model.shape import FAMILIES, ModelShape, is_count, mistakes_in, shown
 
 Kind = Literal["full", "sliding", "chunked", "cross", "state"]
 

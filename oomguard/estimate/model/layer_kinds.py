@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError
-from oomguard.estimate.model.json_file import mistakes_in, shown
-from oomguard.estimate.model.shape import FAMILIES, ModelShape
+from oomguard.estimate.model.shape import FAMILIES, ModelShape, mistakes_in, shown
 
 GEMMA4: Final = "gemma4"
 MIMO: Final = "mimo_v2"

@@ -12,9 +12,7 @@ from typing import Any, Final
 from oomguard.core.errors import ConfigError, SettingError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.model.drafts import Speculation, read_speculation
-from oomguard.estimate.model.encoder import Encoder
 from oomguard.estimate.model.files import ModelFiles, find_model
-from oomguard.estimate.model.json_file import shown
 from oomguard.estimate.model.layer_kinds import not_read
 from oomguard.estimate.model.layouts import laid_out
 from oomguard.estimate.model.parameters import (
@@ -32,9 +30,10 @@ from oomguard.estimate.model.shape import (
     encoder_decoder,
     is_count,
     read_shape,
+    shown,
     text_part,
 )
-from oomguard.estimate.model.vision_encoder import read_vision_encoder
+from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 from oomguard.estimate.model.weight_headers import SUFFIX, Parameter, packed
 
 # Whether a configuration and the headers of the weights beside it are of one model: an engine

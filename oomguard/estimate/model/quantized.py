@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from oomguard.core.errors import ConfigError, SettingError
-from oomguard.estimate.model.json_file import mistakes_in, shown
-from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape
+from oomguard.estimate.model.shape import FAMILIES, MAX_COUNT, ModelShape, mistakes_in, shown
 from oomguard.estimate.model.weight_headers import Parameter
 
 # Bits of one element of a quantised matrix by method, with its share of scales and zero points,

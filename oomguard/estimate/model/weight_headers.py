@@ -15,8 +15,7 @@ from typing import Final
 
 from oomguard.core.errors import ConfigError, InputError
 from oomguard.core.files import open_regular
-from oomguard.estimate.model.json_file import parse_object, read_json, shown
-from oomguard.estimate.model.shape import FAMILIES
+from oomguard.estimate.model.shape import FAMILIES, parse_object, read_json, shown
 
 # The largest header that safetensors itself accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE);
 # here of all files together.

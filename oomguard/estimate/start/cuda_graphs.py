@@ -22,7 +22,7 @@ from oomguard.estimate.model.drafts import read_speculation
 from oomguard.estimate.model.quantized import is_nvfp4, quantization_config
 from oomguard.estimate.model.shape import FAMILIES, ModelShape
 from oomguard.estimate.start.activations import compressed, has_indexer
-from oomguard.estimate.start.known_gpu import (
+from oomguard.estimate.start.defaults import (
     architecture_of,
     has_custom_allreduce,
     has_nvlink,

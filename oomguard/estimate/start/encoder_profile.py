@@ -17,10 +17,9 @@ from packaging.version import Version
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.constants import constant, since
-from oomguard.estimate.model.encoder import Encoder
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import is_count
-from oomguard.estimate.model.vision_encoder import largest_pixels
+from oomguard.estimate.model.vision_encoder import Encoder, largest_pixels
 from oomguard.estimate.start.start import VllmSettings
 
 # What each patch takes at the peak of an encoder that vLLM profiles: in its MLP, or in attention

@@ -15,7 +15,7 @@ from oomguard.estimate.constants import constant, since
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import model_runner
 from oomguard.estimate.start.cuda_graphs import cuda_graphs
-from oomguard.estimate.start.known_gpu import (
+from oomguard.estimate.start.defaults import (
     UNLINKED_RANKS,
     fused_allreduce_bytes,
     has_nvlink,

@@ -20,7 +20,7 @@ from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import ModelShape
 from oomguard.estimate.start.activations import Peak, peak_activation, prompt_logprobs_bytes
 from oomguard.estimate.start.cuda_graphs import is_first_engine, of_old_driver
-from oomguard.estimate.start.defaults import refuse_impossible, with_defaults
+from oomguard.estimate.start.defaults import is_rocm, known_gpu, refuse_impossible, with_defaults
 from oomguard.estimate.start.encoder_profile import (
     EncoderProfile,
     encoder_of,
@@ -28,7 +28,6 @@ from oomguard.estimate.start.encoder_profile import (
     profiled_seats,
     profiles_seats,
 )
-from oomguard.estimate.start.known_gpu import is_rocm, known_gpu
 from oomguard.estimate.start.kv_cache import StartCaches, start_caches
 from oomguard.estimate.start.non_torch import (
     FixedParts,

@@ -29,8 +29,8 @@ from oomguard.estimate.model.shape import (
     rope_scaling,
 )
 from oomguard.estimate.model.weight_headers import Parameter
+from oomguard.estimate.start.defaults import mxfp4_padding, nvfp4_padding
 from oomguard.estimate.start.encoder_profile import items_per_prompt
-from oomguard.estimate.start.known_gpu import mxfp4_padding, nvfp4_padding
 from oomguard.estimate.start.start import VllmSettings
 
 # What the engine makes of latent attention's weights once they are loaded: products of two

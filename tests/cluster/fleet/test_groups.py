@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from oomguard.cluster.fleet.findings import Change, Finding
 from oomguard.cluster.fleet.groups import FleetSummary, summed
-from oomguard.scan.log_origin import Writer, writer_of
+from oomguard.scan.inputs import Writer, writer_of
 
 
 def change(new: int | str, old: int | None = 32768, setting: str = "max_model_len") -> Change:

@@ -10,7 +10,7 @@ from oomguard.cluster.fleet.findings import Finding, findings_of
 from oomguard.cluster.fleet.groups import summed, told_once
 from oomguard.cluster.fleet.summary_report import summary_json, where
 from oomguard.diagnosis.diagnose import diagnose
-from oomguard.scan.log_origin import writer_of
+from oomguard.scan.inputs import writer_of
 
 SESSION = Path(__file__).parent / "ray_session"
 LOGS = next(SESSION.glob("session_*/logs"))

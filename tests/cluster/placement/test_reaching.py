@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.cluster.placement.reach import why_not_reached
+from oomguard.cluster.placement.run_on_devices import why_not_reached
 from support.each import each
 
 

@@ -7,10 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from oomguard.cluster.ranks.agreement import Round, start_together
 from oomguard.cluster.ranks.barrier import Meeting
-from oomguard.cluster.ranks.folder import Folder
-from oomguard.cluster.ranks.messages import Decision, RankEnd
+from oomguard.cluster.ranks.coordinator import Round, start_together
+from oomguard.cluster.ranks.messages import Decision, Folder, RankEnd
 from oomguard.cluster.ranks.watch_ranks import Watch
 from support.each import each
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from oomguard.cluster.ranks import clock
 from oomguard.cluster.ranks.barrier import Meeting
-from oomguard.cluster.ranks.folder import Folder
-from oomguard.cluster.ranks.messages import Decision, RankEnd, Said, said
+from oomguard.cluster.ranks.messages import Decision, Folder, RankEnd, Said, said
 
 
 def met(*meetings: Meeting) -> None:

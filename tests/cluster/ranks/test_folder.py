@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from oomguard.cluster.ranks.folder import OWN_NAME, Folder
+from oomguard.cluster.ranks.messages import OWN_NAME, Folder
 
 
 def test_who_reads_while_another_writes_reads_a_whole_document(tmp_path):

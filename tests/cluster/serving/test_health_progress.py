@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.serving.engine_processes import EngineProcesses
-from oomguard.cluster.serving.health import CORE_GONE_S, Counters, Finding, Look, Progress
+from oomguard.cluster.serving.health import (
+    CORE_GONE_S,
+    Counters,
+    EngineProcesses,
+    Finding,
+    Look,
+    Progress,
+)
 
 LIMIT_S, EVERY_S = 60.0, 3.0
 CORE = EngineProcesses(cores=(7,))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from oomguard.engines.command import Launch
-from oomguard.engines.started_engine import EngineChange
+from oomguard.engines.start_attempt import EngineChange
 from oomguard.engines.vllm import insight, plugin
 from oomguard.engines.vllm import launch as vllm
 from oomguard.engines.vllm.plugin_messages import arguments_told, told_engines

@@ -9,7 +9,7 @@ import pytest
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB
 from oomguard.estimate.call.call_budget import budget_call
-from oomguard.estimate.call.planned_call import PlannedCall
+from oomguard.estimate.call.trace import PlannedCall
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.parameters import counted

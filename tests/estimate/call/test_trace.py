@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomguard.core.errors import InputError, SettingError
-from oomguard.estimate.call.planned_call import PlannedCall
-from oomguard.estimate.call.trace import traced_steps
+from oomguard.estimate.call.trace import PlannedCall, traced_steps
 
 pytest.importorskip("transformers")
 

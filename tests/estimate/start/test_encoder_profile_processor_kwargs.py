@@ -8,10 +8,9 @@ from packaging.version import Version
 
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import GIB
-from oomguard.estimate.model.encoder import Encoder
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
-from oomguard.estimate.model.vision_encoder import read_vision_encoder
+from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 from oomguard.estimate.start.encoder_profile import processed
 from oomguard.estimate.start.fitting import solve
 from oomguard.estimate.start.start import VllmSettings

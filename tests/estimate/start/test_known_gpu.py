@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from oomguard.estimate.start.known_gpu import (
+from oomguard.estimate.start.defaults import (
     architecture_of,
     fused_allreduce_bytes,
     has_custom_allreduce,

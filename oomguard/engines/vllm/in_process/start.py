@@ -14,14 +14,18 @@ import os
 import re
 import select
 import signal
+import stat
 import struct
 import sys
+import tempfile
 import termios
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,13 +48,300 @@ from oomguard.engines.vllm.in_process.message_receiver import (
     lines_of,
     segments_of,
 )
-from oomguard.engines.vllm.in_process.startup_lock import turn
-from oomguard.engines.vllm.in_process.startup_watchdog import GIVEN_UP, Watched
 from oomguard.engines.vllm.plugin import GROUP, LISTENER, fitting, is_plain
 from oomguard.engines.vllm.plugin_messages import arguments_told, settings_of
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
 from oomguard.scan.effective_settings import ARGUMENTS
+
+# Whose turn it is to start an engine: two that start at once on one device measure each other's
+# memory.
+#
+# A lock of this user's on each device, held while a guarded start goes on, in every process. Not
+# longer: an engine that was forked meanwhile holds the descriptor too, so the lock is given up and
+# not only closed.
+
+# Which devices a process sees, in the order in which the platforms ask.
+_VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+_ALL: Final = "all"
+# A model's weights may take minutes to load; a start that hangs is not to keep the others from
+# theirs.
+WAITS_S: Final = 900.0
+_LOOKS_EVERY_S: Final = 0.2
+# How often a lock is tried anew that somebody removes at the same time.
+_TRIES: Final = 50
+
+
+@contextlib.contextmanager
+def turn(
+    folder: Path | None = None,
+    *,
+    waits_s: float = WAITS_S,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Wait until no other guarded start goes on that sees one of these devices, and hold that while
+    the block runs.
+
+    Do without where no lock can be made. After ``waits_s`` seconds the start goes on all the same,
+    and says so; once ``stop`` is true, at once.
+    """
+    held: list[_Lock] = []
+    try:
+        until_s = time.monotonic() + waits_s
+        for name, kind in _locks(os.environ):
+            place = _private(Path(tempfile.gettempdir()) if folder is None else folder)
+            if place is None:
+                lock = None
+            else:
+                lock = _Lock(place / name, kind)
+            if lock is None or not lock.take(until_s, stop):
+                break
+            held.append(lock)
+        yield
+    finally:
+        for lock in reversed(held):
+            lock.give_up()
+
+
+class _Lock:
+    """A lock on a file that is there only while somebody holds it or waits for it."""
+
+    def __init__(self, path: Path, kind: int) -> None:
+        self._path = path
+        self._kind = kind
+        self._descriptor = -1
+
+    def take(self, until_s: float, stop: Callable[[], bool]) -> bool:
+        """Take it; return whether it is held: not where the file cannot be made, nor where the time
+        is over or ``stop`` is true.
+        """
+        is_told = False
+        while True:
+            try:
+                if self._is_taken():
+                    return True
+            except OSError:
+                return False
+            if stop():
+                return False
+            if time.monotonic() > until_s:
+                get_logger().warning(
+                    "another engine still starts", then="this one starts beside it"
+                )
+                return False
+            if not is_told:
+                get_logger().info(
+                    "waiting for another engine to start",
+                    because="two at once measure each other's memory",
+                )
+                is_told = True
+            time.sleep(_LOOKS_EVERY_S)
+
+    def _is_taken(self) -> bool:
+        """Take it, unless somebody holds it; who held it before has removed the file that was
+        locked. Raises OSError.
+        """
+        for _ in range(_TRIES):
+            try:
+                descriptor = os.open(
+                    self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                )
+            except FileNotFoundError:  # who gives a lock up removes the folder with it
+                with contextlib.suppress(FileExistsError):
+                    self._path.parent.mkdir(mode=0o700)
+                continue
+            try:
+                fcntl.flock(descriptor, self._kind | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), self._path.stat()):
+                    self._descriptor = descriptor
+                    descriptor = -1
+                    return True
+            except BlockingIOError:
+                return False
+            except FileNotFoundError:
+                continue
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+        return False
+
+    def give_up(self) -> None:
+        """Remove the file where nobody else holds it, and unlock it: a fork of this process may
+        hold the descriptor too.
+        """
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._path.unlink()
+            self._path.parent.rmdir()
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+
+def _locks(environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Return each lock and how it is held: those who see some devices exclude each other by device,
+    and one who sees all excludes all.
+    """
+    named = next((value for name in _VARIABLES if (value := environ.get(name, "").strip())), "")
+    devices = sorted({part.strip() for part in named.split(",") if part.strip()})
+    if not devices:
+        return [(f"{_ALL}.lock", fcntl.LOCK_EX)]
+    return [
+        (f"{_ALL}.lock", fcntl.LOCK_SH),
+        *((f"{_file_name(device)}.lock", fcntl.LOCK_EX) for device in devices),
+    ]
+
+
+def _file_name(device: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in device)[:100]
+
+
+def _private(folder: Path) -> Path | None:
+    """Return a folder that only this user writes to; None where no such folder can be made."""
+    place = folder / f"oomguard-starts-{os.geteuid()}"
+    found = None
+    for _ in range(_TRIES):  # who gives a lock up removes the folder with it
+        try:
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+            found = place.lstat()
+            break
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    if found is None:
+        return None
+    is_ours = (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    )
+    if is_ours:
+        return place
+    return None
+
+
+# A start that will not end: a core that failed and waits for a worker that never hears it, or one
+# that takes too long or is given up.
+#
+# vLLM's core asks its workers to end by a signal, which a worker can lose, and then waits for them
+# without a limit; so does the front end for the core. Ended here are only the processes of this
+# start, its workers first: then the core ends by itself.
+
+LOOKS_EVERY_S: Final = 0.5
+# vLLM's processes end within 5 seconds of a failure where nothing is lost.
+ENDS_WITHIN_S: Final = 20.0
+_CORE_FOLLOWS_WITHIN_S: Final = 5.0
+GIVEN_UP: Final = "nobody waits for it any more, and it was ended"
+# How vLLM names a core's process (vllm/v1/engine/utils.py CoreEngineProcManager, 0.10 to 0.32).
+_CORE: Final = "EngineCore"
+
+
+class Watched:
+    """A start that is watched while it lasts.
+
+    Args:
+        listener: hears the start's processes.
+        within_s: the seconds that it may take; None: any.
+        is_given_up: whether nobody waits for it any more.
+
+    Attributes:
+        ended_because: why it was ended before it had started; None where it was not.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        within_s: float | None,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._listener = listener
+        self._within_s = within_s
+        self._is_given_up = is_given_up
+        self._before = set(active_children())
+        self._over = threading.Event()
+        self._began_s = time.monotonic()
+        self.ended_because: str | None = None
+
+    @contextlib.contextmanager
+    def lasting(self) -> Iterator[Watched]:
+        """Watch in a thread until the block ends."""
+        thread = threading.Thread(target=self._watch, name="oomguard-start-watch", daemon=True)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no more threads can be started: then it is not watched
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            if thread.ident is not None:
+                thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOKS_EVERY_S):
+            now_s = time.monotonic()
+            failed = self._listener.failed
+            stuck = {
+                pid
+                for pid, at_s in failed.items()
+                if now_s - at_s > ENDS_WITHIN_S and self._is_alive(pid)
+            }
+            late = self._within_s is not None and now_s - self._began_s > self._within_s
+            if stuck:
+                get_logger().warning("the engine failed and does not end", processes=sorted(stuck))
+                self._end_all(spared=stuck)
+                return
+            if self.ended_because is None and (late or self._is_given_up()):
+                too_long = f"it had not started within {self._within_s or 0:g} s, and was ended"
+                if late:
+                    self.ended_because = too_long
+                else:
+                    self.ended_because = GIVEN_UP
+                get_logger().warning("the engine's start is ended", because=self.ended_because)
+            if (
+                self.ended_because is not None
+            ):  # each time: one that is killed may have begun another
+                self._end_all(spared=set())
+
+    def _end_all(self, spared: set[int]) -> None:
+        """Kill the start's processes; those ``spared`` only where they do not follow."""
+        self._kill(set(self._listener.speakers) - spared)
+        for process in self._new_cores():
+            if process.pid not in spared:
+                with contextlib.suppress(ValueError):  # closed meanwhile
+                    process.kill()
+        until_s = time.monotonic() + _CORE_FOLLOWS_WITHIN_S
+        while (
+            any(map(self._is_alive, spared))
+            and time.monotonic() < until_s
+            and not self._over.wait(0.05)
+        ):
+            pass
+        self._kill(set(self._listener.speakers))
+
+    def _new_cores(self) -> list[BaseProcess]:
+        """Return the cores that were begun since: one says its first word seconds later, once it
+        has imported the engine.
+        """
+        with contextlib.suppress(RuntimeError):  # another thread has just begun a process
+            return [
+                p for p in active_children() if p not in self._before and p.name.startswith(_CORE)
+            ]
+        return []
+
+    def _kill(self, pids: set[int]) -> None:
+        for pid in filter(self._is_alive, pids):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _is_alive(self, pid: int) -> bool:
+        return is_same(pid, self._listener.speakers.get(pid))
+
 
 # The arguments of one start: what the program gave, and a copy of them with settings changed.
 #

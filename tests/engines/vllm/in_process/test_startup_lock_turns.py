@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.engines.vllm.in_process.startup_lock import turn
+from oomguard.engines.vllm.in_process.start import turn
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from oomguard.engines.vllm.in_process.startup_lock import turn
+from oomguard.engines.vllm.in_process.start import turn
 with turn(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

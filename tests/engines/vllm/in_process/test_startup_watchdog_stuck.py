@@ -12,9 +12,9 @@ from multiprocessing import get_context
 
 import pytest
 
-from oomguard.engines.vllm.in_process import message_sender, startup_watchdog
+from oomguard.engines.vllm.in_process import message_sender, start
 from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED, Listener
-from oomguard.engines.vllm.in_process.startup_watchdog import Watched
+from oomguard.engines.vllm.in_process.start import Watched
 from oomguard.engines.vllm.plugin import LISTENER
 
 Process = get_context("fork").Process
@@ -42,8 +42,8 @@ sys.exit(3)
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setattr(startup_watchdog, "LOOKS_EVERY_S", 0.05)
-    monkeypatch.setattr(startup_watchdog, "ENDS_WITHIN_S", 0.5)
+    monkeypatch.setattr(start, "LOOKS_EVERY_S", 0.05)
+    monkeypatch.setattr(start, "ENDS_WITHIN_S", 0.5)
     made = Listener()
     made.open()
     yield made
@@ -147,9 +147,5 @@ def test_another_process_that_got_the_number_of_one_that_spoke_is_left_alone(lis
 
 def test_the_watch_ends_with_the_start(listener):
     with Watched(listener, 1000.0).lasting():
-        assert "oomguard-start-watch" in {
-            thread.name for thread in startup_watchdog.threading.enumerate()
-        }
-    assert "oomguard-start-watch" not in {
-        thread.name for thread in startup_watchdog.threading.enumerate()
-    }
+        assert "oomguard-start-watch" in {thread.name for thread in start.threading.enumerate()}
+    assert "oomguard-start-watch" not in {thread.name for thread in start.threading.enumerate()}
