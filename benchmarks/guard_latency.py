@@ -80,7 +80,7 @@ def room_of(model: Any, run: Any) -> tuple[int, int]:
     with limit_memory(1 << 40):
         base = torch_memory.live_bytes(model) or 0
         for rows in (1, ROWS):
-            with torch_memory.Peak() as peak:
+            with torch_memory.MemoryPeak() as peak:
                 run(0, rows)
             peaks[rows] = (peak.bytes or 0) - base
     room = int(peaks[ROWS] * SHARE)

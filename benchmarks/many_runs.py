@@ -13,7 +13,7 @@ import psutil
 from oomguard.supervisor import process
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.process import become_subreaper
-from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput
 from support.figure import conclude
 from support.supervising import wait_for
@@ -61,7 +61,7 @@ def measured(count: int) -> dict[str, int]:
     began = time.perf_counter()
     for number in range(count):
         buffer = OutputBuffer()
-        with Signals() as signals:
+        with SignalForwarder() as signals:
             ended = process.run_once(process.Command(COMMAND, {}), buffer, signals, StandardInput())
         buffer.close()
         assert ended.status == 3, ended

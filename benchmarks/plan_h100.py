@@ -19,7 +19,7 @@ from oomguard.estimate.constants import constant
 from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.shape import read_shape
-from oomguard.estimate.start.activations import Peak, peak_activation
+from oomguard.estimate.start.activations import ActivationPeak, peak_activation
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 from support.figure import conclude, skip
@@ -106,7 +106,7 @@ def rows_of_logits(run: dict) -> int:
     return SEQS * read_shape(run["config"]).vocab
 
 
-def terms(run: dict, constants: dict[str, float]) -> Peak:
+def terms(run: dict, constants: dict[str, float]) -> ActivationPeak:
     """The peak of a start's fullest rank with these constants in place of the table's."""
     plan = planned(run)
     last = run["pipeline_parallel_size"] - 1

@@ -27,7 +27,7 @@ WIDTH = 100
 SPLINTER_LINES = 120
 # Words in -ed and -en that are nouns or adjectives of the field, and participles that do not end
 # so.
-NOT_PARTICIPLES = {"shared", "guarded", "quantized", "fixed", "compressed"}
+NOT_PARTICIPLES = {"shared", "guarded", "quantized", "compressed", "need", "training", "wording"}
 IRREGULAR = {
     "begun",
     "found",

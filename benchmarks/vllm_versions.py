@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from oomguard.engines.vllm.installed import is_known, verified_versions
+from oomguard.engines.vllm.package import is_known, verified_versions
 from support.figure import conclude, skip
 from support.vllm_guard import guard_rows
 from support.vllm_names import cited_rows, command_rows, endpoint_rows, import_rows, variable_rows

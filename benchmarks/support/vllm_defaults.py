@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oomguard.engines.vllm.installed import parsed
+from oomguard.engines.vllm.package import parsed
 
 # What a default that is no literal is told as.
 UNREAD = "not a literal"

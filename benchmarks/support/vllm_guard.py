@@ -10,7 +10,7 @@ from pathlib import Path
 
 from oomguard.engines.vllm.in_process import core_client
 from oomguard.engines.vllm.in_process.start import FREED
-from oomguard.engines.vllm.installed import parsed
+from oomguard.engines.vllm.package import parsed
 from oomguard.engines.vllm.starts import WATCHED
 from support.vllm_names import defines
 from support.vllm_printed import Looked, text_row

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oomguard.core.files import read_tables
 from oomguard.engines.vllm import own_command
-from oomguard.engines.vllm.installed import added_arguments, parsed
+from oomguard.engines.vllm.package import added_arguments, parsed
 from oomguard.estimate import constants
 from oomguard.estimate.start import engine_layout_process, failed_allocation
 from support.vllm_rows import Row, is_in, presence

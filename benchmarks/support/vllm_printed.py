@@ -14,7 +14,7 @@ from typing import Any
 
 from oomguard.engines.vllm import own_command
 from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED
-from oomguard.engines.vllm.installed import parsed
+from oomguard.engines.vllm.package import parsed
 from oomguard.rules.rule_files import load_rules
 from oomguard.rules.signature import Wording
 from oomguard.scan.log_prefixes import peel

@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from oomguard.core.setting_spellings import Surface, default_value, surfaces, table_of
 from oomguard.core.settings import SETTINGS
-from oomguard.engines.vllm.installed import Sources, added_arguments, parsed, read_sources
+from oomguard.engines.vllm.package import Sources, added_arguments, parsed, read_sources
 from oomguard.engines.vllm.plugin import _PARTS, HOOK
 from oomguard.estimate.start.start import VllmSettings
 from support.vllm_defaults import UNREAD, batch_defaults, default_of, device_sizes

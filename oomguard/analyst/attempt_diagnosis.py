@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from oomguard.analyst.effective_settings import WithVariables, as_it_ran, given_settings
 from oomguard.analyst.link import Attempted
 from oomguard.analyst.outcome import EndedByUs
-from oomguard.analyst.side_effects import Witness
+from oomguard.analyst.side_effects import SideEffectMonitor
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Diagnosis, Evidence, Incident
 from oomguard.core.log import get_logger
@@ -25,7 +25,7 @@ from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Insight
 from oomguard.engines.unwrap_command import inner_commands
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
-from oomguard.remedy.policy import Need, with_needed
+from oomguard.remedy.policy import LeastValue, with_needed
 from oomguard.retry.ledger import Ledger
 from oomguard.scan.incidents import with_label
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # what the request needs.
 
 
-def take_back(ledger: Ledger, needed: Mapping[str, Need], rules: RuleSet) -> Diagnosis:
+def take_back(ledger: Ledger, needed: Mapping[str, LeastValue], rules: RuleSet) -> Diagnosis:
     """Take the settings back that were too small for a request, and return the last failure with
     another plan.
 
@@ -184,7 +184,7 @@ class Explained:
     """
 
     diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(""))
-    refused: Mapping[str, Need] = field(default_factory=dict)
+    refused: Mapping[str, LeastValue] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class Explainer:
             self._rules = self.load_rules()
         return self._rules
 
-    def hear(self, ended: Attempted, witness: Witness, first: Launch) -> Heard | None:
+    def hear(self, ended: Attempted, witness: SideEffectMonitor, first: Launch) -> Heard | None:
         """Read what the command printed; None where it ended of our reader, can only quote, or
         ended well and no engine spoke.
         """

@@ -142,7 +142,7 @@ _MOST_NODES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SettingLocation:
     """Where a file gives a value: the file as the command names it, its line, and the key with its
     sections.
     """
@@ -171,7 +171,9 @@ def tell_places(argv: Sequence[str], incident: Incident) -> None:
             )
 
 
-def places_of(argv: Sequence[str], setting: str, value: FactValue, engine: str) -> list[Place]:
+def places_of(
+    argv: Sequence[str], setting: str, value: FactValue, engine: str
+) -> list[SettingLocation]:
     """Return the places where the files among a command's arguments give a setting this value, in
     their order.
     """
@@ -194,7 +196,7 @@ def places_of(argv: Sequence[str], setting: str, value: FactValue, engine: str) 
     return found
 
 
-def _read(file: str) -> Iterator[tuple[Place, str]]:
+def _read(file: str) -> Iterator[tuple[SettingLocation, str]]:
     """Yield every key of a file that has a plain value, with its text; nothing of a file that
     cannot be read.
     """
@@ -216,7 +218,10 @@ def _read(file: str) -> Iterator[tuple[Place, str]]:
         for key, part in pairs:
             below = (*keys, str(key.value))
             if isinstance(part, yaml.ScalarNode):
-                yield Place(file, part.start_mark.line + 1, ".".join(below)), str(part.value)
+                yield (
+                    SettingLocation(file, part.start_mark.line + 1, ".".join(below)),
+                    str(part.value),
+                )
             else:
                 waiting.append((below, part))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.link import LiveOutput
-from oomguard.analyst.outcome import EndedByUs, Ending
+from oomguard.analyst.outcome import CommandTerminator, EndedByUs
 from oomguard.core.incident import Attempt, Incident
 from oomguard.core.log import get_logger
 from oomguard.scan.source import Line
@@ -50,7 +50,7 @@ class HungStart:
     live: LiveOutput
     load_rules: Callable[[], RuleSet]
     root: int
-    end: Ending
+    end: CommandTerminator
     quiet_s: float = QUIET_S
     _ended: EndedByUs | None = None
     _over: threading.Event = field(default_factory=threading.Event)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.effective_settings import WithVariables
     from oomguard.analyst.output import Heard
     from oomguard.engines.command import Launch
-    from oomguard.journal.codec import Record
+    from oomguard.journal.codec import AttemptRow
     from oomguard.journal.shared import SharedJournal
     from oomguard.journal.store import Journal
     from oomguard.scan.scan import Scanner
@@ -193,7 +193,7 @@ def last_start(heard: Heard | None, engine: WithVariables, launch: Launch) -> En
     return None
 
 
-def learn(scanner: Scanner, engine: WithVariables, launch: Launch, keeper: Keeper) -> None:
+def learn(scanner: Scanner, engine: WithVariables, launch: Launch, keeper: JournalHook) -> None:
     """Keep what the engine measured while it started; go on where that cannot be done, or no
     journal is kept.
     """
@@ -214,7 +214,7 @@ def learn(scanner: Scanner, engine: WithVariables, launch: Launch, keeper: Keepe
 _DELIVERY_S: Final = 3.0
 
 
-class Keeper:
+class JournalHook:
     """Write the attempts of one run, as far as they can be written.
 
     Args:
@@ -237,7 +237,7 @@ class Keeper:
         self._original = tuple(original)
         self._device: str | None = None
         self._journal: Journal | SharedJournal | None = None
-        self._begun: Record | None = None
+        self._begun: AttemptRow | None = None
         self._untold: tuple[str, dict[str, str]] | None = None
         self._beginning: threading.Thread | None = None
         self._session = uuid.uuid4().hex
@@ -331,7 +331,7 @@ class Keeper:
     def _end(
         self,
         journal: Journal | SharedJournal,
-        begun: Record,
+        begun: AttemptRow,
         attempt: Attempt,
         start: EngineStart | None,
     ) -> None:
@@ -377,7 +377,7 @@ class Keeper:
         began_at: float,
     ) -> None:
         try:
-            from oomguard.journal.codec import Record
+            from oomguard.journal.codec import AttemptRow
             from oomguard.report.json import patch_dict
             from oomguard.report.redact import mask_command
 
@@ -386,7 +386,7 @@ class Keeper:
             predicted = {name: value for patch in patches for name, value in patch.predicts.items()}
             dicts = [patch_dict(patch) for patch in patches]
             words = mask_command(command)
-            record = Record(
+            record = AttemptRow(
                 self._session,
                 number,
                 words,

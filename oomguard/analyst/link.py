@@ -75,7 +75,7 @@ class Reaper:
         self.link.say("kill")
 
 
-class Signals:
+class ReceivedSignals:
     """The signals that the supervisor has handed on.
 
     Attributes:
@@ -149,7 +149,7 @@ class Link:
     channel: socket.socket
     facts: Mapping[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    signals: Signals = field(init=False)
+    signals: ReceivedSignals = field(init=False)
     _heard: queue.SimpleQueue[dict[str, Any] | None] = field(default_factory=queue.SimpleQueue)
     _outputs: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _sending: threading.Lock = field(default_factory=threading.Lock)
@@ -165,7 +165,7 @@ class Link:
         stream = self.channel.makefile("rb")
         line = stream.readline()
         self.facts = json.loads(line)
-        self.signals = Signals(self, self.facts["reaper"])
+        self.signals = ReceivedSignals(self, self.facts["reaper"])
         set_pid_of_run(self.facts["supervisor"])
         threading.Thread(
             target=self._read, args=(stream,), name="oomguard-link", daemon=True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from oomguard.engines.server import Address
+from oomguard.engines.server import ListenAddress
 from oomguard.report.presentable import listed
 from oomguard.supervisor.tree import pids
 
@@ -64,17 +64,17 @@ _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListeningSocket:
     """A listening socket: its inode, where it is bound, and the user it belongs to where that is
     told.
     """
 
     inode: int
-    bound: Address
+    bound: ListenAddress
     uid: int | None
 
 
-def holders(address: Address) -> str:
+def holders(address: ListenAddress) -> str:
     """Return who listens at an address, to read."""
     found = list(_on_path(address.path) if address.path is not None else _on_port(address))
     if not found:
@@ -91,7 +91,7 @@ def holders(address: Address) -> str:
     return "a process that is not ours to read"
 
 
-def listening_at(address: Address) -> dict[Address, set[int]]:
+def listening_at(address: ListenAddress) -> dict[ListenAddress, set[int]]:
     """Return where sockets are bound that listen at an address, and their processes, as far as they
     may be read.
     """
@@ -119,7 +119,7 @@ def listens_on_path(path: str) -> bool:
     return True
 
 
-def _on_port(address: Address) -> Iterator[Listener]:
+def _on_port(address: ListenAddress) -> Iterator[ListeningSocket]:
     ours = _resolved(address)
     for name in ("tcp", "tcp6"):
         for fields in _rows(name):
@@ -127,15 +127,17 @@ def _on_port(address: Address) -> Iterator[Listener]:
             if len(fields) > 9 and fields[3] == _LISTENS and int(port, 16) == address.port:
                 theirs = _decoded(place)
                 if theirs in _ANY or not ours or ours & _ANY or theirs in ours:
-                    yield Listener(int(fields[9]), Address(theirs, address.port), int(fields[7]))
+                    yield ListeningSocket(
+                        int(fields[9]), ListenAddress(theirs, address.port), int(fields[7])
+                    )
 
 
-def _on_path(path: str) -> Iterator[Listener]:
+def _on_path(path: str) -> Iterator[ListeningSocket]:
     # as it may have been bound, links and all
     spelled = {path, os.path.abspath(path)}  # noqa: PTH100
     for fields in _rows("unix"):
         if len(fields) > 7 and fields[7] in spelled and int(fields[3], 16) & _ACCEPTS:
-            yield Listener(int(fields[6]), Address(path=path), None)
+            yield ListeningSocket(int(fields[6]), ListenAddress(path=path), None)
 
 
 def _rows(name: str) -> Iterator[list[str]]:
@@ -162,7 +164,7 @@ def _decoded(place: str) -> str:
     return str(mapped or found)
 
 
-def _resolved(address: Address) -> set[str]:
+def _resolved(address: ListenAddress) -> set[str]:
     try:
         told = socket.getaddrinfo(
             address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

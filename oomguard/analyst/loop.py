@@ -19,14 +19,14 @@ from oomguard.analyst.effective_settings import (
     tell_places,
     tell_unheeded,
 )
-from oomguard.analyst.journal_hook import Keeper, last_start, learn
-from oomguard.analyst.link import Link, LiveOutput, Signals
-from oomguard.analyst.nesting import tell_exhausted
+from oomguard.analyst.journal_hook import JournalHook, last_start, learn
+from oomguard.analyst.link import Link, LiveOutput, ReceivedSignals
+from oomguard.analyst.nested_run import tell_exhausted
 from oomguard.analyst.outcome import EndedByUs, Outcome, error_of, outcome_of
-from oomguard.analyst.placed_runs import AsGiven, Placing
+from oomguard.analyst.placed_runs import AsGiven, DeviceAssignment
 from oomguard.analyst.refusals import chosen_in, refusal_of
 from oomguard.analyst.restart_gate import Between, cannot_make
-from oomguard.analyst.side_effects import OwnFiles, Witness, of_inner_runs, of_journal
+from oomguard.analyst.side_effects import OwnFiles, SideEffectMonitor, of_inner_runs, of_journal
 from oomguard.core.errors import DeadlineError, PlacementError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
@@ -190,7 +190,7 @@ class Supervision:
     launch: Launch
     policy: Policy
     load_rules: Callable[[], RuleSet]
-    keeper: Keeper = field(default_factory=lambda: Keeper(None))
+    keeper: JournalHook = field(default_factory=lambda: JournalHook(None))
     dry_run: bool = False
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     idempotent: bool = False
@@ -198,7 +198,7 @@ class Supervision:
     begins_with: tuple[Patch, ...] = ()
     restarts: bool = False
     ended_by_us: Callable[[], EndedByUs | None] = lambda: None
-    placing: Placing = field(default_factory=AsGiven)
+    placing: DeviceAssignment = field(default_factory=AsGiven)
     own_files: OwnFiles = field(default_factory=OwnFiles)
     together: Together = field(default_factory=Alone)
     _first: Launch = field(init=False)
@@ -208,7 +208,7 @@ class Supervision:
     _explainer: Explainer = field(init=False)
     _between: Between = field(init=False)
     _link: Link = field(init=False)
-    _witness: Witness = field(init=False)
+    _witness: SideEffectMonitor = field(init=False)
     _refused: str = field(init=False, default="")
     _is_cut: bool = field(init=False, default=False)
     _is_ended_by_us: bool = field(init=False, default=False)
@@ -224,7 +224,7 @@ class Supervision:
         self._explainer = Explainer(self._engine, self._insight, self._ledger, self.load_rules)
         self.own_files.add(lambda: of_journal(self.keeper.path))
         self.own_files.add(lambda: of_inner_runs(self._first.argv))
-        self._witness = Witness(self.own_files, idempotent=self.idempotent)
+        self._witness = SideEffectMonitor(self.own_files, idempotent=self.idempotent)
 
     def run(self, link: Link) -> Outcome:
         """Run the command, and again after each choice of patches.
@@ -280,7 +280,7 @@ class Supervision:
             number == 1 or not self._between.stopped()
         )  # it may have waited, and been stopped there
 
-    def _attempt(self, number: int, signals: Signals, folder: Path) -> None:
+    def _attempt(self, number: int, signals: ReceivedSignals, folder: Path) -> None:
         log = get_logger()
         ledger = self._ledger
         tell = log.debug if number == 1 else log.info  # while all is well we show nothing
@@ -408,7 +408,9 @@ class Supervision:
             self._ledger.diagnosis = agreed.diagnosis
         return agreed
 
-    def _goes_on_as_it_was(self, attempt: Attempt, signals: Signals, *, of_reader: bool) -> bool:
+    def _goes_on_as_it_was(
+        self, attempt: Attempt, signals: ReceivedSignals, *, of_reader: bool
+    ) -> bool:
         """Return whether the command is to run again as it was: it failed, not of memory, and
         nothing is to be changed.
         """
@@ -430,7 +432,7 @@ class Supervision:
         self,
         diagnosis: Diagnosis,
         incident: Incident,
-        signals: Signals,
+        signals: ReceivedSignals,
         folder: Path,
         agreed: Agreed | None,
     ) -> None:

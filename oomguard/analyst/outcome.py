@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.analyst.link import Signals
+from oomguard.analyst.link import ReceivedSignals
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.process_state import status_in_words
 from oomguard.retry.ledger import Ledger
@@ -20,7 +20,7 @@ from oomguard.retry.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CommandTerminator:
     """Ends the command of a run.
 
     Attributes:
@@ -28,7 +28,7 @@ class Ending:
         wait_s: time that the command has to end.
     """
 
-    signals: Signals
+    signals: ReceivedSignals
     wait_s: float
 
     def __call__(self, over: threading.Event) -> None:
@@ -86,7 +86,7 @@ class Outcome:
 
 def outcome_of(
     ledger: Ledger,
-    signals: Signals,
+    signals: ReceivedSignals,
     carries: Callable[[str], bool],
     *,
     is_cut: bool,

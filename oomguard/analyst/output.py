@@ -24,9 +24,9 @@ from oomguard.scan.anchors import Finder, finder
 from oomguard.scan.engine_errors import passes_on
 from oomguard.scan.log_prefixes import TRACEBACK, peel
 from oomguard.scan.scan import Scanner, scan
-from oomguard.scan.skim import Gap, Place, skim
+from oomguard.scan.skim import Gap, InputPosition, skim
 from oomguard.scan.source import Line
-from oomguard.supervisor.output_buffer import Missing, RecordedOutput
+from oomguard.supervisor.output_buffer import DroppedOutput, RecordedOutput
 
 # What a program in Python said last: the exception that ended it, followed back to what it says it
 # comes from.
@@ -143,7 +143,7 @@ class _Stretch:
     place in all output.
     """
 
-    start: Place
+    start: InputPosition
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -188,10 +188,10 @@ def replayed(
 
 def _stretches(recording: RecordedOutput) -> dict[int, list[_Stretch]]:
     found: dict[int, list[_Stretch]] = {}
-    missing: dict[int, Missing] = {}
+    missing: dict[int, DroppedOutput] = {}
     came = 0
     for part in recording.kept():
-        if isinstance(part, Missing):
+        if isinstance(part, DroppedOutput):
             missing |= dict.fromkeys(part.sizes, part)
             came += sum(part.sizes.values())
             continue
@@ -205,15 +205,15 @@ def _stretches(recording: RecordedOutput) -> dict[int, list[_Stretch]]:
 
 
 def _behind(
-    own: list[_Stretch], gap: Missing | None, number: int, recording: RecordedOutput
-) -> Place:
+    own: list[_Stretch], gap: DroppedOutput | None, number: int, recording: RecordedOutput
+) -> InputPosition:
     """Return where a stretch begins: behind the one before it and what is missing between."""
-    place = Place()
+    place = InputPosition()
     if own:
         before = own[-1]
         newlines = sum(recording.newlines(at, length) for at, length, _ in before.pieces)
         size = sum(length for _, length, _ in before.pieces)
-        place = Place(before.start.line + newlines, before.start.byte + size)
+        place = InputPosition(before.start.line + newlines, before.start.byte + size)
     if gap is not None:
         place.line += gap.newlines.get(number, 0)
         place.byte += gap.sizes.get(number, 0)
@@ -243,7 +243,7 @@ def _lines(
             yield came, number, count, Gap()
             count += 1
         for item in skim(
-            source, make_finder, Place(stretch.start.line, first, stretch.start.inside)
+            source, make_finder, InputPosition(stretch.start.line, first, stretch.start.inside)
         ):
             if not isinstance(item, Gap):
                 end = item.byte + len(item.text)

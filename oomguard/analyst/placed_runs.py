@@ -13,7 +13,7 @@ from oomguard.core.incident import Diagnosis, Incident
 from oomguard.engines.command import Launch
 
 
-class Placing(Protocol):
+class DeviceAssignment(Protocol):
     """Decides about the devices of one run, attempt by attempt."""
 
     def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from oomguard.analyst.listeners import holders, listens_on_path
-from oomguard.analyst.nesting import innermost
+from oomguard.analyst.nested_run import innermost
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Attempt, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
-from oomguard.engines.server import Address, address_of, shared_memory_names
+from oomguard.engines.server import ListenAddress, address_of, shared_memory_names
 from oomguard.probe.nvml import Device
 from oomguard.retry import memory_wait
 from oomguard.retry.ledger import Ledger
@@ -41,7 +41,7 @@ _BLOCK_BYTES: Final = 512  # of st_blocks, stat(2)
 _SHOWN: Final = 8
 
 
-class Segment(NamedTuple):
+class SharedMemoryFile(NamedTuple):
     """A file of shared memory; ``inode`` tells it from a later one of the same name."""
 
     name: str
@@ -66,7 +66,7 @@ def known(
 
 def left_since(
     before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path
-) -> tuple[Segment, ...]:
+) -> tuple[SharedMemoryFile, ...]:
     """Return the segments that were not known before and that no process has open or mapped, the
     largest first.
     """
@@ -84,7 +84,7 @@ def left_since(
     return tuple(sorted(left, key=lambda segment: (-segment.bytes, segment.name)))
 
 
-def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
+def _segments(patterns: Iterable[str], folder: Path) -> Iterator[SharedMemoryFile]:
     wanted = tuple(patterns)
     try:
         if wanted:
@@ -101,12 +101,12 @@ def _segments(patterns: Iterable[str], folder: Path) -> Iterator[Segment]:
         except OSError:
             continue
         if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
-            yield Segment(
+            yield SharedMemoryFile(
                 entry.name, status.st_ino, status.st_blocks * _BLOCK_BYTES, status.st_ctime
             )
 
 
-def told(left: tuple[Segment, ...], folder: Path) -> dict[str, str]:
+def told(left: tuple[SharedMemoryFile, ...], folder: Path) -> dict[str, str]:
     """Return the text about them: what they take, and the command that removes them."""
     shown = left[:_SHOWN]
     if len(left) > len(shown):
@@ -353,7 +353,7 @@ _PORT_WAIT_POLL_S: Final = 0.1
 
 
 def wait_until_free(
-    address: Address, stopped: Callable[[], bool], *, limit_s: float = LIMIT_S
+    address: ListenAddress, stopped: Callable[[], bool], *, limit_s: float = LIMIT_S
 ) -> str | None:
     """Wait until the address can be bound.
 
@@ -372,7 +372,7 @@ def wait_until_free(
     return None
 
 
-def is_taken(address: Address) -> bool:
+def is_taken(address: ListenAddress) -> bool:
     """Return whether binding the address fails because it is in use.
 
     It is bound for a moment as uvicorn does, with SO_REUSEADDR: connections in TIME_WAIT are in
@@ -418,7 +418,7 @@ def remove_left_socket(path: str) -> bool:
     return True
 
 
-def _whose(address: Address) -> str:
+def _whose(address: ListenAddress) -> str:
     if address.path is None:
         return holders(address)
     try:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.analyst.nesting import options_of_inner_runs
+from oomguard.analyst.nested_run import options_of_inner_runs
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident
 from oomguard.core.log import get_logger
@@ -538,7 +538,7 @@ class SideEffects:
             yield "it served requests", {**count, "known": "lines of its server"}
 
 
-class Witness:
+class SideEffectMonitor:
     """Gathers what an attempt does while it runs, and decides whether another one may follow.
 
     Args:
@@ -619,7 +619,7 @@ class Witness:
 
     def seen(self) -> SideEffects:
         """Return what was seen of the attempt that ended last."""
-        from oomguard.analyst.nesting import innermost
+        from oomguard.analyst.nested_run import innermost
         from oomguard.engines.side_effects import is_server
         from oomguard.journal.location import is_journal_file
 

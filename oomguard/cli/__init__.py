@@ -11,7 +11,7 @@ import click
 
 from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
-from oomguard.cli.stdout import GONE_STATUS, OutputLostError, pass_on, told_apart
+from oomguard.cli.standard_output import GONE_STATUS, OutputLostError, pass_on, told_apart
 from oomguard.core.errors import OomguardError, exit_status_of
 
 # Name -> (module, one line for --help): the help page needs no sub-command's imports.

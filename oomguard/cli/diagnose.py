@@ -21,8 +21,8 @@ from oomguard.cli.options import (
     tell_configuration,
 )
 from oomguard.cli.read_inputs import reading
-from oomguard.cli.rendering import Screen, Work, text_of, unmasked_if
-from oomguard.cluster.fleet.findings import Finding
+from oomguard.cli.render import RenderOptions, Screen, text_of, unmasked_if
+from oomguard.cluster.fleet.findings import IncidentSummary
 from oomguard.cluster.fleet.groups import FleetSummary, summed
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, find_inputs, read_once
@@ -33,7 +33,7 @@ from oomguard.scan.source import shown
 
 def summarize(
     inputs: Sequence[Input],
-    work: Work,
+    work: RenderOptions,
     jobs: int,
     on: str,
     write: Callable[[str], None],
@@ -48,7 +48,7 @@ def summarize(
     no input. ``since`` (Unix seconds) leaves out incidents printed before then, ``left_out`` counts
     the inputs that were last written before then.
     """
-    findings: list[Finding] = []
+    findings: list[IncidentSummary] = []
     failed = unread = 0
     unfound = len(errors)
     with reading(inputs, work, jobs, on, write) as (outcomes, finish):
@@ -72,7 +72,7 @@ def summarize(
     return summary.failed > 0
 
 
-def _rendered(summary: FleetSummary, work: Work) -> str:
+def _rendered(summary: FleetSummary, work: RenderOptions) -> str:
     if work.quiet and not summary.incidents and work.form != "json":
         return ""
     if work.form == "json":
@@ -312,7 +312,7 @@ def command(
     input (told after all the rest is done) or a full disk for the output, 1 with --exit-code when
     an out-of-memory was found.
     """
-    from oomguard.cli.rendering import Screen, Work
+    from oomguard.cli.render import RenderOptions, Screen
 
     _tell_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
@@ -342,7 +342,7 @@ def command(
             screen = Screen.of(_console(output, color))
         else:
             screen = None
-        work = Work(
+        work = RenderOptions(
             form,
             screen,
             allow,
@@ -458,10 +458,10 @@ def _expand(
     return found, inputs.errors, left_out
 
 
-def _follow(path: str, work: Work, write: Callable[[str], None]) -> bool:
+def _follow(path: str, work: RenderOptions, write: Callable[[str], None]) -> bool:
     """Follow one log until it ends or Ctrl-C; return whether an out-of-memory was found."""
     from oomguard.cli.follow_log import follow_input
-    from oomguard.cli.rendering import InputRenderer
+    from oomguard.cli.render import InputRenderer
 
     def say(text: str) -> None:
         if not work.quiet:

@@ -29,7 +29,7 @@ from oomguard.core.installation import install_hint
 from oomguard.core.process_state import disabled
 from oomguard.core.records import Check
 from oomguard.engines.vllm import plugin
-from oomguard.engines.vllm.installed import plugin_checks
+from oomguard.engines.vllm.package import plugin_checks
 from oomguard.journal.location import JournalUrl, Location, default_path
 from oomguard.probe.device_checks import device_checks, left_over_checks
 from oomguard.probe.environment_variables import allocator_checks, visible_devices_checks
@@ -76,7 +76,7 @@ def journal_check(given: Location | None) -> Check:
 
 
 def _counted(place: Location, hint: str) -> Check:
-    from oomguard.journal.read import open_journal
+    from oomguard.journal.queries import open_journal
 
     try:
         with open_journal(place, busy_s=_BUSY_S) as database:

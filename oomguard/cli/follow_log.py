@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from oomguard.cli.rendering import InputRenderer
+from oomguard.cli.render import InputRenderer
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis, Incident
 from oomguard.scan.compressed import HEAD_BYTES, format_of
-from oomguard.scan.follow import Change, Event, follow, follow_stream
+from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
 from oomguard.scan.source import LineSplitter, encoding_of, open_log, raw_standard_input, shown
 
@@ -45,15 +45,15 @@ def follow_input(
     reading = _Reading(path, renderer)
     written_s = time.monotonic()
     for event in _events(path):
-        if event.change is Change.DATA:
+        if event.change is LogChange.DATA:
             reading.feed(event.data)
             if time.monotonic() - written_s < BUSY_S:
                 continue
         else:
             reading.settle()
-        yield _write_new(reading, renderer, write, is_quiet=event.change is not Change.DATA)
+        yield _write_new(reading, renderer, write, is_quiet=event.change is not LogChange.DATA)
         written_s = time.monotonic()
-        if event.change in {Change.WAITING, Change.TRUNCATED, Change.REPLACED}:
+        if event.change in {LogChange.WAITING, LogChange.TRUNCATED, LogChange.REPLACED}:
             say(f"{shown(path)}: {event.change.value}")
             reading = _Reading(path, renderer)
     reading.settle()

@@ -17,7 +17,7 @@ from oomguard.journal.location import JournalUrl, Location, default_path
 
 if TYPE_CHECKING:
     from oomguard.core.past_runs import PastRun
-    from oomguard.journal.read import Asked
+    from oomguard.journal.queries import RunQuery
 
 
 # ``oomguard history --forget``: drop what runs learned, after saying what that is.
@@ -67,14 +67,14 @@ def forget_learned(
 
 
 def _chosen(path: Location | None, number: int | None, model: str | None) -> list[PastRun]:
-    from oomguard.journal.read import Asked, open_journal, past_runs
+    from oomguard.journal.queries import RunQuery, open_journal, past_runs
     from oomguard.report.presentable import drawn
 
     with open_journal(path) as database:
         if database is None:
             runs = []
         else:
-            runs = past_runs(database, Asked(number=number))
+            runs = past_runs(database, RunQuery(number=number))
     if number is not None and not runs:
         raise UsageError(f"there is no run {number}", hint="oomguard history lists the runs")
     if model is not None:
@@ -94,7 +94,7 @@ def _is_agreed(count: int) -> bool:
 
 
 def _forget(path: Location | None, numbers: list[int]) -> None:
-    from oomguard.journal.read import forget
+    from oomguard.journal.queries import forget
 
     if numbers:
         forget(path or default_path(), numbers)
@@ -127,7 +127,7 @@ def show_fleet(
         InputError: the journal cannot be read.
     """
     from oomguard.journal.known_good import known_settings
-    from oomguard.journal.read import open_journal
+    from oomguard.journal.queries import open_journal
     from oomguard.report.history import known_settings_json, print_known_settings
 
     with open_journal(place) as database:
@@ -196,7 +196,7 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
         UsageError: nobody can be asked.
         InputError: the journal cannot be written.
     """
-    from oomguard.journal.read import old_runs, remove_old
+    from oomguard.journal.queries import old_runs, remove_old
 
     where = place or default_path()
     if not isinstance(where, JournalUrl) and not where.exists():
@@ -361,9 +361,9 @@ def command(
         return _print_original(journal, number)
     if number is not None:
         return _show_one(journal, number, form_of(ctx, form, FORMS), color)
-    from oomguard.journal.read import Asked
+    from oomguard.journal.queries import RunQuery
 
-    return _list(journal, Asked(words, since, failed), limit, form_of(ctx, form, FORMS), color)
+    return _list(journal, RunQuery(words, since, failed), limit, form_of(ctx, form, FORMS), color)
 
 
 def _change(
@@ -417,7 +417,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     return (is_written or is_filter) and ctx.params.get(name) not in (False, None)
 
 
-def _list(path: Location | None, asked: Asked, limit: int, form: str, color: str) -> int:
+def _list(path: Location | None, asked: RunQuery, limit: int, form: str, color: str) -> int:
     from oomguard.report.history import print_runs, run_json
 
     runs = _each(path, asked, limit + 1 if limit else None)
@@ -469,16 +469,16 @@ def _print_original(path: Location | None, number: int | None) -> int:
     return 0
 
 
-def _each(path: Location | None, asked: Asked, limit: int | None) -> Iterator[PastRun]:
-    from oomguard.journal.read import each_run, open_journal
+def _each(path: Location | None, asked: RunQuery, limit: int | None) -> Iterator[PastRun]:
+    from oomguard.journal.queries import each_run, open_journal
 
     with open_journal(path) as database:
         if database is not None:
             yield from each_run(database, asked, limit=limit)
 
 
-def _runs(path: Location | None, asked: Asked, limit: int | None) -> list[PastRun]:
-    from oomguard.journal.read import open_journal, past_runs
+def _runs(path: Location | None, asked: RunQuery, limit: int | None) -> list[PastRun]:
+    from oomguard.journal.queries import open_journal, past_runs
 
     with open_journal(path) as database:
         if database is None:
@@ -487,12 +487,12 @@ def _runs(path: Location | None, asked: Asked, limit: int | None) -> list[PastRu
 
 
 def _run(path: Location | None, number: int) -> PastRun:
-    from oomguard.journal.read import Asked
+    from oomguard.journal.queries import RunQuery
 
-    found = _runs(path, Asked(number=number), None)
+    found = _runs(path, RunQuery(number=number), None)
     if found:
         return found[0]
-    last = _runs(path, Asked(), 1)
+    last = _runs(path, RunQuery(), 1)
     if last:
         there = f"the last one is {last[0].number}"
     else:
@@ -500,7 +500,7 @@ def _run(path: Location | None, number: int) -> PastRun:
     raise UsageError(f"there is no run {number}: {there}", hint="oomguard history lists the runs")
 
 
-def _nothing(path: Location | None, asked: Asked) -> str:
+def _nothing(path: Location | None, asked: RunQuery) -> str:
     if asked.command is not None or asked.since is not None or asked.failed:
         return f"no such run is recorded in {path or default_path()}"
     return f"no run is recorded in {path or default_path()}: oomguard run writes there"

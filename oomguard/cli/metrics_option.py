@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oomguard.analyst.loop import Supervision
     from oomguard.analyst.outcome import Outcome
     from oomguard.telemetry.metrics import Exporter
-    from oomguard.telemetry.run_metrics import Address, Outlet
+    from oomguard.telemetry.run_metrics import MetricsAddress, Outlet
     from oomguard.telemetry.spans import Tracing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,9 +128,9 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
     return counting
 
 
-def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
+def _leave_the_commands_port(address: MetricsAddress, argv: tuple[str, ...]) -> None:
     """Raise UsageError for the port that the command's own server will need."""
-    from oomguard.analyst.nesting import unwrapped
+    from oomguard.analyst.nested_run import unwrapped
     from oomguard.engines.command import Launch
     from oomguard.engines.registry import launcher_of
     from oomguard.engines.server import address_of
@@ -143,7 +143,7 @@ def _leave_the_commands_port(address: Address, argv: tuple[str, ...]) -> None:
         )
 
 
-def _serving(address: Address, exporter: Exporter) -> Outlet | None:
+def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
     """Return what serves the metrics; None, with a warning, where it cannot listen there: the
     command runs all the same.
     """

@@ -18,7 +18,7 @@ from oomguard.cli.options import Duration, F, decorated, option, words_before_da
 from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from oomguard.analyst.placed_runs import Placing
+    from oomguard.analyst.placed_runs import DeviceAssignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ class PlacementOptions:
     lease_folder: str | None
     own: tuple[str, ...] = ()
 
-    def placing(self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None) -> Placing:
+    def placing(
+        self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None
+    ) -> DeviceAssignment:
         """Return what places the attempts of a run.
 
         Raises:

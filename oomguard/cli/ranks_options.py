@@ -19,7 +19,7 @@ from oomguard.core.log import get_logger
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import Companion
     from oomguard.analyst.coordination import Together
-    from oomguard.analyst.link import Signals
+    from oomguard.analyst.link import ReceivedSignals
     from oomguard.analyst.outcome import EndedByUs
     from oomguard.cluster.ranks.coordinator import RankOfAJob
     from oomguard.engines.command import Launch
@@ -40,7 +40,7 @@ class RanksOptions:
     timeout_s: float
 
     def beside(
-        self, launch: Launch, signals: Signals, grace_s: float, *, is_inside: bool
+        self, launch: Launch, signals: ReceivedSignals, grace_s: float, *, is_inside: bool
     ) -> BesideRanks:
         """Return what goes along with a run whose command may be one rank of a job; inside another
         run that one agrees.
@@ -54,7 +54,7 @@ class RanksOptions:
         )
 
     def _of_a_job(
-        self, launch: Launch, signals: Signals, grace_s: float, environ: Mapping[str, str]
+        self, launch: Launch, signals: ReceivedSignals, grace_s: float, environ: Mapping[str, str]
     ) -> RankOfAJob | None:
         """Return this process as one rank of a job; None where it is none.
 
@@ -89,12 +89,12 @@ class RanksOptions:
                 raise UsageError(why, hint="--rank I --world-size N")
         if own is None:
             return None
-        from oomguard.analyst.outcome import Ending
+        from oomguard.analyst.outcome import CommandTerminator
         from oomguard.cluster.ranks.coordinator import RankOfAJob
         from oomguard.cluster.ranks.rank_lock import Claim
         from oomguard.cluster.ranks.rendezvous import rendezvous
 
-        end = Ending(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
+        end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
         if own.size == 1:  # a script that starts N ranks starts one too
             return None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from oomguard._version import __version__
-from oomguard.cli.rendering import InputRenderer, OnePage, RenderedInput, Work
+from oomguard.cli.render import InputRenderer, OnePage, RenderedInput, RenderOptions
 from oomguard.core import safe_python
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, is_url
@@ -65,7 +65,7 @@ def is_portable(path: str) -> bool:
 
 
 def in_parallel(
-    work: Work,
+    work: RenderOptions,
     paths: Sequence[str],
     jobs: int,
     own: Callable[[str], RenderedInput],
@@ -104,7 +104,9 @@ class _Worker:
 class _Pool:
     """Up to ``jobs`` workers, started when there is something for them to do."""
 
-    def __init__(self, work: Work, jobs: int, on_read: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, work: RenderOptions, jobs: int, on_read: Callable[[int], None] | None
+    ) -> None:
         self._work = work
         self._jobs = jobs
         self._on_read = on_read
@@ -341,13 +343,13 @@ class _Common:
     that reads them.
     """
 
-    work: Work
+    work: RenderOptions
     folder: str
     version: str
 
 
 def on_cluster(
-    work: Work,
+    work: RenderOptions,
     inputs: Sequence[Input],
     jobs: int,
     own: Callable[[str], RenderedInput],
@@ -413,7 +415,7 @@ def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | 
 
 
 @functools.lru_cache(maxsize=1)
-def _renderer(work: Work) -> InputRenderer:
+def _renderer(work: RenderOptions) -> InputRenderer:
     return InputRenderer(work)
 
 
@@ -480,7 +482,7 @@ def _singly(
 
 def read_all(
     inputs: Sequence[Input],
-    work: Work,
+    work: RenderOptions,
     jobs: int,
     on: str,
     write: Callable[[str], None],
@@ -511,7 +513,7 @@ def read_all(
 
 @contextlib.contextmanager
 def reading(
-    inputs: Sequence[Input], work: Work, jobs: int, on: str, write: Callable[[str], None]
+    inputs: Sequence[Input], work: RenderOptions, jobs: int, on: str, write: Callable[[str], None]
 ) -> Iterator[tuple[Iterator[RenderedInput], Callable[[str], None]]]:
     """Yield the outcomes of all inputs, and what takes the text of each once it is done; the
     arguments are those of ``read_all``.

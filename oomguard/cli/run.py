@@ -272,7 +272,7 @@ def reused(
     if not reuse:
         return ()
     from oomguard.analyst.warm_start import known_changes
-    from oomguard.journal.read import open_journal
+    from oomguard.journal.queries import open_journal
 
     if isinstance(place, Path) and not place.exists():  # this run makes it
         return known_changes(launch, policy, lambda: nullcontext(None))
@@ -424,9 +424,9 @@ def command(
             "oomguard run is a command of its own", hint="oomguard run -- python script.py"
         )
     from oomguard.analyst.attempt_hooks import Companions
-    from oomguard.analyst.journal_hook import Keeper
+    from oomguard.analyst.journal_hook import JournalHook
     from oomguard.analyst.loop import Supervision
-    from oomguard.analyst.nesting import outer_run
+    from oomguard.analyst.nested_run import outer_run
     from oomguard.core.log import get_logger
     from oomguard.engines.command import Launch
 
@@ -479,7 +479,7 @@ def command(
         opens = partial(_journal, journal)
     else:
         opens = None
-    keeper = Keeper(opens, is_asked_for=journal is not None, original=launch.argv)
+    keeper = JournalHook(opens, is_asked_for=journal is not None, original=launch.argv)
     supervision = Supervision(
         launch,
         policy,
@@ -519,9 +519,9 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
     """Return what looks for a start that has failed and does not end."""
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import LiveOutput
-    from oomguard.analyst.outcome import Ending
+    from oomguard.analyst.outcome import CommandTerminator
 
-    end = Ending(link.signals, min(grace, END_S))
+    end = CommandTerminator(link.signals, min(grace, END_S))
     return HungStart(LiveOutput(link), lambda: read_rules(rules), link.signals.watcher.pid, end)
 
 

@@ -19,10 +19,10 @@ from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
     from oomguard.analyst.attempt_hooks import Companion
-    from oomguard.analyst.link import Signals
+    from oomguard.analyst.link import ReceivedSignals
     from oomguard.analyst.outcome import EndedByUs, Outcome
     from oomguard.cluster.serving.health import Health
-    from oomguard.cluster.serving.systemd import Told
+    from oomguard.cluster.serving.systemd import SystemdNotifier
     from oomguard.engines.command import Launch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,33 +131,33 @@ class BesideServer:
         self,
         options: ServingOptions,
         launch: Launch,
-        signals: Signals,
+        signals: ReceivedSignals,
         grace_s: float,
         *,
         asked: bool,
     ) -> None:
         self._options = options
         self._health: Health | None = None
-        self._told: Told | None = None
+        self._told: SystemdNotifier | None = None
         from oomguard.engines.registry import launcher_of
         from oomguard.engines.side_effects import is_server
 
         if not is_server(launch):
             return
-        from oomguard.analyst.outcome import Ending
+        from oomguard.analyst.outcome import CommandTerminator
         from oomguard.cluster.serving.health import Health
 
-        end = Ending(signals, min(grace_s, END_S))
+        end = CommandTerminator(signals, min(grace_s, END_S))
         name = launcher_of(launch).NAME
         self._health = Health(
             name, options.hang_after, end, dict(os.environ), options.restarts, asked, end.is_stopped
         )
         if "NOTIFY_SOCKET" in os.environ:
-            from oomguard.cluster.serving.systemd import Told, taken_from
+            from oomguard.cluster.serving.systemd import SystemdNotifier, taken_from
 
             systemd = taken_from(os.environ)
             if systemd is not None:
-                self._told = Told(systemd, self._health, end.is_stopped)
+                self._told = SystemdNotifier(systemd, self._health, end.is_stopped)
                 signals.on_stop = self._told.stopping
 
     @property

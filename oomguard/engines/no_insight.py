@@ -10,7 +10,7 @@ from oomguard.core.incident import SettingInForce
 from oomguard.engines.command import Launch
 from oomguard.engines.start_attempt import StartedEngine
 from oomguard.engines.start_key import StartKey
-from oomguard.remedy.policy import Need
+from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
 
 
@@ -59,11 +59,11 @@ def carries(_launch: Launch, _name: str) -> bool:
     return True
 
 
-def asked_length(_launch: Launch) -> Mapping[str, Need]:
+def asked_length(_launch: Launch) -> Mapping[str, LeastValue]:
     """Return none."""
     return {}
 
 
-def refused_length(_text: str, _settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+def refused_length(_text: str, _settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
     """Return none."""
     return {}

@@ -37,7 +37,7 @@ from oomguard.engines.start_key import StartKey
 if TYPE_CHECKING:
     from oomguard.engines.command import Launch
     from oomguard.engines.start_attempt import StartedEngine
-    from oomguard.remedy.policy import Need
+    from oomguard.remedy.policy import LeastValue
     from oomguard.scan.source import Line
 
 
@@ -169,10 +169,12 @@ class Insight(Protocol):
         version; say why where it may not.
         """
 
-    def asked_length(self, launch: Launch) -> Mapping[str, Need]:
+    def asked_length(self, launch: Launch) -> Mapping[str, LeastValue]:
         """Return what the command's own requests need, by setting; empty where it does not tell."""
 
-    def refused_length(self, text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+    def refused_length(
+        self, text: str, settings: Mapping[str, FactValue]
+    ) -> Mapping[str, LeastValue]:
         """Return what a request needs that the engine refused under one of these settings, by
         setting; empty where it refused none.
         """

@@ -17,7 +17,7 @@ _DIGITS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """What a server binds: a host, "" for all of IPv4, and a port; or the path of a Unix socket."""
 
     host: str = ""
@@ -32,7 +32,7 @@ class Address:
         return f"{self.host or '0.0.0.0'}:{self.port}"  # noqa: S104 - shown, not bound
 
 
-def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
+def address_of(argv: tuple[str, ...], engine: str) -> ListenAddress | None:
     """Return what the command binds; None where it starts no server of this engine, or nothing
     tells where it listens.
     """
@@ -42,7 +42,7 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
         return None
     path = flag_value(rest, row["path_flag"])
     if path:
-        return Address(path=path)
+        return ListenAddress(path=path)
     host = flag_value(rest, row["host_flag"])
     port = flag_value(rest, row["port_flag"])
     # A file of settings may say the rest, and is not read here.
@@ -57,7 +57,7 @@ def address_of(argv: tuple[str, ...], engine: str) -> Address | None:
     else:
         number = 0
     if 0 < number <= _LARGEST_PORT:
-        return Address(host or "", number)
+        return ListenAddress(host or "", number)
     return None
 
 

@@ -49,7 +49,7 @@ class OpenAttempt:
         self.settings: Mapping[str, FactValue] = MappingProxyType(dict(loop.ledger.settings))
         self._loop = loop
         self._inside = contextlib.ExitStack()
-        self._peak = torch_memory.Peak()
+        self._peak = torch_memory.MemoryPeak()
 
     def __enter__(self) -> OpenAttempt:
         recording = self._loop.recording

@@ -36,7 +36,7 @@ from oomguard.probe import torch_memory
 # A new kind is a class with the methods of ``Place``, and a line in ``place_for``.
 
 
-class Place(Protocol):
+class ResultBuffer(Protocol):
     """Where results of one kind are put: ``add`` in the order of the rows, ``result`` gives them as
     one.
     """
@@ -60,7 +60,9 @@ class Place(Protocol):
         """Return the rows so far as one, where they are, and nothing larger than they are."""
 
 
-def place_for(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
+def place_for(
+    part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool
+) -> ResultBuffer:
     """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows
     gave ``part``.
     """
@@ -502,7 +504,7 @@ class Fields:
 class _OfRows:
     """A tensor with as many entries for each row."""
 
-    def __init__(self, place: Place | None, entries: int = 1, axis: int = 0) -> None:
+    def __init__(self, place: ResultBuffer | None, entries: int = 1, axis: int = 0) -> None:
         self._place = place
         self._entries = entries
         self._axis = axis
@@ -696,16 +698,18 @@ def _is_state(value: Any) -> bool:
 # entry a row.
 
 
-def place_of(part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool) -> Place:
+def place_of(
+    part: Any, rows: int, total: int, pad_value: int | None, *, is_parked: bool
+) -> ResultBuffer:
     """Return where the results of a call of ``total`` rows go, whose first part of ``rows`` rows
     gave ``part``.
     """
     if is_record(part, rows):
-        return Record(part, rows, total, is_parked=is_parked)
+        return RecordBuffer(part, rows, total, is_parked=is_parked)
     return place_for(part, rows, total, pad_value, is_parked=is_parked)
 
 
-class Record:
+class RecordBuffer:
     """A place for each field, and around them what the function gave."""
 
     def __init__(self, like: Any, rows: int, total: int, *, is_parked: bool) -> None:
@@ -717,7 +721,7 @@ class Record:
         self._names = _names_in(like)
         self._beside: dict[str, list[Any]] = {name: [] for name in lists_beside(like)}
         self._done = 0
-        self._places: list[Place] = [
+        self._places: list[ResultBuffer] = [
             place_for(like[name], rows, total, None, is_parked=is_parked) for name in self._names
         ]
 
@@ -827,7 +831,7 @@ class Gathered:
         self._several = several
         self.done = 0
         self.is_parked = on_host
-        self._place: Place | None = None
+        self._place: ResultBuffer | None = None
 
     @classmethod
     def of(cls, call: WatchedCall) -> Gathered:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oomguard.core.facts import FactValue
-from oomguard.guarding.collate import Place, place_of
+from oomguard.guarding.collate import ResultBuffer, place_of
 from oomguard.guarding.rows import (
     can_be_joined,
     cut,
@@ -97,7 +97,7 @@ class Filled:
 
     total: int
     parts: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    columns: dict[tuple[str, Any], Place | None] = field(default_factory=dict)
+    columns: dict[tuple[str, Any], ResultBuffer | None] = field(default_factory=dict)
     removed: set[tuple[str, Any]] = field(default_factory=set)
     returned: str | None = None
     start: int = 0

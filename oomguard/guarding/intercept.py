@@ -120,7 +120,7 @@ def _whole(
     more than itself.
     """
     began_s = time.monotonic()
-    with torch_memory.Peak() as peak:
+    with torch_memory.MemoryPeak() as peak:
         read, unread = run_guarded(begun, (read, model, args, kwargs), {})
         result, error = run_guarded(wrapped, args, kwargs)
     if unread is not None or (error is not None and not may_be_oom(error)):

@@ -525,7 +525,7 @@ class MicroBatchRun:
         else:
             around = nullcontext()
         while error is None or make_room(error, self._gathered, self._call):
-            with torch_memory.Peak() as measured, around:
+            with torch_memory.MemoryPeak() as measured, around:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
             self._peak_bytes = measured.bytes
             if error is None:
@@ -540,7 +540,7 @@ class MicroBatchRun:
         """Run all rows another way; return the first failure where that shows that it cannot be
         done.
         """
-        with torch_memory.Peak() as measured, self._call.around(0, self._rows):
+        with torch_memory.MemoryPeak() as measured, self._call.around(0, self._rows):
             self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
         self._peak_bytes = measured.bytes
         if error is not None and may_be_oom(error) and scan_error(error).first_cause is not None:
@@ -566,7 +566,11 @@ class MicroBatchRun:
             rows = stop - self._next_row
             before = torch_memory.live_bytes(self._call.model)
             refusing = refusing_gradients(really=self._call.may_train)
-            with torch_memory.Peak() as measured, refusing, self._call.around(self._next_row, stop):
+            with (
+                torch_memory.MemoryPeak() as measured,
+                refusing,
+                self._call.around(self._next_row, stop),
+            ):
                 part, error = run_rows(self._wrapped, self._call, self._next_row, stop)
             peak = measured.bytes
             if peak is None:

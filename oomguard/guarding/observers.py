@@ -95,7 +95,7 @@ def looking_on() -> tuple[Observer, ...]:
     return observers.get()
 
 
-class Told:
+class ObservedBlock:
     """A block, with those who look on told of its beginning, by ``begins``, and of its end.
 
     A class and no generator: every call that is watched goes through it.
@@ -132,7 +132,7 @@ class ToldCall:
         told = NO_SIZE
         with contextlib.suppress(Exception):  # arguments that the call itself refuses
             told = size()
-        self._told = Told(
+        self._told = ObservedBlock(
             *(functools.partial(observer.began, what, model, told) for observer in looking_on())
         )
 

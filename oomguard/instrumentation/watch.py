@@ -40,7 +40,14 @@ from oomguard.core.timeline import Mark, MemoryUse, SeenCall, TimedAttempt, Time
 from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import watch_seen_calls
 from oomguard.guarding.intercept import watch as watch_calls
-from oomguard.guarding.observers import NO_SIZE, Told, observers, observing, shown, without_mistake
+from oomguard.guarding.observers import (
+    NO_SIZE,
+    ObservedBlock,
+    observers,
+    observing,
+    shown,
+    without_mistake,
+)
 from oomguard.guarding.wrap import enter_around, is_special
 from oomguard.instrumentation.readings import Bytes
 from oomguard.instrumentation.sampler import Measured, most, readings, sampler, uses_of
@@ -317,7 +324,7 @@ class EndedCall(NamedTuple):
 # One call or span under way, for one watch: its counters before, at most, and after.
 
 
-class Keeper(Protocol):
+class RowOwner(Protocol):
     """The watch that a row belongs to."""
 
     @property
@@ -331,14 +338,16 @@ class Keeper(Protocol):
     def read(self, values: Bytes) -> None:
         """Take what the counters show at an edge of the call."""
 
-    def keep(self, watched: Watched, ended: EndedCall) -> None:
+    def keep(self, watched: CallMeasurement, ended: EndedCall) -> None:
         """Take a call that ended."""
 
 
-class Watched:
+class CallMeasurement:
     """What is measured of a call between its beginning and its end."""
 
-    def __init__(self, keeper: Keeper, what: str, kind: str, model: str, size: SizeOfCall) -> None:
+    def __init__(
+        self, keeper: RowOwner, what: str, kind: str, model: str, size: SizeOfCall
+    ) -> None:
         self._keeper = keeper
         self._what = what
         self._kind = kind
@@ -480,7 +489,7 @@ class Watch:
         self._measured = Measured()
         self._rows = Rows()
         self._marks: list[Mark] = []
-        self._under_way: list[Watched] = []
+        self._under_way: list[CallMeasurement] = []
         self._outside = Outside()
 
     def __enter__(self) -> Watch:
@@ -683,7 +692,7 @@ class Watch:
         )
         raise UsageError(f"{path}: a watch no longer writes HTML", hint=hint)
 
-    def began(self, what: str, model: str, size: SizeOfCall) -> Watched:
+    def began(self, what: str, model: str, size: SizeOfCall) -> CallMeasurement:
         """Take the beginning of a watched call."""
         return self._open(what, "call", model, size)
 
@@ -704,14 +713,14 @@ class Watch:
         with self._lock:
             self._measured.take(values, time.monotonic())
 
-    def keep(self, watched: Watched, ended: EndedCall) -> None:
+    def keep(self, watched: CallMeasurement, ended: EndedCall) -> None:
         """Take a call that ended."""
         with self._lock:
             self._under_way.remove(watched)
             self._rows.add(ended)
 
-    def _open(self, what: str, kind: str, model: str, size: SizeOfCall) -> Watched:
-        watched = Watched(self, what, kind, model, size)
+    def _open(self, what: str, kind: str, model: str, size: SizeOfCall) -> CallMeasurement:
+        watched = CallMeasurement(self, what, kind, model, size)
         with self._lock:
             self._under_way.append(watched)
         return watched
@@ -723,7 +732,7 @@ class Watch:
         if not self._entered:
             without_mistake(self._outside.tell, kind, what)
             return contextlib.nullcontext()
-        return Told(functools.partial(self._open, str(what), kind, "", NO_SIZE))
+        return ObservedBlock(functools.partial(self._open, str(what), kind, "", NO_SIZE))
 
     def _begin(self) -> None:
         sampler.add(self)

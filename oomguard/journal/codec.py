@@ -28,7 +28,7 @@ from oomguard.core.incident import (
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AttemptRow:
     """One attempt as the journal stores it; the caller has masked every text.
 
     Those from ``original`` on are of the run: the first attempt's are kept for all.
@@ -71,7 +71,7 @@ class Record:
     who: str | None = None
     host: str | None = None
 
-    def after(self, first: Record | None) -> Record:
+    def after(self, first: AttemptRow | None) -> AttemptRow:
         """Return it with the run's fields of its first attempt, in case that run has
         been removed.
         """

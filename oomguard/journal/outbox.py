@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import JournalError
 from oomguard.core.files import make_folder
-from oomguard.journal.codec import Ended, Ran, Record
+from oomguard.journal.codec import AttemptRow, Ended, Ran
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.postgres import PostgresDatabase, open_server, prepare
 from oomguard.journal.store import write_begin, write_end
@@ -49,7 +49,7 @@ class Outbox:
         self.fd = _locked(self.path)
         self.path.with_suffix(".delivered").touch(0o600)
 
-    def begin(self, record: Record) -> None:
+    def begin(self, record: AttemptRow) -> None:
         """Write that an attempt begins; raises OSError if the disk is full or gone."""
         self._append(
             {
@@ -60,7 +60,7 @@ class Outbox:
             }
         )
 
-    def end(self, begun: Record, ended: Ended, *, in_full: bool = False) -> None:
+    def end(self, begun: AttemptRow, ended: Ended, *, in_full: bool = False) -> None:
         """Write how an attempt ended, ``in_full`` also how it began; may raise as ``begin``."""
         if ended.ran is None:
             ran = None
@@ -201,27 +201,27 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return f"{json_line(plain_value(row)) if _SURROGATE in line else line}\n".encode()
 
 
-def _fields(record: Record | Ended | Ran) -> dict[str, Any]:
+def _fields(record: AttemptRow | Ended | Ran) -> dict[str, Any]:
     """Return a record's fields, not copied as ``asdict`` does: that is most of a write's time."""
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def record_in(row: Mapping[str, Any]) -> Record | Ended | None:
+def record_in(row: Mapping[str, Any]) -> AttemptRow | Ended | None:
     """Return what a line holds: an attempt that begins, or how one ended; None if it is neither."""
     try:
         fields = dict(row["fields"])
         if row["kind"] == "begin":
-            return Record(**fields)
+            return AttemptRow(**fields)
         ran = fields.pop("ran", None)
         return Ended(**fields, ran=None if ran is None else Ran(**ran))
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def begun_in(row: Mapping[str, Any]) -> Record | None:
+def begun_in(row: Mapping[str, Any]) -> AttemptRow | None:
     """Return how the attempt began whose end a line holds; None if the line does not say."""
     try:
-        return Record(**row["begun"])
+        return AttemptRow(**row["begun"])
     except (KeyError, TypeError):
         return None
 
@@ -267,7 +267,7 @@ def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in map(_without_nul, rows):
             session = row.get("session", "")
             record = record_in(row)
-            if isinstance(record, Record):
+            if isinstance(record, AttemptRow):
                 write_begin(database, record, offset_s, has_run=session in begun)
                 begun.add(session)
             elif record is not None:

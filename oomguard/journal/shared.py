@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import InputError
-from oomguard.journal.codec import Ended, Ran, Record
+from oomguard.journal.codec import AttemptRow, Ended, Ran
 from oomguard.journal.delivery_process import DeliveryProcess
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import JournalUrl
@@ -55,7 +55,7 @@ class SharedJournal:
         self._outbox: Outbox | None = None
         self._process: DeliveryProcess | None = None
         self._failure = ""
-        self._first: Record | None = None
+        self._first: AttemptRow | None = None
         self._lock: LivenessLock | None = None
 
     @property
@@ -65,7 +65,7 @@ class SharedJournal:
             return self.location.outbox
         return self._outbox.path
 
-    def begin(self, record: Record) -> Record:
+    def begin(self, record: AttemptRow) -> AttemptRow:
         """Write an attempt that starts now, and return its record for ``end``.
 
         Raises:
@@ -94,7 +94,7 @@ class SharedJournal:
 
     def end(
         self,
-        begun: Record,
+        begun: AttemptRow,
         *,
         exit_status: int,
         incident: Mapping[str, Any] | None,

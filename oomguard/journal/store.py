@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import InputError, JournalError
 from oomguard.core.files import make_folder
-from oomguard.journal.codec import Ended, Ran, Record
+from oomguard.journal.codec import AttemptRow, Ended, Ran
 from oomguard.journal.database import Database
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import default_path
@@ -48,7 +48,7 @@ WHERE session = :session"""
 
 def write_begin(
     database: Database,
-    record: Record,
+    record: AttemptRow,
     clock_offset_s: float | None = None,
     *,
     has_run: bool = False,
@@ -127,7 +127,7 @@ def write_end(
     return is_there
 
 
-__all__ = ["Journal", "Ran", "Record", "default_path"]
+__all__ = ["AttemptRow", "Journal", "Ran", "default_path"]
 
 _RECORDS: Final = """
 SELECT session, number, started_at, ended_at, exit_status,
@@ -149,7 +149,7 @@ class Journal:
     def __init__(self, path: Path, *, busy_s: float = 10.0) -> None:
         self.path = path
         self._busy_s = busy_s
-        self._first: Record | None = None
+        self._first: AttemptRow | None = None
         self._lock: LivenessLock | None = None
         try:
             make_folder(path.parent, 0o700)
@@ -163,7 +163,7 @@ class Journal:
             )
             raise InputError(f"{path}: {error}", hint=hint) from None
 
-    def begin(self, record: Record) -> Record:
+    def begin(self, record: AttemptRow) -> AttemptRow:
         """Write an attempt that starts now, and return its record for ``end``.
 
         Raises JournalError if the file is locked, full or missing.
@@ -180,7 +180,7 @@ class Journal:
 
     def end(
         self,
-        begun: Record,
+        begun: AttemptRow,
         *,
         exit_status: int,
         incident: Mapping[str, Any] | None,
@@ -206,7 +206,7 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
 
-    def records(self, session: str | None = None) -> list[Record]:
+    def records(self, session: str | None = None) -> list[AttemptRow]:
         """Return the records of one session, or of all (None), oldest first."""
         with open_file(self.path, self._busy_s, read_only=True) as database:
             return [_record(*row) for row in database.query(_RECORDS, {"session": session})]
@@ -219,11 +219,11 @@ def _record(
     ended_at: float | None,
     exit_status: int | None,
     *texts: str | None,
-) -> Record:
+) -> AttemptRow:
     command, settings, patches, predicted, measured, incident = [
         json.loads(text or "null") for text in texts
     ]
-    return Record(
+    return AttemptRow(
         session,
         number,
         command,

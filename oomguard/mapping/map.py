@@ -29,8 +29,8 @@ from oomguard.mapping.computation import Computation, computation_of, difference
 from oomguard.mapping.items import FAILED, FailedItem, Items
 from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.serialization import Codec
-from oomguard.mapping.store import Finished, Store
-from oomguard.mapping.work import BatchSize, OnError, Reader, Results, Ways, Work
+from oomguard.mapping.store import Finished, ResultStore
+from oomguard.mapping.work import BatchSize, MapRun, OnError, Reader, Results, Ways
 
 # What one call of ``map`` is asked to do, checked before anything is computed, and the store
 # opened for it.
@@ -60,7 +60,7 @@ class MapOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MapJob:
     """One call of ``map``."""
 
     path: Path
@@ -72,7 +72,7 @@ class Job:
     progress: bool
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], store: str | PathLike[str], options: MapOptions) -> Job:
+    def of(cls, fn: Callable[..., Any], store: str | PathLike[str], options: MapOptions) -> MapJob:
         """Check what is asked.
 
         Raises:
@@ -144,7 +144,7 @@ class Job:
                     given += 1
 
     @contextmanager
-    def _open(self, call: Call, items: Iterable[Any]) -> Iterator[tuple[Work, int]]:
+    def _open(self, call: Call, items: Iterable[Any]) -> Iterator[tuple[MapRun, int]]:
         """Open the store for the work, with the number of its results of other computations."""
         with (
             contextlib.closing(Claims(self.path)) as claims,
@@ -174,13 +174,13 @@ class Job:
             found = Items(items, self.key, finished)
             call = self._noting(call, store, computation)
             yield (
-                Work(
+                MapRun(
                     call, found, store, computation, claims, self.codec, size, self.ways, progress
                 ),
                 others,
             )
 
-    def _noting(self, call: Call, store: Store, computation: int) -> Call:
+    def _noting(self, call: Call, store: ResultStore, computation: int) -> Call:
         """Return ``call`` so that its code is noted before the first results of it are stored."""
         code = self.computation.code
         noted = list[bool]()
@@ -243,10 +243,10 @@ def _path(store: Any) -> Path:
     return path
 
 
-def _opened(path: Path, claims: Claims) -> Store:
+def _opened(path: Path, claims: Claims) -> ResultStore:
     """Open the store; nothing is left beside a file that is none."""
     try:
-        return Store(path, claims)
+        return ResultStore(path, claims)
     except StoreError:
         claims.remove_new()
         raise
@@ -370,7 +370,7 @@ def map(  # noqa: A001 - what it is called everywhere
         "pin": pin,
         "max_attempts": max_attempts,
     }
-    return Job.of(fn, store, options).results(fn, items)
+    return MapJob.of(fn, store, options).results(fn, items)
 
 
 def imap(
@@ -398,7 +398,7 @@ def imap(
         StoreError: as ``map``.
     """
     _check(fn)
-    return Job.of(fn, store, options).in_order(fn, items)
+    return MapJob.of(fn, store, options).in_order(fn, items)
 
 
 async def amap(
@@ -425,7 +425,7 @@ async def amap(
         UsageError: as ``map``.
         StoreError: as ``map``.
     """
-    job = Job.of(fn, store, options)
+    job = MapJob.of(fn, store, options)
     loop = asyncio.get_running_loop()
     stopped = threading.Event()
     running = list[Any]()

@@ -24,7 +24,7 @@ import click
 from oomguard.core.errors import StoreError, UsageError
 from oomguard.mapping.claims import Claims
 from oomguard.mapping.computation import Computation
-from oomguard.mapping.store import Key, Store
+from oomguard.mapping.store import Key, ResultStore
 
 _AT_ONCE: Final = 500
 # Where the header says how many pages the file has; with 0 there the file's own size counts
@@ -76,7 +76,7 @@ def _copy(damaged: Path, copy: Path) -> None:
 def _saved(database: sqlite3.Connection, last: int, new: Path) -> int:
     known = {number: (of, codes) for number, of, codes in _computations(database)}
     count = 0
-    with closing(Claims(new)) as claims, closing(Store(new, claims)) as store:
+    with closing(Claims(new)) as claims, closing(ResultStore(new, claims)) as store:
         numbers = {}
         for number, (computation, codes) in known.items():
             numbers[number] = store.number(computation)

@@ -114,7 +114,7 @@ CREATE TABLE IF NOT EXISTS failure (
 """
 
 
-class Store:
+class ResultStore:
     """One call's connection to a store; several calls, in several processes, may have the same one
     open.
 
@@ -383,7 +383,7 @@ class Finished:
             an item is claimed.
     """
 
-    def __init__(self, store: Store, computation: int, count: int) -> None:
+    def __init__(self, store: ResultStore, computation: int, count: int) -> None:
         self._store = store
         self._computation = computation
         self._left = count

@@ -25,7 +25,7 @@ from oomguard.mapping.claims import Claims
 from oomguard.mapping.items import FAILED, WAITING, FailedItem, Items
 from oomguard.mapping.progress import MapProgress
 from oomguard.mapping.serialization import Codec
-from oomguard.mapping.store import ASKED_AT_ONCE, Store
+from oomguard.mapping.store import ASKED_AT_ONCE, ResultStore
 from oomguard.probe import torch_memory
 from oomguard.scan.exceptions import may_be_oom
 
@@ -130,7 +130,7 @@ class Ways:
     guard: dict[str, Any] = field(default_factory=dict)
 
 
-class Work:
+class MapRun:
     """The items of one call, computed here or, where another worker has claimed them, there.
 
     Args:
@@ -148,7 +148,7 @@ class Work:
         self,
         call: Callable[[list[Any]], Any],
         items: Items,
-        store: Store,
+        store: ResultStore,
         computation: int,
         claims: Claims,
         codec: Codec,
@@ -416,7 +416,7 @@ class Reader:
     def __init__(self, path: Path, codec: Codec) -> None:
         self._path = path
         self._codec = codec
-        self._store: Store | None = None
+        self._store: ResultStore | None = None
         self._lock = threading.Lock()
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -427,7 +427,7 @@ class Reader:
         """
         with self._lock:
             if self._store is None:
-                self._store = Store(self._path)
+                self._store = ResultStore(self._path)
                 weakref.finalize(self, self._store.close)
             stored = self._store.values(rows)
         return [self._decoded(row, *stored[row]) for row in rows]
@@ -466,7 +466,7 @@ class Results(Sequence["R | FailedItem"], Generic[R]):
             1,000.
     """
 
-    def __init__(self, reader: Reader, work: Work, other_results: int) -> None:
+    def __init__(self, reader: Reader, work: MapRun, other_results: int) -> None:
         self._reader = reader
         self._rows = work.items.rows
         self._failed = work.failed

@@ -23,7 +23,7 @@ from oomguard.estimate.constants import constant, free_at_start, kind_of
 from oomguard.estimate.constants import engine_version as read_version
 from oomguard.estimate.model.files import find_model
 from oomguard.estimate.model.model import Model, read_model
-from oomguard.estimate.start.fitting import fit
+from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.planning.setting_values import START_SETTINGS, SettingValue, read_values
@@ -42,7 +42,7 @@ _HOW_TO_SAY: str = (
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class TargetGpu:
     """One GPU: its total memory, its name and its driver where they are known, and whether it is a
     GPU of this machine.
     """
@@ -55,7 +55,7 @@ class Gpu:
 
 def find_gpu(
     memory: str | int | None = None, index: int | None = None, name: str | None = None
-) -> Gpu:
+) -> TargetGpu:
     """Find the GPU that is named, else the first one of this machine.
 
     Args:
@@ -74,11 +74,11 @@ def find_gpu(
             hint="leave the others out",
         )
     if memory is not None:
-        return Gpu(_read_total(memory), name)
+        return TargetGpu(_read_total(memory), name)
     if name is not None:
         from oomguard.estimate.constants import gpu_total_bytes
 
-        return Gpu(gpu_total_bytes(name), name)
+        return TargetGpu(gpu_total_bytes(name), name)
     from oomguard.probe.nvml import devices
 
     device = next((d for d in devices() or () if d.index == (index or 0) and d.total_bytes), None)
@@ -90,7 +90,7 @@ def find_gpu(
         raise UsageError(what, hint=_HOW_TO_SAY)
     from oomguard.probe.host import nvidia_driver
 
-    return Gpu(
+    return TargetGpu(
         device.total_bytes, device.name, of_this_machine=True, driver_version=nvidia_driver()
     )
 
@@ -106,7 +106,7 @@ def _read_total(memory: str | int) -> int:
     return total
 
 
-def kind_of_gpu(gpu: Gpu) -> str:
+def kind_of_gpu(gpu: TargetGpu) -> str:
     """Return whose memory a GPU's is, one of ``ceilings.KINDS``: by its name and, on this machine,
     by the host.
     """
@@ -115,7 +115,7 @@ def kind_of_gpu(gpu: Gpu) -> str:
     return kind_of(gpu.name, on_wsl2=gpu.of_this_machine and wsl_version() == 2)
 
 
-def free_of(gpu: Gpu, kind: str, replicas: int) -> tuple[int | None, str]:
+def free_of(gpu: TargetGpu, kind: str, replicas: int) -> tuple[int | None, str]:
     """Return the bytes of a GPU that are free when an engine starts, and what says so.
 
     None stands for all but the CUDA context, which is what an empty GPU of its own leaves.
@@ -414,7 +414,7 @@ _SOME_BYTES: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class TargetDevice:
     """A device to budget for: ``free_bytes`` is what is free of it now, None for one that nobody
     uses.
     """
@@ -432,15 +432,15 @@ class CommandStart:
     launcher: Launcher
     asked: AskedStart
 
-    def on(self, device: DeviceMemory) -> StartBudget:
+    def on(self, device: TargetDevice) -> StartBudget:
         """Budget the start on such a device, or on several alike."""
         return budget_start(self.asked.model, self._asked_on(device).settings)
 
-    def plan_on(self, device: DeviceMemory) -> StartPlan:
+    def plan_on(self, device: TargetDevice) -> StartPlan:
         """Plan it there: with what would make it fit where it does not."""
         return plan_start(self._asked_on(device))
 
-    def over(self, tensor_parallel_size: int, device: DeviceMemory) -> StartPlan:
+    def over(self, tensor_parallel_size: int, device: TargetDevice) -> StartPlan:
         """Plan it over another number of devices that share each layer."""
         asked = self._asked_on(device)
         return plan_start(
@@ -461,7 +461,7 @@ class CommandStart:
             new["tensor_parallel_size"] = ranks
         return self.launcher.shown(replace(self.launch, env={}), new)
 
-    def _asked_on(self, device: DeviceMemory) -> AskedStart:
+    def _asked_on(self, device: TargetDevice) -> AskedStart:
         settings = replace(
             self.asked.settings, gpu_total_bytes=device.total_bytes, gpu_name=device.name
         )

@@ -56,7 +56,7 @@ def live_bytes(model: Any = None) -> int | None:
     return int(cuda.memory_allocated())
 
 
-class Peak:
+class MemoryPeak:
     """The largest number of live bytes while its ``with`` block runs, as ``bytes`` after it; None
     where no device is in use.
 
@@ -70,7 +70,7 @@ class Peak:
         self._device: Any = None
         self._meter: Any = None
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> MemoryPeak:
         self._device = _simulated()
         if self._device is not None:
             self._meter = self._device.begin_meter()

@@ -32,7 +32,7 @@ from oomguard.estimate.start.failed_start import (
     fails_while_profiling,
     read_failed_start,
 )
-from oomguard.estimate.start.fitting import Fit, fit, solve
+from oomguard.estimate.start.fit_settings import Fit, fit, solve
 from oomguard.estimate.start.kv_shortfall import (
     TOO_SMALL,
     ExactKv,

@@ -29,7 +29,7 @@ _FORBIDDEN: Final = re.compile(re.escape(_FORBIDS).replace(r"\{\}", "[a-z-]+"))
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class LeastValue:
     """The least value with which what is run can do its work, and what tells so; ``inf``: the value
     it had.
     """
@@ -55,7 +55,7 @@ class Policy:
     max_relaunches: int = DEFAULT_MAX_RELAUNCHES
     deadline_s: float | None = None
     max_per_hour: int = DEFAULT_MAX_PER_HOUR
-    needed: Mapping[str, Need] = field(default_factory=lambda: MappingProxyType({}))
+    needed: Mapping[str, LeastValue] = field(default_factory=lambda: MappingProxyType({}))
 
     # one reason a line
     def blocks(self, patch: Patch, incident: Incident) -> str | None:
@@ -175,7 +175,7 @@ def pinned_name(name: str) -> str:
     return setting(name).name
 
 
-def with_needed(policy: Policy, needed: Mapping[str, Need]) -> Policy:
+def with_needed(policy: Policy, needed: Mapping[str, LeastValue]) -> Policy:
     """Return the policy with what a command needs, beside what was known of that before."""
     joined = dict(policy.needed)
     for name, need in needed.items():

@@ -39,7 +39,7 @@ _OTHERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarSegment:
     """One part of the bar; ``ratio`` is its share of the whole, 0 to 1."""
 
     name: str
@@ -49,7 +49,7 @@ class Segment:
     color: tuple[str, str, str]
 
 
-def segments(budget: Budget) -> tuple[Segment, ...]:
+def segments(budget: Budget) -> tuple[BarSegment, ...]:
     """Return the parts with their shares of the device, and the rest that no part names; empty if
     no part is known.
 
@@ -62,7 +62,7 @@ def segments(budget: Budget) -> tuple[Segment, ...]:
         return ()
     others = iter(_OTHERS * len(parts))
     rows = [
-        Segment(
+        BarSegment(
             part.name,
             part.bytes,
             part.bytes / total,
@@ -72,7 +72,7 @@ def segments(budget: Budget) -> tuple[Segment, ...]:
         for part in parts
     ]
     if total - known > _SMALLEST_REST_RATIO * total:
-        rows.append(Segment(REST, total - known, (total - known) / total, "", COLORS[REST]))
+        rows.append(BarSegment(REST, total - known, (total - known) / total, "", COLORS[REST]))
     return tuple(rows)
 
 
@@ -83,7 +83,7 @@ def contradiction(budget: Budget) -> str:
     return f"The printed numbers contradict each other: {budget.conflict}."
 
 
-def cells(shares: Sequence[Segment], width: int) -> list[int]:
+def cells(shares: Sequence[BarSegment], width: int) -> list[int]:
     """Return how many of ``width`` cells each segment gets: all of them together, and at least one
     each if they fit.
     """

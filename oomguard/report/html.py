@@ -35,7 +35,7 @@ from oomguard.report.snapshot import (
     title,
 )
 from oomguard.report.wording import (
-    Shown,
+    ShownIncident,
     action_why,
     amount,
     capacity,
@@ -245,7 +245,7 @@ def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: i
     return f"{_opening('section', 'attempts')}\n{title}{rows}{words}</section>\n"
 
 
-def _incident(shown: Shown, level: int) -> str:
+def _incident(shown: ShownIncident, level: int) -> str:
     incident = shown.incident
     title = f"h{level + 1}"
     parts = [_element(f"h{level}", incident.headline, "headline")]

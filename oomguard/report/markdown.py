@@ -21,7 +21,7 @@ from oomguard.report.snapshot import (
     title,
 )
 from oomguard.report.wording import (
-    Shown,
+    ShownIncident,
     action_why,
     capacity,
     echoes,
@@ -94,7 +94,7 @@ def fenced(text: str) -> list[str]:
     return [f"{fence}text", *text.split("\n"), fence]
 
 
-def _incident(shown: Shown, source: str) -> str:
+def _incident(shown: ShownIncident, source: str) -> str:
     incident = shown.incident
     lines = [
         f"### {inline(incident.headline)}",

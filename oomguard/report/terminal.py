@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import EMPTY, Action, Alternative, Budget, Cause, Diagnosis, EngineStart
-from oomguard.report.bar import FREE, REST, Segment, cells, contradiction, percent, segments
+from oomguard.report.bar import FREE, REST, BarSegment, cells, contradiction, percent, segments
 from oomguard.report.presentable import drawn, plain
 from oomguard.report.redact import homes_kept, mask
 from oomguard.report.snapshot import snapshot_panel
 from oomguard.report.wording import (
-    Shown,
+    ShownIncident,
     action_why,
     capacity,
     confidence,
@@ -70,7 +70,7 @@ class BudgetBar:
 
             yield Text("of a device whose size is not known", style="dim")
 
-    def _marks(self, parts: tuple[Segment, ...], *, colored: bool) -> list[str]:
+    def _marks(self, parts: tuple[BarSegment, ...], *, colored: bool) -> list[str]:
         if not self.budget.device_total_bytes:  # no bar: nothing to tell apart
             return ["-"] * len(parts)
         if self.ascii_only:
@@ -91,7 +91,7 @@ class BudgetBar:
         return marks
 
     def _bar(
-        self, parts: tuple[Segment, ...], marks: list[str], total: int, width: int
+        self, parts: tuple[BarSegment, ...], marks: list[str], total: int, width: int
     ) -> RenderResult:
         from rich.text import Text
 
@@ -111,7 +111,7 @@ class BudgetBar:
             yield Text(end.strip())
 
     def _legend(
-        self, parts: tuple[Segment, ...], marks: list[str], rows: list[Row], width: int
+        self, parts: tuple[BarSegment, ...], marks: list[str], rows: list[Row], width: int
     ) -> RenderResult:
         """Yield as many parts a line as fit, in columns; one part a line in a table or if no two
         fit.
@@ -144,7 +144,7 @@ class BudgetBar:
             yield line
 
 
-def _row(segment: Segment, *, shares: bool) -> Row:
+def _row(segment: BarSegment, *, shares: bool) -> Row:
     return segment.name, format_gib(segment.bytes), percent(segment.ratio) if shares else ""
 
 
@@ -203,7 +203,7 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
             console.print(f"note: {note}", markup=False, highlight=False)
 
 
-def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
+def _pasted(group: ShownIncident, commands: Commands) -> list[tuple[str, str]]:
     """Return (what it does, the full command) for every patch and alternative that has
     a command.
     """
@@ -217,7 +217,7 @@ def _pasted(group: Shown, commands: Commands) -> list[tuple[str, str]]:
     return [(what, command) for what, command in [*patches, *others] if command is not None]
 
 
-def panel(shown: Shown, *, source: str = "", ascii_only: bool = False) -> RenderableType:
+def panel(shown: ShownIncident, *, source: str = "", ascii_only: bool = False) -> RenderableType:
     """Return one incident as a panel; its texts must be fit for a screen (``drawn``)."""
     from rich.text import Text
 

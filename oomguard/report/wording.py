@@ -34,7 +34,7 @@ _NOTED_FACTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownIncident:
     """An incident as it is shown once: printed ``repeated`` times, in ``starts`` (empty if the
     input has only one start).
     """
@@ -44,13 +44,13 @@ class Shown:
     repeated: int = 1
 
 
-def shown_once(diagnosis: Diagnosis) -> list[Shown]:
+def shown_once(diagnosis: Diagnosis) -> list[ShownIncident]:
     """Return the incidents in order, joined if they differ only in place and start."""
     groups: dict[tuple[object, ...], list[Incident]] = {}
     for incident in diagnosis.incidents:
         groups.setdefault(_sameness(incident), []).append(incident)
     return [
-        Shown(
+        ShownIncident(
             same[0],
             tuple(dict.fromkeys(i.start for i in same)) if any(i.start > 1 for i in same) else (),
             sum(i.repeated for i in same),
@@ -103,7 +103,7 @@ def place(incident: Incident, source: str = "") -> str:
     )
 
 
-def echoes(shown: Shown) -> str:
+def echoes(shown: ShownIncident) -> str:
     """Return how often, in which starts and processes it was printed, and where it was only passed
     on; "" if only once.
     """

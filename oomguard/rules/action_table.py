@@ -69,7 +69,7 @@ class Where(NamedTuple):
         return all(condition.evaluate(incident.facts) is True for condition in self.when)
 
 
-class Wording(NamedTuple):
+class ActionWording(NamedTuple):
     """How one action is worded in the failures of ``where``.
 
     ``titles``, ``whys`` and ``commands`` are templates: the first one whose facts are all known is
@@ -100,7 +100,7 @@ class ActionTable:
     """
 
     situations: tuple[Situation, ...] = ()
-    wordings: tuple[Wording, ...] = ()
+    wordings: tuple[ActionWording, ...] = ()
     never: tuple[Situation, ...] = ()
 
     def __add__(self, other: ActionTable) -> ActionTable:
@@ -124,7 +124,7 @@ class ActionTable:
             name == other and way in {None, direction} for row in rows for other, way in row.actions
         )
 
-    def wording(self, name: str, direction: str | None, incident: Incident) -> Wording | None:
+    def wording(self, name: str, direction: str | None, incident: Incident) -> ActionWording | None:
         """Return how an action is worded in a failure; a row without a direction is for every
         direction.
         """
@@ -158,7 +158,9 @@ def read_actions(raw: dict[str, Any], path: Path, make: Callable[..., Expression
     for row in table.tables("wording", "action wording"):
         name, direction = _split(row.get("action"), row, checked)
         texts = (tuple(row.get(key, ())) for key in ("title", "why", "command"))
-        wordings.append(Wording(name, direction, _where(row, path, make, checked=checked), *texts))
+        wordings.append(
+            ActionWording(name, direction, _where(row, path, make, checked=checked), *texts)
+        )
     return ActionTable(situations, tuple(wordings), never)
 
 

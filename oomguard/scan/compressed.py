@@ -84,7 +84,7 @@ class _Zstd:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class CompressedFormat:
     """One compressed format: its first bytes, and how many packed bytes may be unpacked at once
     (``piece_bytes``).
     """
@@ -100,8 +100,8 @@ class Format:
 # A zstd block of 4 bytes can stand for 128 KiB, and the library does not limit its output: 1 KiB in
 # is 32 MiB out.
 FORMATS: Final = (
-    Format("gzip", (".gz", ".tgz"), b"\x1f\x8b\x08", re.compile(rb"\x1f\x8b\x08"), _Gzip),
-    Format(
+    CompressedFormat("gzip", (".gz", ".tgz"), b"\x1f\x8b\x08", re.compile(rb"\x1f\x8b\x08"), _Gzip),
+    CompressedFormat(
         "zstd",
         (".zst", ".zstd"),
         b"\x28\xb5\x2f\xfd",
@@ -109,14 +109,14 @@ FORMATS: Final = (
         _Zstd,
         1024,
     ),
-    Format(
+    CompressedFormat(
         "xz",
         (".xz",),
         b"\xfd7zXZ\0",
         re.compile(rb"\xfd7zXZ\0"),
         lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES),
     ),
-    Format(
+    CompressedFormat(
         "bzip2",
         (".bz2",),
         b"BZh",
@@ -134,7 +134,7 @@ _ARCHIVES: Final = (
 )
 
 
-def format_of(head: bytes, name: str = "") -> Format | None:
+def format_of(head: bytes, name: str = "") -> CompressedFormat | None:
     """Return the format that the first ``HEAD_BYTES`` bytes tell, None for plain text.
 
     The name counts only if the file is too short to tell. Raises InputError for an archive that
@@ -162,7 +162,7 @@ class Unpacked(io.RawIOBase):
     not.
     """
 
-    def __init__(self, packed: IO[bytes], form: Format, name: str) -> None:
+    def __init__(self, packed: IO[bytes], form: CompressedFormat, name: str) -> None:
         super().__init__()
         self._packed = packed
         self._form = form
@@ -263,7 +263,7 @@ class Unpacked(io.RawIOBase):
         )
 
 
-def _new_member(form: Format, name: str) -> _Member:
+def _new_member(form: CompressedFormat, name: str) -> _Member:
     try:
         return form.member()
     except ImportError:

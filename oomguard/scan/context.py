@@ -29,7 +29,7 @@ from oomguard.scan.pattern_search import Hit
 
 
 @dataclass(slots=True)
-class Ending:
+class EngineEnd:
     """How one start of an engine has ended so far; ``death`` is None as long as no line tells one.
 
     ``missed`` says that a serving front found the engine gone, ``told_line`` where it was asked to
@@ -200,7 +200,7 @@ class Context:
     near: deque[Near] = field(default_factory=lambda: deque(maxlen=MAX_NEAR))
     failed: bool = False
     announced: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
-    ending: Ending = field(default_factory=Ending)
+    ending: EngineEnd = field(default_factory=EngineEnd)
     service: str | None = None
 
     @property

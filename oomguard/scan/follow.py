@@ -21,7 +21,7 @@ POLL_S: Final = 0.2
 QUIET_S: Final = 1.0
 
 
-class Change(enum.Enum):
+class LogChange(enum.Enum):
     """What happened to a followed log."""
 
     DATA = "more bytes"
@@ -35,7 +35,7 @@ class Change(enum.Enum):
 class Event:
     """One change; ``data`` holds the bytes of a ``DATA``."""
 
-    change: Change
+    change: LogChange
     data: bytes = b""
 
 
@@ -58,7 +58,7 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
             raw = io.FileIO(path)
         except FileNotFoundError:
             if not told:
-                yield Event(Change.WAITING)
+                yield Event(LogChange.WAITING)
                 told = True
             time.sleep(poll_s)
         except (OSError, ValueError) as error:
@@ -70,13 +70,13 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
         while True:
             if data := raw.read(CHUNK_BYTES):
                 last_s = time.monotonic()
-                yield Event(Change.DATA, data)
+                yield Event(LogChange.DATA, data)
                 continue
             change, newer = _changed(raw, path)
             # Bytes written between the last read and the change belong to the old file.
-            if change is not None and change is not Change.TRUNCATED:
+            if change is not None and change is not LogChange.TRUNCATED:
                 while data := raw.read(CHUNK_BYTES):
-                    yield Event(Change.DATA, data)
+                    yield Event(LogChange.DATA, data)
             if newer is not None:
                 raw.close()
                 raw = newer
@@ -86,13 +86,13 @@ def follow(path: str, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> It
                 continue
             if last_s is not None and time.monotonic() - last_s >= quiet_s:
                 last_s = None
-                yield Event(Change.QUIET)
+                yield Event(LogChange.QUIET)
             time.sleep(poll_s)
     finally:
         raw.close()
 
 
-def _changed(raw: io.FileIO, path: str) -> tuple[Change | None, io.FileIO | None]:
+def _changed(raw: io.FileIO, path: str) -> tuple[LogChange | None, io.FileIO | None]:
     """Return whether the open file was cut or another took its name; the other one is returned
     open.
     """
@@ -100,12 +100,12 @@ def _changed(raw: io.FileIO, path: str) -> tuple[Change | None, io.FileIO | None
     try:
         named = Path(path).stat()
         if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino):
-            return Change.REPLACED, io.FileIO(path)
+            return LogChange.REPLACED, io.FileIO(path)
     except OSError:  # gone or unreadable for now: read the open one on
         return None, None
     if own.st_size < raw.tell():
         raw.seek(0)
-        return Change.TRUNCATED, None
+        return LogChange.TRUNCATED, None
     return None, None
 
 
@@ -118,7 +118,7 @@ def follow_stream(raw: io.FileIO, *, quiet_s: float = QUIET_S) -> Iterator[Event
         readable, _, _ = select.select([raw], [], [], quiet_s if waiting else None)
         if not readable:
             waiting = False
-            yield Event(Change.QUIET)
+            yield Event(LogChange.QUIET)
             continue
         data = raw.read(CHUNK_BYTES)
         if data is None:
@@ -126,4 +126,4 @@ def follow_stream(raw: io.FileIO, *, quiet_s: float = QUIET_S) -> Iterator[Event
         if not data:
             return
         waiting = True
-        yield Event(Change.DATA, data)
+        yield Event(LogChange.DATA, data)

@@ -46,6 +46,7 @@ from oomguard.scan.effective_settings import (
 )
 from oomguard.scan.engine_errors import EngineErrors
 from oomguard.scan.exceptions import UserFrames
+from oomguard.scan.generic_failures import Unrecognized
 from oomguard.scan.incidents import MAX_INCIDENTS, ScannedIncident, ScannedIncidents
 from oomguard.scan.log_prefixes import TRACEBACK, PlainLine, peel, tells_no_failure, words_of
 from oomguard.scan.pattern_search import (
@@ -60,7 +61,6 @@ from oomguard.scan.pattern_search import (
 )
 from oomguard.scan.skim import Gap
 from oomguard.scan.source import Line
-from oomguard.scan.unrecognized import Unrecognized
 
 # What the kernel's report of a kill for memory has in lines of their own: who had most, and the
 # host's memory.

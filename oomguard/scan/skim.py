@@ -130,7 +130,7 @@ class Gap:
 
 
 @dataclass(slots=True)
-class Place:
+class InputPosition:
     """How far the input has been counted: the next line, the offset of the next byte, and whether
     it is inside the line.
     """
@@ -141,7 +141,7 @@ class Place:
 
 
 def skim(
-    stream: IO[bytes], make_finder: Callable[[], Finder], start: Place | None = None
+    stream: IO[bytes], make_finder: Callable[[], Finder], start: InputPosition | None = None
 ) -> Iterator[Line | Gap]:
     """Yield the lines near an anchor, a ``Gap`` before each group, in constant memory.
 
@@ -153,7 +153,7 @@ def skim(
             many lines.
         start: where in a longer input it begins; None for an input from its beginning.
     """
-    place = start or Place()
+    place = start or InputPosition()
     head = b""
     while len(head) < SHORT_BYTES and (more := stream.read(BLOCK_BYTES)):
         head += more
@@ -208,7 +208,9 @@ def _ends_with_pieces(finder: Finder) -> Ends:
     return lambda block: [*finder.ends(block), *(found.end() for found in _PIECE.finditer(block))]
 
 
-def _blocks(head: bytes, stream: IO[bytes], ends: Ends, place: Place) -> Iterator[Line | Gap]:
+def _blocks(
+    head: bytes, stream: IO[bytes], ends: Ends, place: InputPosition
+) -> Iterator[Line | Gap]:
     """Read block after block into two buffers that take turns: nothing of a healthy log is copied
     or kept.
     """
@@ -270,7 +272,7 @@ def _block(
     lo: int,
     hi: int,
     limit: int,
-    place: Place,
+    place: InputPosition,
     ends_in: Ends,
     owed: int,
     repeats: Repeats,
@@ -358,7 +360,9 @@ def _repeats_of_anchors(head: bytes, make_finder: Callable[[], Finder]) -> list[
     return []
 
 
-def _without(head: bytes, dropped: list[tuple[int, int]], place: Place) -> Iterator[Line | Gap]:
+def _without(
+    head: bytes, dropped: list[tuple[int, int]], place: InputPosition
+) -> Iterator[Line | Gap]:
     """Yield the lines of a short input without stretches of mere repeats."""
     done = 0
     for start, stop in [*dropped, (len(head), len(head))]:
@@ -413,7 +417,7 @@ def _forward(block: bytearray, hi: int, start: int, lines: int) -> int:
     return at
 
 
-def _count(block: bytes | bytearray, start: int, stop: int, place: Place) -> None:
+def _count(block: bytes | bytearray, start: int, stop: int, place: InputPosition) -> None:
     """Move the place over bytes that nobody looks into."""
     if stop > start:
         place.line += block.count(b"\n", start, stop)
@@ -421,7 +425,7 @@ def _count(block: bytes | bytearray, start: int, stop: int, place: Place) -> Non
         place.inside = block[stop - 1 : stop] != b"\n"
 
 
-def _lines(region: bytes, place: Place) -> Iterator[Line]:
+def _lines(region: bytes, place: InputPosition) -> Iterator[Line]:
     splitter = LineSplitter("utf-8", place.byte, first_line=place.line, inside=place.inside)
     yield from splitter.feed(region, final=True)
     _count(region, 0, len(region), place)

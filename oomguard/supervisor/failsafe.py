@@ -32,7 +32,7 @@ _START_S: Final = 5.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Progress:
+class SupervisorState:
     """How far the supervisor is.
 
     Attributes:
@@ -65,7 +65,7 @@ class Progress:
         self.final: int | None = None
 
 
-PROGRESS: Final = Progress()
+PROGRESS: Final = SupervisorState()
 
 
 def beat() -> None:

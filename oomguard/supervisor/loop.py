@@ -22,7 +22,7 @@ from oomguard.supervisor.options import read_options
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.process import Command, Exit, NotStartedError, run_once
 from oomguard.supervisor.process_control import become_subreaper
-from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput, Tee
 
 # The command has the machine to itself at first; what ends well before this time costs no analyst.
@@ -90,7 +90,7 @@ class Loop:
         run.
         """
         become_subreaper()
-        signals = self._signals = Signals(self._closed)
+        signals = self._signals = SignalForwarder(self._closed)
         signals.__enter__()  # left only where all went well: leaving it ends the command
         self._buffer = OutputBuffer()
         self._began = {"at": time.time(), "kills": _memory_kills()}

@@ -65,7 +65,7 @@ class Slot:
         return found
 
 
-class Missing:
+class DroppedOutput:
     """What was dropped between two slots that are kept, by stream: bytes, lines, and whether it
     ended within a line.
     """
@@ -82,7 +82,7 @@ class Missing:
         self.newlines = newlines or {}
         self.inside = inside or {}
 
-    def add(self, other: Missing) -> None:
+    def add(self, other: DroppedOutput) -> None:
         """Count what was dropped behind it."""
         for own, more in ((self.sizes, other.sizes), (self.newlines, other.newlines)):
             for stream, count in more.items():
@@ -100,7 +100,7 @@ class RecordedOutput:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._parts: list[Slot | Missing] = []
+        self._parts: list[Slot | DroppedOutput] = []
         self._times: list[tuple[int, float]] = []
         self.came = 0
         self.failed: str | None = None
@@ -118,7 +118,9 @@ class RecordedOutput:
             else:
                 tables = (part["sizes"], part["newlines"], part["inside"])
                 found._parts.append(
-                    Missing(*({int(key): value for key, value in one.items()} for one in tables))
+                    DroppedOutput(
+                        *({int(key): value for key, value in one.items()} for one in tables)
+                    )
                 )
         return found
 
@@ -152,7 +154,7 @@ class RecordedOutput:
         """Bytes that are kept."""
         return sum(slot.size for slot in self.kept() if isinstance(slot, Slot))
 
-    def kept(self) -> list[Slot | Missing]:
+    def kept(self) -> list[Slot | DroppedOutput]:
         """Return what is kept, and what is missing between, in the order of arrival."""
         return list(self._parts)
 
@@ -219,7 +221,7 @@ class RecordedOutput:
         parts: list[bytes] = []
         size = 0
         for part in reversed(self.kept()):
-            if isinstance(part, Missing) or size >= limit_bytes:
+            if isinstance(part, DroppedOutput) or size >= limit_bytes:
                 break
             parts.append(self.read(part).get(stream, b""))
             size += len(parts[-1])
@@ -293,7 +295,7 @@ class OutputBuffer(RecordedOutput):
             data = data[written:]
             self._add(stream, written)
 
-    def kept(self) -> list[Slot | Missing]:
+    def kept(self) -> list[Slot | DroppedOutput]:
         """Return what is kept, and what is missing between, in the order of arrival."""
         return [*self._parts, self._open]
 
@@ -302,7 +304,7 @@ class OutputBuffer(RecordedOutput):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for part in self.kept():
-                if isinstance(part, Missing):
+                if isinstance(part, DroppedOutput):
                     os.write(
                         fd, f"\n[{sum(part.sizes.values())} bytes are missing here]\n".encode()
                     )
@@ -365,10 +367,10 @@ class OutputBuffer(RecordedOutput):
             before = self._parts[at - 1]
         else:
             before = None
-        if isinstance(before, Missing):
+        if isinstance(before, DroppedOutput):
             gap = before
         else:
-            gap = Missing()
+            gap = DroppedOutput()
         gap.add(self._as_missing(slot))
         if gap is before:
             del self._parts[at]
@@ -378,21 +380,21 @@ class OutputBuffer(RecordedOutput):
             behind = self._parts[at + 1]
         else:
             behind = None
-        if gap is not before and isinstance(behind, Missing):
+        if gap is not before and isinstance(behind, DroppedOutput):
             gap.add(behind)
             self._parts.remove(behind)
         self._free.append(slot.at)
 
-    def _as_missing(self, slot: Slot) -> Missing:
+    def _as_missing(self, slot: Slot) -> DroppedOutput:
         if (
             self._times and self.came - self._times[-1][0] > FLOOD_BYTES
         ):  # counting would slow the output down
             ends = {stream: at + length - 1 for stream, at, length in slot.spans()}
             inside = {stream: os.pread(self._fd, 1, at) != b"\n" for stream, at in ends.items()}
-            return Missing(slot.sizes(), {}, inside)
+            return DroppedOutput(slot.sizes(), {}, inside)
         parts = self.read(slot)
         newlines = {stream: data.count(b"\n") for stream, data in parts.items()}
-        return Missing(
+        return DroppedOutput(
             slot.sizes(), newlines, {stream: data[-1:] != b"\n" for stream, data in parts.items()}
         )
 

@@ -15,7 +15,7 @@ from oomguard.supervisor.options import DEFAULT_GRACE_S
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.reaper import Child
-from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import DRAIN_S, StandardInput, Tee
 from oomguard.supervisor.terminal import TerminalJob, shown_on_terminal
 from oomguard.supervisor.tree import KILL_WAIT_S, read_file
@@ -88,7 +88,7 @@ class Nothing:
 def run_once(
     command: Command,
     buffer: OutputBuffer,
-    signals: Signals,
+    signals: SignalForwarder,
     source: StandardInput,
     *,
     grace_s: float = DEFAULT_GRACE_S,
@@ -147,7 +147,7 @@ class _Attempt:
         self,
         command: Command,
         buffer: OutputBuffer,
-        signals: Signals,
+        signals: SignalForwarder,
         source: StandardInput,
         terminal: TerminalJob | None,
         grace_s: float,
@@ -329,7 +329,7 @@ def inherited() -> dict[str, str]:
     return variables
 
 
-def _terminal(signals: Signals, messages: Messages) -> TerminalJob | None:
+def _terminal(signals: SignalForwarder, messages: Messages) -> TerminalJob | None:
     """Return what makes the command a job on our terminal; None where no output is one, or there is
     no second one.
     """

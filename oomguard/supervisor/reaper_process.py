@@ -194,7 +194,7 @@ class HeldParent:
 _TWIN_S: Final = 0.005
 
 
-class Twin:
+class RepeatedSignal:
     """Tell whether a signal repeats the one before it."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ _RECORD: Final = struct.Struct("iii")
 _NAME: Final = "group-witness"
 
 
-class Witness:
+class SignalSentinel:
     """The process, and what it told and nobody has asked about.
 
     Args:
@@ -465,11 +465,11 @@ class WatcherProcess:
         self._paused_parent = False
         self._times_gone_on = 0
         self._shares_group = False
-        self._witness: Witness | None = None
+        self._witness: SignalSentinel | None = None
         self._hurried = False
         self._folders: list[str] = []
         self._gone = False
-        self._twin = Twin()
+        self._twin = RepeatedSignal()
         self._held = HeldParent(parent)
         self._last_status: int | None = None
 
@@ -631,7 +631,7 @@ class WatcherProcess:
             with contextlib.suppress(
                 OSError
             ):  # no process can be started: the command's fork says so
-                self._witness = Witness(os.getpgid(self._parent), words)
+                self._witness = SignalSentinel(os.getpgid(self._parent), words)
         failed, told = os.pipe()  # after the witness, which would hold it open
         own = os.getpid()
         try:

@@ -56,7 +56,7 @@ class Keys:
 IMPATIENT_COUNT: Final = 3
 
 
-class Signals:
+class SignalForwarder:
     """While entered, every signal that another process sends is read by a thread of its own and
     handed on.
 
@@ -111,7 +111,7 @@ class Signals:
         self._leaving = False
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> SignalForwarder:
         self._numbers = handed_on()
         self._ignored = ignored()
         self._masked = {

@@ -199,7 +199,7 @@ def _size(fd: int) -> bytes:
 _OWN_SHARE_S: Final = 0.05
 
 
-class Shown(NamedTuple):
+class TerminalStreams(NamedTuple):
     """Which of our standard streams are the terminal.
 
     Attributes:
@@ -220,12 +220,12 @@ class Shown(NamedTuple):
         return min(self.streams - {0})
 
 
-def shown_on_terminal() -> Shown | None:
+def shown_on_terminal() -> TerminalStreams | None:
     """Return which streams are the terminal; None where our output goes elsewhere."""
     ours = frozenset(number for number in (0, 1, 2) if _controls_us(number))
     if ours & {1, 2}:
         others = {1, 2} - ours
-        return Shown(
+        return TerminalStreams(
             ours,
             controls=True,
             in_front=0 in ours and not any(_has_reader(number) for number in others),
@@ -237,7 +237,7 @@ def shown_on_terminal() -> Shown | None:
     same = frozenset(
         number for number in (1, 2) if os.isatty(number) and os.fstat(number).st_rdev == device
     )
-    return Shown(same, controls=False, in_front=False)
+    return TerminalStreams(same, controls=False, in_front=False)
 
 
 def _controls_us(fd: int) -> bool:
@@ -425,7 +425,7 @@ class TerminalJob:
 
     def __init__(
         self,
-        shown: Shown,
+        shown: TerminalStreams,
         watcher: Watcher,
         on_stop_keys: Callable[[list[int], int], None],
         on_typed: Callable[[], None],

@@ -16,7 +16,7 @@ from typing import Final
 
 from oomguard.core.log import get_logger
 from oomguard.telemetry.metrics import Exporter, registry_of
-from oomguard.telemetry.run_metrics import EVERYWHERE, Address, listening_at
+from oomguard.telemetry.run_metrics import EVERYWHERE, MetricsAddress, listening_at
 
 # Metrics over HTTP: the port is taken before the command starts, the library is loaded once it
 # runs.
@@ -39,9 +39,9 @@ class Endpoint:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, address: Address, exporter: Exporter) -> None:
+    def __init__(self, address: MetricsAddress, exporter: Exporter) -> None:
         self._socket: socket.socket | None = listening_at(address)
-        self.address = Address(address.host, self._socket.getsockname()[1])
+        self.address = MetricsAddress(address.host, self._socket.getsockname()[1])
         self._exporter = exporter
 
     def update(self) -> None:
@@ -58,7 +58,9 @@ class Endpoint:
     @property
     def url(self) -> str:
         """Where this machine opens it."""
-        opened = Address(_OPENED.get(self.address.host, self.address.host), self.address.port)
+        opened = MetricsAddress(
+            _OPENED.get(self.address.host, self.address.host), self.address.port
+        )
         return f"http://{opened}/metrics"
 
     def _serve(self, listening: socket.socket) -> None:

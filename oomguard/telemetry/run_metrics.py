@@ -72,7 +72,7 @@ _ADDRESS: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class MetricsAddress:
     """Where metrics are served; port 0 is any that is free."""
 
     host: str
@@ -84,7 +84,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
-def parse_target(text: str) -> Address | Path:
+def parse_target(text: str) -> MetricsAddress | Path:
     """Return the address or the file that ``--metrics`` names.
 
     Raises:
@@ -119,7 +119,7 @@ def parse_target(text: str) -> Address | Path:
     return address
 
 
-def parse_address(text: str, default_host: str) -> Address | None:
+def parse_address(text: str, default_host: str) -> MetricsAddress | None:
     """Return the address that ``[HOST:]PORT`` names, None where it names none; the host ``*`` is
     every address of this machine.
     """
@@ -129,10 +129,10 @@ def parse_address(text: str, default_host: str) -> Address | None:
     host = found["v6"] or found["host"] or default_host
     # getaddrinfo(3) takes "*" for this machine alone, where its writer means every address of it.
     everywhere = EVERYWHERE if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
-    return Address(everywhere if host == ANY else host, int(found["port"]))
+    return MetricsAddress(everywhere if host == ANY else host, int(found["port"]))
 
 
-def listening_at(address: Address) -> socket.socket:
+def listening_at(address: MetricsAddress) -> socket.socket:
     """Return a socket that listens; what comes before it is served waits in its queue.
 
     Raises:

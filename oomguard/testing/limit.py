@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from oomguard.core.errors import SettingError
 from oomguard.testing.sizes import read_size, written
-from oomguard.testing.wordings import Wording, find_wording
+from oomguard.testing.wordings import TorchMessage, find_wording
 
 if TYPE_CHECKING:
     from oomguard.testing.simulated_device import SimulatedDevice
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class DeviceLimit:
     """A device as a test asks for it; ``fail_at`` are the numbers of allocations that fail whatever
     is free.
     """
@@ -26,7 +26,7 @@ class Limit:
     caching_allocator: bool
     other_processes_bytes: int
     fail_at: Collection[int]
-    wording: Wording
+    wording: TorchMessage
 
     def device(self) -> SimulatedDevice:
         """Return a device of this kind; imports torch."""
@@ -48,7 +48,7 @@ def read_limit(
     other_processes: str | int = 0,
     fail_at: int | Collection[int] = (),
     wording: str | None = None,
-) -> Limit:
+) -> DeviceLimit:
     """Return the device that these options of ``limit_memory`` describe.
 
     Raises SettingError where one of them cannot be.
@@ -74,7 +74,7 @@ def read_limit(
                 "the first allocation is 1: fail_at=3, fail_at=[3, 7] or fail_at=range(5, 1000, 5)"
             ),
         )
-    return Limit(capacity, bool(caching_allocator), others, numbers, find_wording(wording))
+    return DeviceLimit(capacity, bool(caching_allocator), others, numbers, find_wording(wording))
 
 
 def limit_memory(

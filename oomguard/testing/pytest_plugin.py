@@ -22,7 +22,7 @@ from oomguard.testing.sizes import written
 if TYPE_CHECKING:
     from pluggy import Result
 
-    from oomguard.testing.limit import Limit
+    from oomguard.testing.limit import DeviceLimit
     from oomguard.testing.simulated_device import SimulatedDevice
 
 
@@ -215,7 +215,7 @@ def _device(item: pytest.Item, asked: pytest.Mark | None = None) -> SimulatedDev
     return item.stash[_DEVICE]
 
 
-def _checked(marker: pytest.Mark) -> Limit:
+def _checked(marker: pytest.Mark) -> DeviceLimit:
     """Return what a marker asks for; fail the test in one line where that cannot be."""
     try:
         return _limit(marker)
@@ -230,7 +230,7 @@ def _told(error: SettingError) -> str:
     return str(error)
 
 
-def _limit(marker: pytest.Mark) -> Limit:
+def _limit(marker: pytest.Mark) -> DeviceLimit:
     from oomguard.testing.limit import read_limit
 
     try:

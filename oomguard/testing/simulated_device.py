@@ -24,7 +24,7 @@ from oomguard.estimate.call.allocator import Block, CachingAllocator, segment_by
 from oomguard.probe.live_storages import LiveStorages, PeakMeter
 from oomguard.testing.active_devices import entered
 from oomguard.testing.sizes import read_size, written
-from oomguard.testing.wordings import Figures, Wording, find_wording
+from oomguard.testing.wordings import Figures, TorchMessage, find_wording
 
 # The blocks in which torch's caching allocator would hold the tensors of a simulated device.
 
@@ -98,7 +98,7 @@ class SimulatedDevice(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
         caching_allocator: bool = False,
         other_processes_bytes: int = 0,
         fail_at: Collection[int] = (),
-        wording: Wording | None = None,
+        wording: TorchMessage | None = None,
     ) -> None:
         super().__init__()
         self.capacity_bytes = capacity_bytes

@@ -34,7 +34,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class TorchMessage:
     """One message: ``platform`` and ``versions`` of torch that print it, and where it stands in
     torch.
     """
@@ -78,15 +78,15 @@ class Wording:
 
 
 @functools.cache
-def wordings() -> tuple[Wording, ...]:
+def wordings() -> tuple[TorchMessage, ...]:
     """Return every wording, the newest of each platform first."""
     rows = tomllib.loads((Path(__file__).parent / "wordings.toml").read_text(encoding="utf-8"))[
         "wording"
     ]
-    return tuple(Wording(**row) for row in rows)
+    return tuple(TorchMessage(**row) for row in rows)
 
 
-def find_wording(name: str | None = None) -> Wording:
+def find_wording(name: str | None = None) -> TorchMessage:
     """Return the wording of ``"cuda 2.1"``, of ``"2.1"`` (CUDA's) or of ``"mps"`` (the newest);
     None is the newest of CUDA.
 

@@ -14,7 +14,7 @@ import pytest
 from oomguard.engines.command import Launch
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.process import NotStartedError, run_once
-from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput
 from support.each import each
 from support.supervising import LIMIT_S, QUIET, RUN
@@ -64,14 +64,14 @@ def test_text_without_an_interpreter_line_is_the_shells_with_its_arguments(comma
 
 @each("launch", [Launch(("a\0b",)), Launch(("true",), {"A": "b\0c"})])
 def test_a_nul_in_a_word_or_a_variable_is_a_launch_error(launch):
-    with Signals() as signals, pytest.raises(NotStartedError, match="null byte") as caught:
+    with SignalForwarder() as signals, pytest.raises(NotStartedError, match="null byte") as caught:
         run_once(launch, OutputBuffer(), signals, StandardInput())
     assert caught.value.status == 126
 
 
 def test_words_that_are_too_many_for_the_system_are_126():
     with (
-        Signals() as signals,
+        SignalForwarder() as signals,
         pytest.raises(NotStartedError, match="Argument list too long") as caught,
     ):
         run_once(Launch(("true", "x" * 3_000_000)), OutputBuffer(), signals, StandardInput())

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from oomguard.analyst import effective_settings
-from oomguard.analyst.effective_settings import Place, places_of, tell_places
+from oomguard.analyst.effective_settings import SettingLocation, places_of, tell_places
 from oomguard.core.incident import Effect, Incident, Patch
 
 JOB = """\
@@ -35,7 +35,7 @@ def job(tmp_path, monkeypatch):
     ],
 )
 def test_a_key_in_a_section_of_its_own_is_found(job, setting, value, line, key):
-    assert places_of(job, setting, value, "vllm") == [Place("job.yaml", line, key)]
+    assert places_of(job, setting, value, "vllm") == [SettingLocation("job.yaml", line, key)]
 
 
 def test_a_key_with_another_value_is_not_what_the_engine_was_given(job):
@@ -46,7 +46,7 @@ def test_json_is_read_and_of_a_repeated_key_the_last_one_counts(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.json").write_text('{"llm": {"max_num_seqs": 8,\n "max_num_seqs": 16}}')
     assert places_of(["c.json"], "max_num_seqs", 16, "vllm") == [
-        Place("c.json", 2, "llm.max_num_seqs")
+        SettingLocation("c.json", 2, "llm.max_num_seqs")
     ]
     assert places_of(["c.json"], "max_num_seqs", 8, "vllm") == []
 

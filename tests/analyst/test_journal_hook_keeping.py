@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from oomguard.analyst.journal_hook import Keeper
+from oomguard.analyst.journal_hook import JournalHook
 from oomguard.core import log
 from oomguard.core.errors import InputError
 from oomguard.core.incident import Attempt, Incident
@@ -37,7 +37,7 @@ def test_beginning_waits_for_no_journal(tmp_path):
         assert opened.wait(LIMIT_S)
         return Journal(tmp_path / "journal")
 
-    keeper = Keeper(slow)
+    keeper = JournalHook(slow)
     keeper.begin(1, ["job", "--api-key", "abcdefgh12345"], {}, ())
     opened.set()
     keeper.end(FAILED)
@@ -49,7 +49,7 @@ def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended
     def never() -> Journal:
         raise InputError("no place")
 
-    keeper = Keeper(never, is_asked_for=True)
+    keeper = JournalHook(never, is_asked_for=True)
     for number in (1, 2):
         keeper.begin(number, ["job"], {}, ())
         assert told == [("no journal is kept", "no place")] * (number - 1)
@@ -68,14 +68,14 @@ def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_kee
         replace(FAILED, incident=Incident("cuda_oom", "no room")),
     ):
         assert told == []
-        keeper = Keeper(never)
+        keeper = JournalHook(never)
         keeper.begin(1, ["job"], {}, ())
         keeper.end(attempt)
     assert told == [("no journal is kept", "no place")]
 
 
 def test_an_attempt_took_as_long_as_it_ran_and_not_as_long_as_its_diagnosis(tmp_path):
-    keeper = Keeper(lambda: Journal(tmp_path / "journal"))
+    keeper = JournalHook(lambda: Journal(tmp_path / "journal"))
     keeper.begin(1, ["job"], {}, ())
     keeper.end(replace(FAILED, seconds=1234.5))
     (record,) = Journal(tmp_path / "journal").records()

@@ -7,7 +7,7 @@ import psutil
 from oomguard.supervisor import tree
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.process import Command, run_once
-from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput
 from support.each import each
 
@@ -15,7 +15,7 @@ from support.each import each
 @each(("status", "looks"), [(0, 0), (3, 1)])
 def test_what_a_failed_command_left_is_looked_at_while_it_still_runs(status, looks):
     left = []
-    with Signals() as signals:
+    with SignalForwarder() as signals:
         source = StandardInput()
         recording = OutputBuffer()
         ended = run_once(

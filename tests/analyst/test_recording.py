@@ -14,7 +14,7 @@ from oomguard.scan.anchors import finder
 from oomguard.scan.scan import scan
 from oomguard.scan.skim import skim
 from oomguard.supervisor import output_buffer as module
-from oomguard.supervisor.output_buffer import Missing, OutputBuffer, RecordedOutput
+from oomguard.supervisor.output_buffer import DroppedOutput, OutputBuffer, RecordedOutput
 from support.each import each
 
 RULES = load_rules()
@@ -152,7 +152,7 @@ def test_no_byte_is_kept_twice_changed_or_out_of_order(chunks):
         whole = {n: b"".join(data for stream, data in chunks if stream == n) for n in (1, 2)}
         at, came = {1: 0, 2: 0}, 0
         for part in recording.kept():
-            if isinstance(part, Missing):
+            if isinstance(part, DroppedOutput):
                 for stream, size in part.sizes.items():
                     at[stream] += size
                 continue

@@ -15,7 +15,7 @@ import pytest
 
 from oomguard.analyst import listeners
 from oomguard.analyst.restart_gate import is_taken, remove_left_socket, wait_until_free
-from oomguard.engines.server import Address
+from oomguard.engines.server import ListenAddress
 
 HOLDER = """
 import socket, sys
@@ -57,14 +57,14 @@ def unix_path() -> Path:
 def test_a_free_port_is_waited_for_no_moment():
     with listening() as held:
         port = port_of(held)
-    assert not is_taken(Address("127.0.0.1", port))
-    assert wait_until_free(Address("127.0.0.1", port), never, limit_s=0) is None
+    assert not is_taken(ListenAddress("127.0.0.1", port))
+    assert wait_until_free(ListenAddress("127.0.0.1", port), never, limit_s=0) is None
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("127.0.0.1", ""), ("0.0.0.0", "localhost")])
 def test_a_port_that_is_listened_on_is_taken_and_its_holder_named(theirs, ours):
     with listening(theirs) as held:
-        told = wait_until_free(Address(ours, port_of(held)), never, limit_s=0)
+        told = wait_until_free(ListenAddress(ours, port_of(held)), never, limit_s=0)
     assert told is not None
     assert told.startswith(f"pid {os.getpid()} (")
     assert "python" in told
@@ -72,7 +72,7 @@ def test_a_port_that_is_listened_on_is_taken_and_its_holder_named(theirs, ours):
 
 def test_a_listener_at_another_address_is_in_nobody_s_way():
     with listening("127.0.0.1") as held:
-        assert not is_taken(Address("127.0.0.2", port_of(held)))
+        assert not is_taken(ListenAddress("127.0.0.2", port_of(held)))
 
 
 def test_a_server_that_would_share_its_port_holds_it():
@@ -84,7 +84,7 @@ def test_a_server_that_would_share_its_port_holds_it():
         text=True,
     ) as process:
         port = int(process.stdout.readline())
-        told = wait_until_free(Address("127.0.0.1", port), never, limit_s=0)
+        told = wait_until_free(ListenAddress("127.0.0.1", port), never, limit_s=0)
         process.communicate()
     assert told is not None
     assert f"pid {process.pid} (" in told
@@ -94,7 +94,7 @@ def test_a_port_that_is_let_go_in_time_is_waited_for():
     held = listening()
     port = port_of(held)
     threading.Timer(0.3, held.close).start()
-    assert wait_until_free(Address("127.0.0.1", port), never, limit_s=60) is None
+    assert wait_until_free(ListenAddress("127.0.0.1", port), never, limit_s=60) is None
 
 
 def test_a_stop_ends_the_wait():
@@ -103,22 +103,22 @@ def test_a_stop_ends_the_wait():
     began_s = time.monotonic()
     with listening() as held:
         assert (
-            wait_until_free(Address("127.0.0.1", port_of(held)), stopped.is_set, limit_s=3600)
+            wait_until_free(ListenAddress("127.0.0.1", port_of(held)), stopped.is_set, limit_s=3600)
             is None
         )
     assert time.monotonic() - began_s < 60
 
 
 def test_what_cannot_be_bound_for_another_reason_is_the_engine_s_to_tell():
-    assert not is_taken(Address("192.0.2.1", 8000))  # no address of ours
-    assert not is_taken(Address("no.such.host.invalid", 8000))
-    assert not is_taken(Address("ä" * 300, 8000))
+    assert not is_taken(ListenAddress("192.0.2.1", 8000))  # no address of ours
+    assert not is_taken(ListenAddress("no.such.host.invalid", 8000))
+    assert not is_taken(ListenAddress("ä" * 300, 8000))
 
 
 def test_a_holder_of_another_user_is_said_to_be_not_ours_to_read(monkeypatch):
     monkeypatch.setattr(listeners, "with_open", lambda _wanted: set())
     with listening() as held:
-        address = Address("127.0.0.1", port_of(held))
+        address = ListenAddress("127.0.0.1", port_of(held))
         monkeypatch.setattr(listeners.os, "geteuid", lambda: os.getuid() + 1)
         assert "not ours to read" in listeners.holders(address)
         assert "a process of user " in listeners.holders(address)
@@ -130,7 +130,7 @@ def test_the_secrets_of_a_holder_are_masked():
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         told = wait_until_free(
-            Address("127.0.0.1", int(process.stdout.readline())), never, limit_s=0
+            ListenAddress("127.0.0.1", int(process.stdout.readline())), never, limit_s=0
         )
         process.communicate()
     assert "Hunter2" not in told
@@ -141,7 +141,7 @@ def test_a_unix_socket_that_is_listened_on_is_taken_and_not_removed(unix_path):
         held.bind(str(unix_path))
         held.listen()
         assert not remove_left_socket(str(unix_path))
-        told = wait_until_free(Address(path=str(unix_path)), never, limit_s=0)
+        told = wait_until_free(ListenAddress(path=str(unix_path)), never, limit_s=0)
     assert told is not None
     assert told.startswith(f"pid {os.getpid()} (")
     assert stat.S_ISSOCK(unix_path.lstat().st_mode)
@@ -150,7 +150,7 @@ def test_a_unix_socket_that_is_listened_on_is_taken_and_not_removed(unix_path):
 def test_a_unix_socket_that_nobody_listens_on_is_told_and_can_be_removed(unix_path):
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(unix_path))
-    address = Address(path=str(unix_path))
+    address = ListenAddress(path=str(unix_path))
     assert "left behind" in wait_until_free(address, never, limit_s=0)
     assert remove_left_socket(str(unix_path))
     assert wait_until_free(address, never, limit_s=0) is None
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
     (tmp_path / "notes").write_text("mine")
     assert not remove_left_socket(str(tmp_path / "notes"))
     assert (
-        wait_until_free(Address(path=str(tmp_path / "notes")), never, limit_s=0)
+        wait_until_free(ListenAddress(path=str(tmp_path / "notes")), never, limit_s=0)
         == "a file that is no socket"
     )
     assert (tmp_path / "notes").read_text() == "mine"

@@ -19,7 +19,7 @@ import pytest
 from oomguard.engines.command import Launch
 from oomguard.supervisor.output_buffer import OutputBuffer
 from oomguard.supervisor.process import run_once
-from oomguard.supervisor.signals import Signals
+from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput
 from support.each import each
 from support.supervising import LIMIT_S, QUIET, RUN, state, wait_for
@@ -265,7 +265,7 @@ def stop_us() -> None:
 
 
 def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_then():
-    with Signals() as signals:
+    with SignalForwarder() as signals:
         child = signals.watcher.start(["sleep", "3600"], os.environ, shares_group=False)
         stop_us()
         assert wait_for(lambda: signals.stopped_by is not None)
@@ -281,7 +281,7 @@ def test_a_stop_between_the_start_and_our_knowledge_of_it_goes_to_the_command_th
 
 @each("number", [signal.SIGUSR1, signal.SIGABRT])
 def test_a_signal_that_came_before_the_start_goes_to_the_command_then(number):
-    with Signals() as signals:
+    with SignalForwarder() as signals:
         os.kill(os.getpid(), number)
         assert wait_for(lambda: bool(signals._early), LIMIT_S)
         ended = run_once(Launch(("sleep", "60")), OutputBuffer(), signals, StandardInput())
@@ -289,7 +289,7 @@ def test_a_signal_that_came_before_the_start_goes_to_the_command_then(number):
 
 
 def test_after_a_stop_nothing_is_started():
-    with Signals() as signals:
+    with SignalForwarder() as signals:
         stop_us()
         assert wait_for(lambda: signals.stopped_by is not None)
         ended = run_once(Launch(("no-such-command",)), OutputBuffer(), signals, StandardInput())
@@ -303,7 +303,7 @@ def test_signals_are_as_before_when_it_is_over():
         [signal.getsignal(number) for number in numbers],
         signal.pthread_sigmask(signal.SIG_BLOCK, []),
     )
-    with Signals():
+    with SignalForwarder():
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert (
         [signal.getsignal(number) for number in numbers],

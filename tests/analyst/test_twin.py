@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from oomguard.supervisor.reaper_process import Twin
+from oomguard.supervisor.reaper_process import RepeatedSignal
 from support.each import each
 
 FIRST = (signal.SIGTERM, 7, 1.0)
@@ -20,13 +20,13 @@ FIRST = (signal.SIGTERM, 7, 1.0)
     ],
 )
 def test_a_stop_repeats_the_one_before_it_only_of_one_sender_in_one_moment(second, is_one):
-    twin = Twin()
+    twin = RepeatedSignal()
     assert not twin.is_second(*FIRST)
     assert twin.is_second(*second) is is_one
 
 
 @each("one", [(signal.SIGUSR1, 7, 1.0), (signal.SIGTERM, None, 1.0)])
 def test_what_asks_for_no_stop_or_has_no_sender_is_never_one(one):
-    twin = Twin()
+    twin = RepeatedSignal()
     assert not twin.is_second(*one)
     assert not twin.is_second(*one)

@@ -13,7 +13,7 @@ import pytest
 from oomguard.analyst.journal_hook import started_as
 from oomguard.analyst.warm_start import known_changes
 from oomguard.engines.command import Launch
-from oomguard.journal.read import open_journal
+from oomguard.journal.queries import open_journal
 from oomguard.journal.store import Journal, Ran, Record
 from oomguard.remedy.policy import make_policy
 

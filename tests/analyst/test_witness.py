@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from oomguard.supervisor.reaper_process import Witness
+from oomguard.supervisor.reaper_process import SignalSentinel
 from support.supervising import wait_for
 
 SENT_BY_KILL = 0  # SI_USER
@@ -22,7 +22,7 @@ def witness():
     }  # blocked, as the watcher has them when it forks: one that comes at once is noted
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        found = Witness(os.getpgrp(), [b"python", b"serve_zq.py"])
+        found = SignalSentinel(os.getpgrp(), [b"python", b"serve_zq.py"])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     yield found

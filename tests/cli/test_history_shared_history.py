@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.journal.codec import Ran, Record
+from oomguard.journal.codec import AttemptRow, Ran
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import waiting
 from oomguard.journal.shared import SharedJournal
@@ -43,7 +43,7 @@ def write(journal: Journal | SharedJournal, session: str, at: float = 0.0, **mor
     patch = {"setting": "max_model_len", "from": 32768, "to": 1792, "effect": "reduces-capacity"}
     words = more.pop("words", ["vllm", "serve", "org/m"])
     begun = journal.begin(
-        Record(
+        AttemptRow(
             session,
             1,
             words,
@@ -163,7 +163,7 @@ def test_a_database_of_another_kind_is_a_mistake_before_the_command_runs(tmp_pat
 def test_what_waits_here_is_delivered_when_asked(database: str):
     shared, away = JournalUrl(database), JournalUrl(AWAY)
     journal = SharedJournal(away)
-    journal.begin(Record("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, []))
     assert journal.finish(LIMIT_S) is not None
     (file,) = waiting(away.outbox)
     shared.outbox.mkdir(parents=True)
@@ -315,7 +315,7 @@ def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(
     for session, days in (("older", 91), ("old", 89)):
         journal = Journal(tmp_path / "j") if kind == "file" else SharedJournal(JournalUrl(database))
         journal.begin(
-            Record(
+            AttemptRow(
                 session, 1, ["x"], {}, [], started_at=time.time() - days * DAY_S, host="elsewhere"
             )
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from oomguard.engines.server import Address, address_of, shared_memory_names
+from oomguard.engines.server import ListenAddress, address_of, shared_memory_names
 
 
-def of(*argv: str) -> Address | None:
+def of(*argv: str) -> ListenAddress | None:
     return address_of(argv, "vllm")
 
 
@@ -20,17 +20,17 @@ def test_a_server_of_vllm_listens_on_its_default_port_on_all_of_ipv4(subtests):
         ("python3.12", "-m", "vllm.entrypoints.api_server"),
     ]:
         with subtests.test(program=program):
-            assert of(*program) == Address("", 8000)
+            assert of(*program) == ListenAddress("", 8000)
 
 
 def test_flags_say_otherwise_the_last_one_of_a_kind(subtests):
     for flags, address in [
-        ("--port 9000", Address("", 9000)),
-        ("--port=9000 --host=127.0.0.1", Address("127.0.0.1", 9000)),
-        ("--host ::1", Address("::1", 8000)),
-        ("--port 9000 --port 9001", Address("", 9001)),
-        ("--uds /run/vllm.sock --port 9000", Address(path="/run/vllm.sock")),
-        ("--config file.yaml --host 127.0.0.1 --port 9000", Address("127.0.0.1", 9000)),
+        ("--port 9000", ListenAddress("", 9000)),
+        ("--port=9000 --host=127.0.0.1", ListenAddress("127.0.0.1", 9000)),
+        ("--host ::1", ListenAddress("::1", 8000)),
+        ("--port 9000 --port 9001", ListenAddress("", 9001)),
+        ("--uds /run/vllm.sock --port 9000", ListenAddress(path="/run/vllm.sock")),
+        ("--config file.yaml --host 127.0.0.1 --port 9000", ListenAddress("127.0.0.1", 9000)),
     ]:
         with subtests.test(flags=flags, address=address):
             assert of("vllm", "serve", "org/model", *flags.split()) == address
@@ -58,10 +58,10 @@ def test_where_nothing_tells_what_is_bound_there_is_no_address(subtests):
 
 def test_an_address_is_shown_as_it_is_written(subtests):
     for address, shown in [
-        (Address("", 8000), "0.0.0.0:8000"),
-        (Address("localhost", 8000), "localhost:8000"),
-        (Address("::", 8000), "[::]:8000"),
-        (Address(path="/run/vllm.sock"), "/run/vllm.sock"),
+        (ListenAddress("", 8000), "0.0.0.0:8000"),
+        (ListenAddress("localhost", 8000), "localhost:8000"),
+        (ListenAddress("::", 8000), "[::]:8000"),
+        (ListenAddress(path="/run/vllm.sock"), "/run/vllm.sock"),
     ]:
         with subtests.test(address=address, shown=shown):
             assert str(address) == shown

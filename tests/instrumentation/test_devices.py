@@ -50,7 +50,7 @@ def test_the_peak_of_an_outer_watch_stands_though_inner_ones_and_a_guard_measure
     with oomguard.watch(sample_every_s=60) as outer:
         cuda.allocate(4 * GIB)
         cuda.allocate(-4 * GIB)
-        with torch_memory.Peak() as of_a_guard:
+        with torch_memory.MemoryPeak() as of_a_guard:
             cuda.allocate(2 * GIB)
             cuda.allocate(-2 * GIB)
         with oomguard.watch(sample_every_s=60) as inner, inner.span("small"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.journal.known_good import Known, known_to_work, last_run
-from oomguard.journal.read import forget, open_journal
+from oomguard.journal.queries import forget, open_journal
 from oomguard.journal.store import Journal, Ran, Record
 
 H100 = Ran("vllm", "0.33.0", "m", "H100")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.codec import Ended, Ran, Record
+from oomguard.journal.codec import AttemptRow, Ended, Ran
 from oomguard.journal.outbox import (
     Outbox,
     attempts_in,
@@ -23,7 +23,7 @@ from oomguard.journal.outbox import (
 )
 from oomguard.report.json import plain_value
 
-RECORD = Record(
+RECORD = AttemptRow(
     "s",
     1,
     ["vllm", "serve", "ü\n\udc80"],

@@ -19,12 +19,12 @@ from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import install_hint, upgrade_hint
 from oomguard.core.past_runs import PastRun
 from oomguard.journal import outbox
-from oomguard.journal.codec import Ran, Record
+from oomguard.journal.codec import AttemptRow, Ran
 from oomguard.journal.database import SCHEMA_VERSION
 from oomguard.journal.known_good import known_to_work
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import deliver, deliver_left_behind, require_tables, waiting
-from oomguard.journal.read import Asked, open_journal, past_runs, remove_old
+from oomguard.journal.queries import RunQuery, open_journal, past_runs, remove_old
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
 from support.supervising import LIMIT_S
@@ -51,7 +51,7 @@ def shared(database: str) -> JournalUrl:
 
 def runs(place: JournalUrl | Path, **asked: Any) -> list[PastRun]:
     with open_journal(place) as database:
-        return [] if database is None else past_runs(database, Asked(**asked))
+        return [] if database is None else past_runs(database, RunQuery(**asked))
 
 
 def write(
@@ -62,7 +62,7 @@ def write(
     at: float = 0.0,
     **more: Any,
 ) -> None:
-    record = Record(
+    record = AttemptRow(
         session, 1, ["vllm", "serve", "org/m"], more.pop("settings", {}), [], started_at=at, **more
     )
     begun = journal.begin(record)
@@ -404,7 +404,7 @@ def test_a_run_that_cannot_write_on_its_machine_is_an_input_error(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(InputError) as caught:
-        SharedJournal(shared).begin(Record("s", 1, ["x"], {}, []))
+        SharedJournal(shared).begin(AttemptRow("s", 1, ["x"], {}, []))
     assert "XDG_STATE_HOME" in str(caught.value.hint)
 
 

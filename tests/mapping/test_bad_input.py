@@ -19,7 +19,7 @@ import torch
 import oomguard
 from oomguard.mapping import store
 from oomguard.mapping.claims import Claims
-from oomguard.mapping.store import Store
+from oomguard.mapping.store import ResultStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,7 @@ def test_a_deleted_last_result_gives_its_place_to_another_item(made):
 
 
 def test_a_result_that_was_stored_without_a_claim_stays(store):
-    with closing(Claims(store)) as claims, closing(Store(store, claims)) as database:
+    with closing(Claims(store)) as claims, closing(ResultStore(store, claims)) as database:
         key = b"sixteen bytes ..", 0
         first = database.put(1, [(key, "json", b"1")])
         rows = database.put(1, [((key[0], 1), "json", b"2"), (key, "json", b"3")])

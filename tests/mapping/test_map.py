@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oomguard
-from oomguard.mapping.store import Store
+from oomguard.mapping.store import ResultStore
 
 ALL = {"identity": {"model": "upper"}}
 
@@ -282,9 +282,11 @@ def test_resuming_thousands_of_items_reads_no_results_and_looks_none_up_one_by_o
 
     oomguard.map(long, range(10_000, 15_000), store=store, batch_size=500)
     looked_up = []
-    find = Store.find
+    find = ResultStore.find
     monkeypatch.setattr(
-        Store, "find", lambda own, number, keys: looked_up.extend(keys) or find(own, number, keys)
+        ResultStore,
+        "find",
+        lambda own, number, keys: looked_up.extend(keys) or find(own, number, keys),
     )
     tracemalloc.start()
     try:

@@ -12,7 +12,7 @@ from oomguard.core.settings import effect_of
 from oomguard.remedy.policy import (
     DEFAULT_MAX_PER_HOUR,
     DEFAULT_MAX_RELAUNCHES,
-    Need,
+    LeastValue,
     Policy,
     is_out_of_question,
     make_policy,
@@ -171,7 +171,7 @@ def test_what_the_command_itself_needs_holds_whatever_is_allowed(subtests):
         for allow in [None, *Effect]:
             with subtests.test(need=need, blocked=blocked, allow=allow):
                 policy = with_needed(
-                    Policy(allow=allow), {"max_model_len": Need(need, "the command asks for")}
+                    Policy(allow=allow), {"max_model_len": LeastValue(need, "the command asks for")}
                 )
                 why = blocks(policy, DOWN)
                 assert (
@@ -183,9 +183,10 @@ def test_what_the_command_itself_needs_holds_whatever_is_allowed(subtests):
 
 def test_of_two_needs_the_larger_one_counts():
     policy = with_needed(
-        with_needed(Policy(), {"max_model_len": Need(9, "a")}), {"max_model_len": Need(5, "b")}
+        with_needed(Policy(), {"max_model_len": LeastValue(9, "a")}),
+        {"max_model_len": LeastValue(5, "b")},
     )
-    assert policy.needed["max_model_len"] == Need(9, "a")
+    assert policy.needed["max_model_len"] == LeastValue(9, "a")
 
 
 def test_what_is_pinned_or_below_a_floor_is_out_of_question_and_what_may_be_allowed_is_not():

@@ -6,7 +6,7 @@ import pytest
 
 from oomguard.core.incident import Evidence, Incident
 from oomguard.diagnosis.diagnose import default_rules
-from oomguard.scan.context import Ending
+from oomguard.scan.context import EngineEnd
 from oomguard.scan.scan import Scanner
 from oomguard.scan.source import Line
 
@@ -18,7 +18,7 @@ FATAL = (
 
 
 def death(*told: str) -> Incident | None:
-    ending = Ending()
+    ending = EngineEnd()
     for number, what in enumerate(told, 1):
         ending.note(what, Evidence(f"line of {what}", number), "EngineCore pid=2", "vllm")
     return ending.of(1)

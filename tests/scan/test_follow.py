@@ -9,7 +9,7 @@ import time
 import pytest
 
 from oomguard.core.errors import InputError
-from oomguard.scan.follow import Change, Event, follow, follow_stream
+from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 
 POLL_S, QUIET_S = 0.01, 0.05
 
@@ -19,7 +19,7 @@ def collect(path, steps, *, until: int) -> list[Event]:
     events, left = [], iter(steps)
     for event in follow(str(path), poll_s=POLL_S, quiet_s=QUIET_S):
         events.append(event)
-        if event.change in {Change.QUIET, Change.WAITING}:
+        if event.change in {LogChange.QUIET, LogChange.WAITING}:
             until -= 1
             step = next(left, None)
             if step is not None:
@@ -33,7 +33,7 @@ def told(events: list[Event]) -> list[object]:
     """The changes, neighbouring bytes joined."""
     joined: list[object] = []
     for event in events:
-        if event.change is not Change.DATA:
+        if event.change is not LogChange.DATA:
             joined.append(event.change)
         elif joined and isinstance(joined[-1], bytes):
             joined[-1] += event.data
@@ -57,14 +57,14 @@ def log(tmp_path):
 def test_what_is_there_comes_first_then_what_is_added(log):
     events = collect(log, [lambda: append(log, b"two\n")], until=2)
 
-    assert told(events) == [b"one\n", Change.QUIET, b"two\n", Change.QUIET]
+    assert told(events) == [b"one\n", LogChange.QUIET, b"two\n", LogChange.QUIET]
 
 
 def test_quiet_is_told_once_after_the_last_bytes(log):
     began = time.monotonic()
     events = collect(log, [], until=1)
 
-    assert told(events) == [b"one\n", Change.QUIET]
+    assert told(events) == [b"one\n", LogChange.QUIET]
     assert time.monotonic() - began >= QUIET_S
 
 
@@ -72,13 +72,13 @@ def test_a_file_that_does_not_exist_yet_is_waited_for_and_read_from_its_start(tm
     path = tmp_path / "later.log"
     events = collect(path, [lambda: path.write_bytes(b"now\n")], until=2)
 
-    assert told(events) == [Change.WAITING, b"now\n", Change.QUIET]
+    assert told(events) == [LogChange.WAITING, b"now\n", LogChange.QUIET]
 
 
 def test_a_truncated_file_is_read_from_its_new_start(log):
     events = collect(log, [lambda: log.write_bytes(b"2\n")], until=2)
 
-    assert told(events) == [b"one\n", Change.QUIET, Change.TRUNCATED, b"2\n", Change.QUIET]
+    assert told(events) == [b"one\n", LogChange.QUIET, LogChange.TRUNCATED, b"2\n", LogChange.QUIET]
 
 
 def test_a_rotated_file_is_read_to_its_end_and_then_the_new_one(log, tmp_path):
@@ -91,11 +91,11 @@ def test_a_rotated_file_is_read_to_its_end_and_then_the_new_one(log, tmp_path):
 
     assert told(events) == [
         b"one\n",
-        Change.QUIET,
+        LogChange.QUIET,
         b"last words\n",
-        Change.REPLACED,
+        LogChange.REPLACED,
         b"new\n",
-        Change.QUIET,
+        LogChange.QUIET,
     ]
 
 
@@ -111,12 +111,12 @@ def test_a_removed_file_is_read_on_until_another_takes_its_name(log):
 
     assert told(events) == [
         b"one\n",
-        Change.QUIET,
+        LogChange.QUIET,
         b"still\n",
-        Change.QUIET,
-        Change.REPLACED,
+        LogChange.QUIET,
+        LogChange.REPLACED,
         b"new\n",
-        Change.QUIET,
+        LogChange.QUIET,
     ]
 
 
@@ -129,7 +129,11 @@ def test_a_name_that_points_to_another_file_is_followed_there(log, tmp_path):
         (tmp_path / "next").symlink_to(other)
         (tmp_path / "next").replace(name)
 
-    assert told(collect(name, [turn], until=2))[2:] == [Change.REPLACED, b"other\n", Change.QUIET]
+    assert told(collect(name, [turn], until=2))[2:] == [
+        LogChange.REPLACED,
+        b"other\n",
+        LogChange.QUIET,
+    ]
 
 
 def test_a_busy_file_comes_whole_and_in_order(log):
@@ -169,8 +173,8 @@ def test_a_stream_ends_when_its_writer_does_and_tells_quiet_between():
     with open(reading, "rb", buffering=0) as raw, open(writing, "wb", buffering=0) as pipe:
         events = follow_stream(raw, quiet_s=QUIET_S)
         pipe.write(b"one\n")
-        assert next(events) == Event(Change.DATA, b"one\n")
-        assert next(events) == Event(Change.QUIET)
+        assert next(events) == Event(LogChange.DATA, b"one\n")
+        assert next(events) == Event(LogChange.QUIET)
         pipe.write(b"two\n")
         pipe.close()
-        assert list(events) == [Event(Change.DATA, b"two\n")]
+        assert list(events) == [Event(LogChange.DATA, b"two\n")]

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from oomguard.core.errors import UsageError
-from oomguard.telemetry.run_metrics import Address, parse_target
+from oomguard.telemetry.run_metrics import MetricsAddress, parse_target
 
 
 def test_an_address_is_read_and_a_port_alone_is_of_this_machine():
     for text, address in [
-        ("9400", Address("127.0.0.1", 9400)),
-        ("0", Address("127.0.0.1", 0)),
-        ("0.0.0.0:9400", Address("0.0.0.0", 9400)),
-        ("gpu-3.example.org:9400", Address("gpu-3.example.org", 9400)),
-        ("[::1]:9400", Address("::1", 9400)),
-        ("*:9400", Address("::" if socket.has_dualstack_ipv6() else "0.0.0.0", 9400)),
+        ("9400", MetricsAddress("127.0.0.1", 9400)),
+        ("0", MetricsAddress("127.0.0.1", 0)),
+        ("0.0.0.0:9400", MetricsAddress("0.0.0.0", 9400)),
+        ("gpu-3.example.org:9400", MetricsAddress("gpu-3.example.org", 9400)),
+        ("[::1]:9400", MetricsAddress("::1", 9400)),
+        ("*:9400", MetricsAddress("::" if socket.has_dualstack_ipv6() else "0.0.0.0", 9400)),
     ]:
         assert parse_target(text) == address, (text, address)
 

@@ -25,7 +25,7 @@ from oomguard.estimate.call.fake_generate import (
     _ONE_AT_A_TIME,
     FakeCopies,
     FakeMemory,
-    Twin,
+    FakeModel,
     _as_if_real,
     _EnoughError,
     _fake,
@@ -160,7 +160,7 @@ def _followed(call: FollowedCall, rows: int, *, answers_other: bool) -> _Traced:
 
 
 def _run(
-    call: FollowedCall, twin: Twin, mode: RowsTogether, rows: int, order: Sequence[int]
+    call: FollowedCall, twin: FakeModel, mode: RowsTogether, rows: int, order: Sequence[int]
 ) -> Any:
     """Run a call on a twin of its model, and return what it gives."""
     watch = _Watch(LiveStorages(), twin, mask_is_full=call.mask_is_full)

@@ -222,7 +222,7 @@ Clock = Literal["line", "file"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Change(Record):
+class SettingChange(Record):
     """One setting of a patch: what it was, what it has to be, how the engine is told;
     ``refused_as``: why the user does not permit it.
     """
@@ -236,7 +236,7 @@ class Change(Record):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Finding(Record):
+class IncidentSummary(Record):
     """One incident of one input.
 
     ``at`` is when it was printed, in Unix seconds, by the clock that stamped it: ``clock`` tells
@@ -258,7 +258,7 @@ class Finding(Record):
     model: str | None
     at: float | None
     clock: Clock | None
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     message: str = ""
     told_again: tuple[tuple[str, int | None], ...] = ()
 
@@ -275,7 +275,7 @@ class Finding(Record):
         )
 
 
-def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[Finding, ...]:
+def findings_of(diagnosis: Diagnosis, modified_at: float | None) -> tuple[IncidentSummary, ...]:
     """Return what the incidents of one input are in a summary; ``modified_at`` is when the input
     was last written.
     """
@@ -304,7 +304,9 @@ def modified_at(source: str) -> float | None:
         return None
 
 
-def _finding(source: str, writer: Writer, incident: Incident, modified_at: float | None) -> Finding:
+def _finding(
+    source: str, writer: Writer, incident: Incident, modified_at: float | None
+) -> IncidentSummary:
     at = _printed_at(source, incident, modified_at)
     clock: Clock | None = "line" if at is not None else "file" if modified_at is not None else None
     if incident.causes:
@@ -315,7 +317,7 @@ def _finding(source: str, writer: Writer, incident: Incident, modified_at: float
     rank = _LABELLED.match(incident.location.process or "")
     if rank is not None and writer.rank is None:
         writer = replace(writer, rank=rank[1])
-    return Finding(
+    return IncidentSummary(
         source,
         incident.location.line,
         incident.location.process,
@@ -367,9 +369,9 @@ def _first_patches(incident: Incident) -> tuple[Patch, ...]:
     return refused
 
 
-def _change(patch: Patch) -> Change:
+def _change(patch: Patch) -> SettingChange:
     assert patch.new is not None  # noqa: S101 - only solved ones are taken
-    return Change(
+    return SettingChange(
         patch.setting,
         patch.old,
         patch.new,

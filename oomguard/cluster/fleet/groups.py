@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from oomguard.cluster.fleet.findings import Change, Finding
+from oomguard.cluster.fleet.findings import IncidentSummary, SettingChange
 from oomguard.core.facts import FactValue
 from oomguard.core.records import Record
 
@@ -43,18 +43,18 @@ _PID: Final = re.compile(r"\bpid=(\d+)")
 _MESSAGE_CHARS: Final = 160
 
 
-def told_once(findings: Iterable[Finding]) -> list[Finding]:
+def told_once(findings: Iterable[IncidentSummary]) -> list[IncidentSummary]:
     """Return the findings, in their order, without those that another log of the session tells at
     first hand; it names their places.
     """
-    same: dict[tuple[str, str], list[Finding]] = {}
+    same: dict[tuple[str, str], list[IncidentSummary]] = {}
     order = list(findings)
     for one in order:
         if one.message:
             same.setdefault((one.kind, " ".join(one.message.split())[:_MESSAGE_CHARS]), []).append(
                 one
             )
-    again: dict[int, Finding] = {}  # by the one that repeats: the one that it repeats
+    again: dict[int, IncidentSummary] = {}  # by the one that repeats: the one that it repeats
     for together in same.values():
         if len(together) > 1 and any(one.writer.session for one in together):
             again |= _repeats(together)
@@ -71,10 +71,10 @@ def told_once(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
+def _repeats(together: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     """Return, of findings with the same words, which repeat which."""
-    again: dict[int, Finding] = {}
-    by_pid: dict[str | None, Finding] = {
+    again: dict[int, IncidentSummary] = {}
+    by_pid: dict[str | None, IncidentSummary] = {
         one.writer.pid: one for one in together if one.writer.pid is not None
     }
     sessions = dict.fromkeys(one.writer.session for one in together if one.writer.session)
@@ -96,7 +96,7 @@ def _repeats(together: Sequence[Finding]) -> dict[int, Finding]:
     return again
 
 
-def _killed(findings: Sequence[Finding]) -> dict[int, Finding]:
+def _killed(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     """Return which kills of Ray's memory monitor stand in a raylet's log, in its own words, beside
     a log that says whom it hit.
     """
@@ -109,11 +109,11 @@ def _killed(findings: Sequence[Finding]) -> dict[int, Finding]:
     }
 
 
-def _is_raylet(one: Finding) -> bool:
+def _is_raylet(one: IncidentSummary) -> bool:
     return one.writer.process == "raylet"
 
 
-def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:
+def _dead(findings: Sequence[IncidentSummary]) -> dict[int, IncidentSummary]:
     """Return which ends of engines, of causes that their logs do not have, are those of failures
     that another log tells.
     """
@@ -123,13 +123,13 @@ def _dead(findings: Sequence[Finding]) -> dict[int, Finding]:
     else:
         causes = []
     beside = {_both(one.source): one for one in reversed(causes)}
-    workers: dict[tuple[str | None, str | None], Finding] = {
+    workers: dict[tuple[str | None, str | None], IncidentSummary] = {
         (one.writer.session, one.writer.pid): one for one in reversed(causes) if one.writer.session
     }
-    sessions: dict[str | None, Finding] = {
+    sessions: dict[str | None, IncidentSummary] = {
         one.writer.session: one for one in reversed(causes) if one.writer.session
     }
-    again: dict[int, Finding] = {}
+    again: dict[int, IncidentSummary] = {}
     for one in dead:
         pid = one.writer.pid or _pid(one)
         cause = beside.get(_both(one.source)) or workers.get((one.writer.session, pid))
@@ -145,12 +145,12 @@ def _both(source: str) -> str:
     return _STREAM.sub("", source)
 
 
-def _pid(one: Finding) -> str | None:
+def _pid(one: IncidentSummary) -> str | None:
     found = _PID.search(one.process or "")
     return found and found[1]
 
 
-def _distance(one: Finding) -> int:
+def _distance(one: IncidentSummary) -> int:
     name = (one.writer.process or "").rpartition("/")[2]
     return next((i for i, begins in enumerate(_NEAREST) if name.startswith(begins)), len(_NEAREST))
 
@@ -159,17 +159,17 @@ _MOST_WRITERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Fix(Record):
+class GroupFix(Record):
     """The changes that would have fixed ``fixes`` incidents of a group: of each setting the value
     that holds for all of these.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     fixes: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Group(Record):
+class IncidentGroup(Record):
     """Incidents of one cause, model, setting and version.
 
     ``setting`` is the one that the plan changes first, None where no value could be solved.
@@ -191,11 +191,11 @@ class Group(Record):
     inputs: int
     first_at: float | None
     last_at: float | None
-    fix: Fix | None
+    fix: GroupFix | None
     refused: tuple[tuple[str, str, int], ...]
     writers: tuple[tuple[str, int], ...]
     other_writers: int
-    example: Finding
+    example: IncidentSummary
     told_again: tuple[tuple[str, int | None], ...] = ()
 
 
@@ -211,7 +211,7 @@ class FleetSummary(Record):
     failed: int
     unread: int
     left_out: int
-    groups: tuple[Group, ...]
+    groups: tuple[IncidentGroup, ...]
     since: float | None = None
 
     @property
@@ -220,14 +220,14 @@ class FleetSummary(Record):
         return sum(group.incidents for group in self.groups)
 
     @property
-    def best(self) -> Group | None:
+    def best(self) -> IncidentGroup | None:
         """The group whose fix would have fixed most incidents; None where no group has one."""
         fixable = [group for group in self.groups if group.fix is not None]
         return max(fixable, key=lambda group: group.fix.fixes if group.fix else 0, default=None)
 
 
 def summed(
-    findings: Iterable[Finding],
+    findings: Iterable[IncidentSummary],
     *,
     inputs: int,
     failed: int,
@@ -240,7 +240,7 @@ def summed(
     """
     found = [one for one in findings if since is None or one.at is None or one.at >= since]
     kept = told_once(found)
-    together: dict[tuple[str, ...], list[Finding]] = {}
+    together: dict[tuple[str, ...], list[IncidentSummary]] = {}
     for one in kept:
         if one.changes:
             setting = one.changes[0].setting
@@ -254,7 +254,7 @@ def summed(
     return FleetSummary(inputs, failed, unread, left_out, tuple(groups), since)
 
 
-def _order(group: Group) -> tuple[object, ...]:
+def _order(group: IncidentGroup) -> tuple[object, ...]:
     return (
         -group.incidents,
         group.cause,
@@ -265,13 +265,13 @@ def _order(group: Group) -> tuple[object, ...]:
     )
 
 
-def _group(same: Sequence[Finding]) -> Group:
+def _group(same: Sequence[IncidentSummary]) -> IncidentGroup:
     first = same[0]
     times = [one.at for one in same if one.at is not None]
     writers = Counter(words for one in same if (words := one.writer.words))
     refused = Counter(one.refused for one in same if one.refused is not None)
     ordered = sorted(writers.items(), key=lambda item: (-item[1], item[0]))
-    return Group(
+    return IncidentGroup(
         first.cause,
         first.title,
         tuple(kind for kind, _count in Counter(one.kind for one in same).most_common()),
@@ -292,11 +292,11 @@ def _group(same: Sequence[Finding]) -> Group:
     )
 
 
-def _sources(one: Finding) -> tuple[str, ...]:
+def _sources(one: IncidentSummary) -> tuple[str, ...]:
     return one.source, *(source for source, _line in one.told_again)
 
 
-def _fix(same: Sequence[Finding]) -> Fix | None:
+def _fix(same: Sequence[IncidentSummary]) -> GroupFix | None:
     """Return the patch that fixes most: of the settings that most plans begin with, each at the
     value that suffices for all of them.
     """
@@ -313,10 +313,10 @@ def _fix(same: Sequence[Finding]) -> Fix | None:
         change = _enough([changes[i] for changes in held])
         chosen.append(change)
         held = [changes for changes in held if _suffices(change, changes[i])]
-    return Fix(tuple(chosen), len(held))
+    return GroupFix(tuple(chosen), len(held))
 
 
-def _enough(changes: Sequence[Change]) -> Change:
+def _enough(changes: Sequence[SettingChange]) -> SettingChange:
     """Return the change that goes furthest among those in the direction of most; of values without
     an order the most frequent.
     """
@@ -330,14 +330,14 @@ def _enough(changes: Sequence[Change]) -> Change:
     return next(change for change in going if repr(change.new) == most)
 
 
-def _suffices(chosen: Change, needed: Change) -> bool:
+def _suffices(chosen: SettingChange, needed: SettingChange) -> bool:
     direction = _direction(chosen)
     if not direction or _direction(needed) != direction:
         return chosen.new == needed.new
     return direction * _number(chosen.new) >= direction * _number(needed.new)
 
 
-def _direction(change: Change) -> int:
+def _direction(change: SettingChange) -> int:
     """Return 1 for a value that is raised, -1 for one that is lowered, 0 for one
     without an order.
     """

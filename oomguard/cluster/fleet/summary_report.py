@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.cluster.fleet.findings import Change
-from oomguard.cluster.fleet.groups import FleetSummary, Group
+from oomguard.cluster.fleet.findings import SettingChange
+from oomguard.cluster.fleet.groups import FleetSummary, IncidentGroup
 from oomguard.report.history import moment
 from oomguard.report.json import SCHEMA, json_line, plain_value
 from oomguard.report.presentable import drawn, masked
@@ -62,7 +62,7 @@ def rows(summary: FleetSummary) -> list[tuple[str, ...]]:
     return [HEADINGS, *(drawn(_row(group)) for group in summary.groups)]
 
 
-def _row(group: Group) -> tuple[str, ...]:
+def _row(group: IncidentGroup) -> tuple[str, ...]:
     engine = " ".join(filter(None, (group.framework, group.version)))
     return (
         f"{group.incidents:,}\nin {_counted(group.inputs, 'input')}",
@@ -74,7 +74,7 @@ def _row(group: Group) -> tuple[str, ...]:
     )
 
 
-def fix_words(group: Group) -> str:
+def fix_words(group: IncidentGroup) -> str:
     """Return the changes that would have fixed most of a group, a line each, how many of it, and
     what the user does not permit.
     """
@@ -91,11 +91,11 @@ def fix_words(group: Group) -> str:
     return "\n".join([*lines, f"{count}, {group.fix.changes[0].effect}", *refused])
 
 
-def _told_as(change: Change) -> str:
+def _told_as(change: SettingChange) -> str:
     return change.as_flag or f"{change.setting}={change.new}"
 
 
-def where(group: Group) -> str:
+def where(group: IncidentGroup) -> str:
     """Return who wrote the logs of a group, those with most incidents first, or where one example
     lies.
     """
@@ -119,7 +119,7 @@ def _place(source: str, line: int | None) -> str:
     return f"{source}:{line}"
 
 
-def _seen(group: Group) -> str:
+def _seen(group: IncidentGroup) -> str:
     if group.first_at is None or group.last_at is None:
         return _UNKNOWN
     first = moment(group.first_at)
@@ -240,7 +240,7 @@ def summary_json(summary: FleetSummary) -> str:
     return json_line(row)
 
 
-def _group_dict(group: Group) -> dict[str, Any]:
+def _group_dict(group: IncidentGroup) -> dict[str, Any]:
     shown = masked(group)
     example = shown.example
     row = {

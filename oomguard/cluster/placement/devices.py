@@ -24,7 +24,7 @@ _DRIVER_BYTES: Final = GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeviceSlot:
     """One GPU, or one instance of one.
 
     Attributes:
@@ -76,44 +76,44 @@ class Place:
         return f"{format_gib(self.free_bytes)} of {format_gib(self.total_bytes)} free"
 
 
-def places_of(survey: Survey) -> tuple[Place, ...]:
+def places_of(survey: Survey) -> tuple[DeviceSlot, ...]:
     """Return all places of a machine, in the order of the bus, those included that
     cannot be used.
     """
     return tuple(place for gpu in survey.gpus for place in _places(gpu))
 
 
-def _places(gpu: Gpu) -> Iterator[Place]:
+def _places(gpu: Gpu) -> Iterator[DeviceSlot]:
     own = gpu.device
     if gpu.failure is not None:
-        yield Place(own.index, gpu.uuid, own.name, cannot=f"it does not answer: {gpu.failure}")
+        yield DeviceSlot(own.index, gpu.uuid, own.name, cannot=f"it does not answer: {gpu.failure}")
         return
-    whole = Place(
+    whole = DeviceSlot(
         own.index, gpu.uuid, own.name, own.total_bytes, own.free_bytes, own.used_bytes_by_pid
     )
     if not gpu.is_divided:
         yield whole
     elif not gpu.instances:
-        yield Place(own.index, gpu.uuid, own.name, cannot="MIG is on, and it has no instance")
+        yield DeviceSlot(own.index, gpu.uuid, own.name, cannot="MIG is on, and it has no instance")
     for part in gpu.instances:
         held = part.used_bytes_by_pid
         number = part.number
-        yield Place(
+        yield DeviceSlot(
             own.index, part.uuid, part.name, part.total_bytes, part.free_bytes, held, number
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class DeviceMask:
     """What CUDA_VISIBLE_DEVICES leaves; ``hides`` says what it hides and why, None where it hides
     nothing.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[DeviceSlot, ...]
     hides: str | None = None
 
 
-def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
+def limited(places: Sequence[DeviceSlot], environ: Mapping[str, str]) -> DeviceMask:
     """Return the places that the user's CUDA_VISIBLE_DEVICES permits, in its order.
 
     As CUDA reads it: what stands behind a wrong entry is hidden, and one that is named twice hides
@@ -125,10 +125,10 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
     """
     value = environ.get(VISIBLE)
     if value is None:
-        return Limit(tuple(places))
+        return DeviceMask(tuple(places))
     if value.strip() in _NONE:
-        return Limit((), f"{VISIBLE}={value} hides every device")
-    found: list[Place] = []
+        return DeviceMask((), f"{VISIBLE}={value} hides every device")
+    found: list[DeviceSlot] = []
     behind = ""
     for entry in (text.strip() for text in value.split(",")):
         named = named_by(entry, places)
@@ -136,7 +136,7 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
             behind = f", and {entry!r} is none: what stands behind it is hidden too"
             break
         if any(place in found for place in named):
-            return Limit(
+            return DeviceMask(
                 (), f"{VISIBLE}={value} names {named[0].shown} twice, and then none is visible"
             )
         found += named
@@ -152,11 +152,13 @@ def limited(places: Sequence[Place], environ: Mapping[str, str]) -> Limit:
         )
     hidden = [place.shown for place in places if place not in found]
     if not hidden and not behind:
-        return Limit(tuple(found))
-    return Limit(tuple(found), f"{VISIBLE}={value} hides {', '.join(hidden) or 'nothing'}{behind}")
+        return DeviceMask(tuple(found))
+    return DeviceMask(
+        tuple(found), f"{VISIBLE}={value} hides {', '.join(hidden) or 'nothing'}{behind}"
+    )
 
 
-def _differ(places: Sequence[Place]) -> bool:
+def _differ(places: Sequence[DeviceSlot]) -> bool:
     """Return whether the GPUs are of several kinds; one that does not answer tells no kind."""
     return (
         len({place.name for place in places if place.instance is None and place.name is not None})
@@ -164,7 +166,7 @@ def _differ(places: Sequence[Place]) -> bool:
     )
 
 
-def named_by(entry: str, places: Sequence[Place]) -> list[Place]:
+def named_by(entry: str, places: Sequence[DeviceSlot]) -> list[DeviceSlot]:
     """Return the places that one entry names: a number, or the beginning of a UUID that no other
     has; empty without one.
     """

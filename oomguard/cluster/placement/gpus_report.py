@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oomguard.cluster.placement.devices import Limit, Place, limited, places_of
+from oomguard.cluster.placement.devices import DeviceMask, DeviceSlot, limited, places_of
 from oomguard.cluster.placement.leases import Lease, LeaseFolder
 from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class SeenPlace:
     """One place: who has its lease, and whether CUDA_VISIBLE_DEVICES leaves it."""
 
-    place: Place
+    place: DeviceSlot
     lease: Lease | None
     is_visible: bool
 
@@ -65,7 +65,7 @@ class Overview:
     pids_are_known: bool
     hidden: tuple[str, ...]
 
-    def gpu(self, place: Place) -> Gpu:
+    def gpu(self, place: DeviceSlot) -> Gpu:
         """Return the GPU of a place."""
         return next(gpu for gpu in self.survey.gpus if gpu.device.index == place.index)
 
@@ -79,7 +79,7 @@ def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
         limit = limited(places, environ)
         wrong = None
     except UsageError as error:
-        limit = Limit(places)
+        limit = DeviceMask(places)
         wrong = f"{error}; {error.hint}"
     leases = folder.holders(place.key for place in places)
     seen = tuple(SeenPlace(place, leases.get(place.key), place in limit.places) for place in places)

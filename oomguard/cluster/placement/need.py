@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from oomguard.cluster.placement.devices import Place, named_by
+from oomguard.cluster.placement.devices import DeviceSlot, named_by
 from oomguard.cluster.placement.leases import Lock
 from oomguard.core.errors import UsageError
 from oomguard.engines.command import Launch
@@ -14,8 +14,8 @@ from oomguard.engines.devices import VisibleDevices, started_words, visible_devi
 from oomguard.engines.registry import launcher_of
 from oomguard.planning.start import (
     CommandStart,
-    DeviceMemory,
     StartPlan,
+    TargetDevice,
     devices_needed,
     engine_version,
     start_of_command,
@@ -27,7 +27,7 @@ _HOW = "--gpus auto, a number such as 2, or a list: 0,1 or 1, (GPU 1 alone) or G
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeviceRequest:
     """``count`` devices, or the ``named`` ones; as many as the command needs where it
     is neither.
     """
@@ -48,11 +48,11 @@ class Asked:
 
     def among(
         self,
-        places: Sequence[Place],
+        places: Sequence[DeviceSlot],
         *,
         hidden: str | None = None,
-        meant: Mapping[str, Sequence[Place]] | None = None,
-    ) -> tuple[Place, ...]:
+        meant: Mapping[str, Sequence[DeviceSlot]] | None = None,
+    ) -> tuple[DeviceSlot, ...]:
         """Return the places that may be taken: those named, else all.
 
         Args:
@@ -66,7 +66,7 @@ class Asked:
         """
         if not self.named:
             return tuple(places)
-        found: list[Place] = []
+        found: list[DeviceSlot] = []
         for entry in self.named:
             named = named_by(entry, places) or [
                 _gone(one, places) for one in (meant or {}).get(entry, ())
@@ -90,7 +90,7 @@ class Asked:
         return tuple(found)
 
 
-def _gone(place: Place, now: Sequence[Place]) -> Place:
+def _gone(place: DeviceSlot, now: Sequence[DeviceSlot]) -> DeviceSlot:
     """Return a place that was there, with why it is not any more: a GPU that fell off keeps its
     number, and tells no UUID.
     """
@@ -100,7 +100,7 @@ def _gone(place: Place, now: Sequence[Place]) -> Place:
     return replace(place, free_bytes=None, cannot=why or "it is not there any more")
 
 
-def read_gpus(text: str) -> Asked:
+def read_gpus(text: str) -> DeviceRequest:
     """Read the value of ``--gpus``.
 
     Raises:
@@ -108,19 +108,19 @@ def read_gpus(text: str) -> Asked:
     """
     text = text.strip()
     if text == "auto":
-        return Asked()
+        return DeviceRequest()
     if re.fullmatch(r"\d{1,4}", text):
         if int(text) == 0:
             raise UsageError(
                 "--gpus 0: a command needs one device at least", hint=f"{_HOW}; GPU 0 alone is 0,"
             )
-        return Asked(int(text))
+        return DeviceRequest(int(text))
     entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
     if not all(re.fullmatch(r"\d{1,4}|(?:GPU|MIG)-[\w/-]+", entry) for entry in entries):
         raise UsageError(f"--gpus {text!r}: not understood", hint=_HOW)
     if len(set(entries)) < len(entries):
         raise UsageError(f"--gpus {text}: a device is named twice", hint=_HOW)
-    return Asked(len(entries), tuple(entries))
+    return DeviceRequest(len(entries), tuple(entries))
 
 
 # What one look at the devices found, and what a command was given of them.
@@ -132,7 +132,7 @@ class Taken:
     no others.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[DeviceSlot, ...]
     env: Mapping[str, str]
     locks: Mapping[str, Lock] = field(default_factory=dict)
     _is_released: bool = False
@@ -171,14 +171,14 @@ class Now:
         hides: what is hidden from the run, in words; None where nothing is.
     """
 
-    candidates: tuple[Place, ...]
-    usable: tuple[Place, ...]
+    candidates: tuple[DeviceSlot, ...]
+    usable: tuple[DeviceSlot, ...]
     leased: Mapping[str, str]
     kept: Collection[str]
     hides: str | None = None
 
     @property
-    def open(self) -> list[Place]:
+    def open(self) -> list[DeviceSlot]:
         """The places that can be taken now."""
         return [
             place
@@ -209,7 +209,7 @@ class Fitness:
 
 
 @dataclass(slots=True)
-class Need:
+class DeviceNeed:
     """What one command needs.
 
     Attributes:
@@ -229,9 +229,9 @@ class Need:
     version: str | None
     visible: VisibleDevices
     tells_start: bool = False
-    _found: dict[DeviceMemory, Fitness] = field(default_factory=dict)
+    _found: dict[TargetDevice, Fitness] = field(default_factory=dict)
 
-    def on(self, place: Place, *, emptied: bool = False) -> Fitness:
+    def on(self, place: DeviceSlot, *, emptied: bool = False) -> Fitness:
         """Return whether the command would start on a place as it is now, or as it is once nobody
         uses it.
         """
@@ -243,21 +243,21 @@ class Need:
                 fits, has_margin=fits, reason="" if fits else f"somebody uses it: {place.room}"
             )
         is_empty = emptied or place.is_empty
-        device = DeviceMemory(place.total_bytes, None if is_empty else place.free_bytes, place.name)
+        device = TargetDevice(place.total_bytes, None if is_empty else place.free_bytes, place.name)
         if device not in self._found:
             self._found[device] = _fitness(self.start, device)
         return self._found[device]
 
-    def plan_on(self, place: Place) -> StartPlan | None:
+    def plan_on(self, place: DeviceSlot) -> StartPlan | None:
         """Return the plan for a place once nobody uses it; None where there is nothing to plan
         with.
         """
         if self.start is None or place.total_bytes is None:
             return None
-        return self.start.plan_on(DeviceMemory(place.total_bytes, None, place.name))
+        return self.start.plan_on(TargetDevice(place.total_bytes, None, place.name))
 
 
-def need_of(launch: Launch) -> Need:
+def need_of(launch: Launch) -> DeviceNeed:
     """Read what a command needs from its own words, its model's files and the engine that is
     installed.
     """
@@ -274,11 +274,11 @@ def need_of(launch: Launch) -> Need:
     devices, engines = counted if counted is not None else (None, 1)
     tells = is_engine and devices is not None and started_words(launcher.NAME) is not None
     if isinstance(found, str):
-        return Need(devices, engines, None, found, version, visible, tells)
-    return Need(devices, engines, found, None, version, visible, tells)
+        return DeviceNeed(devices, engines, None, found, version, visible, tells)
+    return DeviceNeed(devices, engines, found, None, version, visible, tells)
 
 
-def _fitness(start: CommandStart, device: DeviceMemory) -> Fitness:
+def _fitness(start: CommandStart, device: TargetDevice) -> Fitness:
     try:
         budget = start.on(device)
     except UsageError as error:  # the engine would refuse the settings, whatever the device

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oomguard.cluster.placement.devices import BY_BUS, ORDER, VISIBLE, Place, limited, places_of
+from oomguard.cluster.placement.devices import (
+    BY_BUS,
+    ORDER,
+    VISIBLE,
+    DeviceSlot,
+    limited,
+    places_of,
+)
 from oomguard.core.errors import PlacementError, SettingError, UsageError
 from oomguard.core.records import Record
 from oomguard.probe import nvml
@@ -106,7 +113,7 @@ def place(wanted: Mapping[str, int | Sequence[int]]) -> dict[str, PlacedDevices]
     return {name: _placed(found[name]) for name in wanted}
 
 
-def _placed(places: Sequence[Place]) -> PlacedDevices:
+def _placed(places: Sequence[DeviceSlot]) -> PlacedDevices:
     return PlacedDevices(
         tuple(place.index for place in places), tuple(place.uuid for place in places)
     )
@@ -154,8 +161,8 @@ def _refuse_shared(named: Mapping[str, Sequence[int]]) -> None:
 def _too_few(
     counts: Mapping[str, int],
     named: Mapping[str, Sequence[int]],
-    left: Sequence[Place],
-    usable: Mapping[int, Place],
+    left: Sequence[DeviceSlot],
+    usable: Mapping[int, DeviceSlot],
     hidden: str,
     lacking: int,
 ) -> PlacementError:
@@ -175,7 +182,7 @@ def _too_few(
     )
 
 
-def _there(usable: Mapping[int, Place]) -> str:
+def _there(usable: Mapping[int, DeviceSlot]) -> str:
     numbers = ", ".join(map(str, sorted(usable)))
     if len(usable) != 1:
         return f"there are {len(usable)} ({numbers})"

@@ -16,13 +16,13 @@ from oomguard.cluster.placement.devices import (
     BY_BUS,
     ORDER,
     VISIBLE,
-    Place,
+    DeviceSlot,
     limited,
     named_by,
     places_of,
 )
 from oomguard.cluster.placement.leases import Lease, LeaseFolder, Lock
-from oomguard.cluster.placement.need import Asked, Fitness, Need, Now, Taken
+from oomguard.cluster.placement.need import DeviceNeed, DeviceRequest, Fitness, Now, Taken
 from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError
 from oomguard.core.log import get_logger
@@ -39,8 +39,8 @@ Accepts = Callable[[Fitness], bool]
 
 
 def fitting(
-    need: Need, places: Sequence[Place], accepts: Accepts, *, emptied: bool = False
-) -> list[Place]:
+    need: DeviceNeed, places: Sequence[DeviceSlot], accepts: Accepts, *, emptied: bool = False
+) -> list[DeviceSlot]:
     """Return the places on which a command would start, the best first; of equally good ones in
     their own order, the user's.
     """
@@ -52,7 +52,7 @@ def fitting(
     else:
         largest_first = 1
 
-    def order(pair: tuple[Place, Fitness]) -> tuple[bool, bool, int]:
+    def order(pair: tuple[DeviceSlot, Fitness]) -> tuple[bool, bool, int]:
         place, fitness = pair
         if place.is_empty:
             size = largest_first * (place.total_bytes or 0)
@@ -66,8 +66,8 @@ def fitting(
 
 
 def chosen_of(
-    usable: Sequence[Place], count: int, candidates: Sequence[Place]
-) -> tuple[Place, ...] | None:
+    usable: Sequence[DeviceSlot], count: int, candidates: Sequence[DeviceSlot]
+) -> tuple[DeviceSlot, ...] | None:
     """Return the ``count`` best of the places that can be taken, in the order of the candidates:
     that is the user's own where one was given, and it numbers the devices that the program sees.
     None where there are fewer.
@@ -78,7 +78,7 @@ def chosen_of(
     return tuple(place for place in candidates if place in best)
 
 
-def first_of_one_kind(places: Sequence[Place], count: int) -> tuple[Place, ...] | None:
+def first_of_one_kind(places: Sequence[DeviceSlot], count: int) -> tuple[DeviceSlot, ...] | None:
     """Return the first ``count`` places of one kind, else the first of any kind; None where there
     are fewer.
     """
@@ -101,7 +101,7 @@ def first_of_one_kind(places: Sequence[Place], count: int) -> tuple[Place, ...] 
 _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
-def named_unseen(asked: Asked, environ: Mapping[str, str]) -> tuple[Place, ...] | None:
+def named_unseen(asked: DeviceRequest, environ: Mapping[str, str]) -> tuple[DeviceSlot, ...] | None:
     """Return the devices that are named by number; None where nothing tells which are meant, and
     the command runs as it is.
 
@@ -119,14 +119,14 @@ def named_unseen(asked: Asked, environ: Mapping[str, str]) -> tuple[Place, ...] 
     ):
         return None
     numbers = {int(text) for text in (*asked.named, *visible) if _NUMBER.fullmatch(text)}
-    limit = limited([Place(number, None) for number in sorted(numbers)], environ)
+    limit = limited([DeviceSlot(number, None) for number in sorted(numbers)], environ)
     return asked.among(limit.places, hidden=limit.hides)
 
 
 # The variables under which a command sees the devices that it was given, and no others.
 
 
-def variables_for(places: Sequence[Place], need: Need) -> dict[str, str]:
+def variables_for(places: Sequence[DeviceSlot], need: DeviceNeed) -> dict[str, str]:
     """Return the variables for some places.
 
     By UUID where the command's engine is known to read one, so that a device that falls off or
@@ -271,17 +271,17 @@ class Placer:
         outer_pid: the run around this one, whose leases are ours.
     """
 
-    asked: Asked
+    asked: DeviceRequest
     folder: LeaseFolder
     environ: Mapping[str, str]
     own: Invocation
     until: str
     outer_pid: int | None = None
-    _meant: dict[str, list[Place]] = field(init=False, default_factory=dict)
+    _meant: dict[str, list[DeviceSlot]] = field(init=False, default_factory=dict)
 
     def take(
         self,
-        need: Need,
+        need: DeviceNeed,
         stopped: Callable[[], bool] = lambda: False,
         *,
         avoid: Collection[str] = (),
@@ -334,7 +334,7 @@ class Placer:
     def again(
         self,
         taken: Taken,
-        need: Need,
+        need: DeviceNeed,
         stopped: Callable[[], bool],
         *,
         wait_s: float,
@@ -425,7 +425,7 @@ class Placer:
             if ticket is not None:
                 ticket.close()
 
-    def _look_again(self, taken: Taken, need: Need, ticket: Ticket | None) -> tuple[Now, int]:
+    def _look_again(self, taken: Taken, need: DeviceNeed, ticket: Ticket | None) -> tuple[Now, int]:
         survey = nvml.survey()
         if survey.failure is None:
             return self._look(survey, need, ticket, (), is_first=False)
@@ -434,7 +434,7 @@ class Placer:
     def _look(
         self,
         survey: nvml.Survey,
-        need: Need,
+        need: DeviceNeed,
         ticket: Ticket | None,
         avoid: Collection[str],
         *,
@@ -475,7 +475,7 @@ class Placer:
             if not self._is_ours(lease)
         }
 
-    def _blind(self, survey: nvml.Survey, need: Need) -> Taken:
+    def _blind(self, survey: nvml.Survey, need: DeviceNeed) -> Taken:
         """Place a command where NVML does not answer: on the devices that are named by number, else
         as it is.
         """
@@ -500,7 +500,7 @@ class Placer:
         """
         return fitness.fits or (bool(self.asked.named) and not fitness.surely_not)
 
-    def _lease(self, places: Sequence[Place], need: Need) -> Taken | None:
+    def _lease(self, places: Sequence[DeviceSlot], need: DeviceNeed) -> Taken | None:
         held = self.folder.holders([place.key for place in places])
         ours = {key for key, lease in held.items() if self._is_ours(lease)}
         if need.tells_start:
@@ -517,7 +517,7 @@ class Placer:
     def _is_ours(self, lease: Lease) -> bool:
         return self.outer_pid is not None and lease.pid == self.outer_pid
 
-    def _is_there(self, taken: Taken, need: Need) -> bool:
+    def _is_there(self, taken: Taken, need: DeviceNeed) -> bool:
         """Return whether devices that a command has still answer; what their numbers are now goes
         into its variables.
         """
@@ -539,7 +539,7 @@ class Placer:
             taken.places, taken.env = places, variables_for(places, need)
         return True
 
-    def _tell_unknown(self, need: Need) -> None:
+    def _tell_unknown(self, need: DeviceNeed) -> None:
         if need.unknown is not None:
             if self.asked.named:
                 gets = "those that --gpus names are taken, whoever uses them"
@@ -547,7 +547,7 @@ class Placer:
                 gets = _GETS_EMPTY
             get_logger().info(f"what it needs is not known: {gets}", reason=need.unknown)
 
-    def _tell_once(self, everywhere: Sequence[Place], hides: str | None) -> None:
+    def _tell_once(self, everywhere: Sequence[DeviceSlot], hides: str | None) -> None:
         log = get_logger()
         if hides is not None:
             log.info(f"a limit: {hides}")
@@ -561,7 +561,9 @@ class Placer:
             )
 
 
-def _choices(taken: Taken, now: Now, count: int, *, stays: bool) -> Iterator[tuple[Place, ...]]:
+def _choices(
+    taken: Taken, now: Now, count: int, *, stays: bool
+) -> Iterator[tuple[DeviceSlot, ...]]:
     """Yield what a command that had devices may have now, the best first; a lease says whether it
     can be had.
     """

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from oomguard.cluster.placement.devices import Place
+from oomguard.cluster.placement.devices import DeviceSlot
 from oomguard.cluster.placement.leases import Lease
-from oomguard.cluster.placement.need import Asked, Need, Now
+from oomguard.cluster.placement.need import DeviceNeed, DeviceRequest, Now
 from oomguard.core.errors import PlacementError, UsageError
 from oomguard.core.facts import format_gib
 from oomguard.estimate.start.start import StartBudget
-from oomguard.planning.start import CommandStart, DeviceMemory, Needed
+from oomguard.planning.start import CommandStart, Needed, TargetDevice
 
 # The ``oomguard run`` that was asked for, as a line to paste: over other devices, with a wait, of a
 # changed command.
@@ -76,7 +76,7 @@ def _ends(words: Sequence[str], name: str | None) -> Iterator[int]:
 _HOUR_S = 3600
 
 
-def judged(place: Place, need: Need, count: int, gpus: int) -> Place:
+def judged(place: DeviceSlot, need: DeviceNeed, count: int, gpus: int) -> DeviceSlot:
     """Return a place with why this command cannot be given it, where it cannot.
 
     Args:
@@ -104,7 +104,9 @@ def judged(place: Place, need: Need, count: int, gpus: int) -> Place:
     return place
 
 
-def too_few_asked(asked: Asked, need: Need, count: int, own: Invocation) -> UsageError:
+def too_few_asked(
+    asked: DeviceRequest, need: DeviceNeed, count: int, own: Invocation
+) -> UsageError:
     """Return the error for a command that needs more devices than ``--gpus`` gives."""
     if not asked.named:
         given = f"{count} of them"
@@ -117,11 +119,11 @@ def too_few_asked(asked: Asked, need: Need, count: int, own: Invocation) -> Usag
 
 
 def fits_nowhere(
-    need: Need,
-    candidates: Sequence[Place],
+    need: DeviceNeed,
+    candidates: Sequence[DeviceSlot],
     count: int,
     hides: str | None,
-    asked: Asked,
+    asked: DeviceRequest,
     own: Invocation,
 ) -> PlacementError:
     """Return the error for a command that would start on no device, whoever left it."""
@@ -170,7 +172,7 @@ def _least(budget: StartBudget) -> str:
 
 
 def _otherwise(
-    start: CommandStart, needed: Needed | None, largest: Place, usable: int, own: Invocation
+    start: CommandStart, needed: Needed | None, largest: DeviceSlot, usable: int, own: Invocation
 ) -> str:
     """Return what would help where no setting does: more devices for the model, or a larger one."""
     if needed is None:
@@ -191,7 +193,7 @@ def _otherwise(
     )
 
 
-def _over_fewer(need: Need, usable: Sequence[Place], own: Invocation) -> str:
+def _over_fewer(need: DeviceNeed, usable: Sequence[DeviceSlot], own: Invocation) -> str:
     """Return the command over as many devices as there are, where it would start so."""
     start = need.start
     if start is None or not usable or need.devices != start.asked.settings.tensor_parallel_size:
@@ -205,12 +207,12 @@ def _over_fewer(need: Need, usable: Sequence[Place], own: Invocation) -> str:
     return "oomguard gpus"
 
 
-def _memory(place: Place) -> DeviceMemory:
-    return DeviceMemory(place.total_bytes or 0, None, place.name)
+def _memory(place: DeviceSlot) -> TargetDevice:
+    return TargetDevice(place.total_bytes or 0, None, place.name)
 
 
 def no_place_now(
-    need: Need, now: Now, count: int, waited_s: float | None, again: str
+    need: DeviceNeed, now: Now, count: int, waited_s: float | None, again: str
 ) -> PlacementError:
     """Return the error for a command whose devices others have; ``again`` is the line to paste that
     waits for them.
@@ -230,13 +232,13 @@ def no_place_now(
     )
 
 
-def rows(need: Need, now: Now) -> str:
+def rows(need: DeviceNeed, now: Now) -> str:
     """Return of each place that may be taken why it is not."""
     why = [f"{place.shown}: {_why_not_now(place, need, now)}" for place in now.candidates]
     return "; ".join(why) or now.hides or "none is there"
 
 
-def _why_not_now(place: Place, need: Need, now: Now) -> str:
+def _why_not_now(place: DeviceSlot, need: DeviceNeed, now: Now) -> str:
     if place.cannot is not None:
         return place.cannot
     if place.key in now.leased:
@@ -290,7 +292,7 @@ def _devices(count: int) -> str:
     return f"{count} devices are"
 
 
-def _engine(need: Need) -> str:
+def _engine(need: DeviceNeed) -> str:
     if need.start is None:
         name = "the engine"
     else:

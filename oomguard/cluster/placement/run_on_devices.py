@@ -17,7 +17,7 @@ from typing import Final, Literal
 from oomguard.analyst.effective_settings import DEVICE
 from oomguard.analyst.link import LiveOutput
 from oomguard.cluster.placement.devices import VISIBLE
-from oomguard.cluster.placement.need import Need, Taken, need_of
+from oomguard.cluster.placement.need import DeviceNeed, Taken, need_of
 from oomguard.cluster.placement.placer import Placer
 from oomguard.cluster.placement.refusal import Invocation
 from oomguard.core.errors import PlacementError, UsageError
@@ -148,7 +148,7 @@ class OnDevices:
     pinned: bool = False
     _taken: Taken | None = field(init=False, default=None)
     _next: Taken | None = field(init=False, default=None)
-    _needs: dict[tuple[str, ...], Need] = field(init=False, default_factory=dict)
+    _needs: dict[tuple[str, ...], DeviceNeed] = field(init=False, default_factory=dict)
     _argv: tuple[str, ...] = field(init=False, default=())
     _had_taken_nothing: bool = field(init=False, default=False)
     _left: set[str] = field(init=False, default_factory=set)
@@ -286,7 +286,7 @@ class OnDevices:
             incident, (patch, *(other for other in incident.plan if other.setting != DEVICE))
         )
 
-    def _need(self, launch: Launch) -> Need:
+    def _need(self, launch: Launch) -> DeviceNeed:
         if launch.argv not in self._needs:
             self._needs[launch.argv] = need_of(launch)
         return self._needs[launch.argv]

@@ -20,7 +20,7 @@ from oomguard.cluster.ranks.launcher import starts_once
 from oomguard.cluster.ranks.messages import Decision, Folder, How, RankEnd, Said
 from oomguard.cluster.ranks.rank_lock import Claim
 from oomguard.cluster.ranks.rendezvous import Rendezvous
-from oomguard.cluster.ranks.watch_ranks import Watch, calling
+from oomguard.cluster.ranks.watch_ranks import RankMonitor, calling
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import status_in_words
@@ -405,7 +405,7 @@ class RankOfAJob:
         self._claim = claim
         self._meeting: Meeting | None = None
         self._mirror: Mirror | None = None
-        self._watch: Watch | None = None
+        self._watch: RankMonitor | None = None
         self._ended: EndedByUs | None = None
         self._why_off: str | None = None
         self._ends_badly: Callable[[], bool] | None = None
@@ -420,7 +420,7 @@ class RankOfAJob:
         self._why_off = self._why_off or self._rendezvous.problem
         if self._why_off is None:
             self._ended = None
-            self._watch = Watch(
+            self._watch = RankMonitor(
                 lambda: self._meeting or self._met(launch), number, self._end, self._why_apart
             )
 

@@ -17,7 +17,7 @@ from oomguard.core.files import read_tables
 from oomguard.core.incident import Effect, Patch
 from oomguard.core.log import get_logger
 from oomguard.core.settings import SETTINGS
-from oomguard.remedy.policy import YOU_SET_IT, Need, Policy
+from oomguard.remedy.policy import YOU_SET_IT, LeastValue, Policy
 from oomguard.scan.engine_errors import is_of_another_rank
 
 # Whether every rank permits the plan of all: a pin or a floor of one rank holds, whichever rank
@@ -84,7 +84,7 @@ def _chosen(patch: Patch, policy: Policy, end: RankEnd) -> str | None:
 def _policy(row: Mapping[str, Any]) -> Policy:
     allow = row.get("allow")
     needed = {
-        name: Need(math.inf if value is None else value, why)
+        name: LeastValue(math.inf if value is None else value, why)
         for name, (value, why) in row.get("needed", {}).items()
     }
     return Policy(

@@ -23,7 +23,7 @@ CONNECT_S = 60.0
 MOST_BYTES = 4 << 20
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """Keys and values that all hosts reach."""
 
     def put(self, key: str, value: bytes) -> None:
@@ -88,7 +88,10 @@ class RayStore:
         return f"{self._prefix}/{key}".encode()
 
 
-STORES: dict[str, Callable[[dict[str, Any]], Store]] = {"torch": TorchStore, "ray": RayStore}
+STORES: dict[str, Callable[[dict[str, Any]], KeyValueStore]] = {
+    "torch": TorchStore,
+    "ray": RayStore,
+}
 
 
 def main() -> None:
@@ -132,7 +135,7 @@ def main() -> None:
         time.sleep(2 * PAUSE_S)
 
 
-def _put(path: Path, store: Store, put: dict[str, tuple[int, int]]) -> None:
+def _put(path: Path, store: KeyValueStore, put: dict[str, tuple[int, int]]) -> None:
     try:
         status = path.stat()
         if (

@@ -28,7 +28,7 @@ _FORMS: Final = "a folder that all ranks see, tcp://HOST:PORT, or ray[://HOST:PO
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreAddress:
     """A store that hosts reach.
 
     Attributes:
@@ -63,7 +63,7 @@ class Rendezvous:
 
     launched: Launched
     folder: Path
-    store: Store | None = None
+    store: StoreAddress | None = None
     mirrors: bool = False
     is_only_mirror: bool = False
     problem: str | None = None
@@ -122,7 +122,7 @@ def rendezvous(launched: Launched, asked: str | None) -> Rendezvous:
         port = launched.port
     else:
         port = beside
-    store = Store("torch", launched.address, port, not launched.keeps_store, _key(launched))
+    store = StoreAddress("torch", launched.address, port, not launched.keeps_store, _key(launched))
     return _mirrored(launched, store)
 
 
@@ -156,13 +156,13 @@ def _asked(launched: Launched, asked: str) -> Rendezvous:
     except ValueError:
         host = port = None
     if asked == "ray" or (parts.scheme == "ray" and host and port):
-        return _mirrored(launched, Store("ray", host, port, False, _key(launched)))
+        return _mirrored(launched, StoreAddress("ray", host, port, False, _key(launched)))
     if parts.scheme == "tcp" and host and port:
-        return _mirrored(launched, Store("torch", host, port, True, _key(launched)))
+        return _mirrored(launched, StoreAddress("torch", host, port, True, _key(launched)))
     raise UsageError(f"--rendezvous {asked}: not understood", hint=_FORMS)
 
 
-def _mirrored(launched: Launched, store: Store) -> Rendezvous:
+def _mirrored(launched: Launched, store: StoreAddress) -> Rendezvous:
     """Return a folder for this host, which its first rank mirrors; each rank where nothing tells
     which that is.
     """

@@ -27,7 +27,7 @@ _RANKS_A_PAUSE: Final = 512
 _ANSWER_S: Final = 5.0
 
 
-class Watch:
+class RankMonitor:
     """Looks at the other ranks during one attempt, in a thread: a file system that does not answer
     holds nothing else up.
 

@@ -127,7 +127,7 @@ _NO_COMMENT: Final = "(null)"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """A job, and what asks SLURM about it.
 
     Attributes:
@@ -210,7 +210,7 @@ class Job:
         return ran.stdout.strip()
 
 
-def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
+def job_of(environ: Mapping[str, str], failure: str) -> SlurmJob | None:
     """Return the job that this process is in; None outside one, with a line that says so.
 
     Args:
@@ -235,7 +235,7 @@ def job_of(environ: Mapping[str, str], failure: str) -> Job | None:
         component = f"{number}+0"
     else:
         component = None
-    return Job(number, times, environ.get("PATH"), component)
+    return SlurmJob(number, times, environ.get("PATH"), component)
 
 
 def _not_done(failure: str, reason: str, *, tells: bool = True) -> str | None:
@@ -262,7 +262,7 @@ class RunInJob:
             start of the job needs to know of.
     """
 
-    def __init__(self, job: Job, most: int, *, tells_all: bool = False) -> None:
+    def __init__(self, job: SlurmJob, most: int, *, tells_all: bool = False) -> None:
         self._job = job
         self._most = most
         self._tells_all = tells_all

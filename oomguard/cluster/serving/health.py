@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.analyst.nesting import innermost
+from oomguard.analyst.nested_run import innermost
 from oomguard.analyst.outcome import EndedByUs
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
-from oomguard.engines.server import Address, ServingNames, address_of, serving_names
+from oomguard.engines.server import ListenAddress, ServingNames, address_of, serving_names
 from oomguard.supervisor import tree
 
 # The processes of an engine below its server, by the titles that they give themselves: their
@@ -126,7 +126,7 @@ class Server:
     is our own command.
     """
 
-    address: Address
+    address: ListenAddress
     tls: bool = False
     key: str | None = None
 
@@ -360,7 +360,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EngineProblem:
     """What is wrong with the engine.
 
     Attributes:
@@ -381,7 +381,7 @@ class Finding:
     may_be_asked: bool = True
 
 
-class Progress:
+class ProgressMonitor:
     """Judges looks that come one after the other.
 
     Args:
@@ -409,7 +409,7 @@ class Progress:
         self._gone_s = None
         self._moved_s = self._silent_s = self._idle_s = at_s
 
-    def see(self, look: Look) -> Finding | None:
+    def see(self, look: Look) -> EngineProblem | None:
         """Take a look; return what is wrong, None where nothing is or the limit is not reached."""
         last = self._last
         if (
@@ -459,26 +459,26 @@ class Progress:
         else:
             self._gone_s = None
 
-    def _gone(self, look: Look) -> Finding | None:
+    def _gone(self, look: Look) -> EngineProblem | None:
         if self._gone_s is None or look.at_s - self._gone_s < min(CORE_GONE_S, self._limit_s):
             return None
         what = (
             f"its engine core has been gone for {look.at_s - self._gone_s:.0f} s and the server "
             "lives on"
         )
-        return Finding(what, is_sure=True, is_dead=True)
+        return EngineProblem(what, is_sure=True, is_dead=True)
 
-    def _stopped(self, look: Look) -> Finding | None:
+    def _stopped(self, look: Look) -> EngineProblem | None:
         for pid, since_s in self._stopped_s.items():
             if look.at_s - since_s >= self._limit_s:
                 what = (
                     f"a signal stopped its engine core {pid} {look.at_s - since_s:.0f} s ago, and "
                     "nothing continued it"
                 )
-                return Finding(what, is_sure=True)
+                return EngineProblem(what, is_sure=True)
         return None
 
-    def _quiet(self, look: Look) -> Finding | None:
+    def _quiet(self, look: Look) -> EngineProblem | None:
         for label, since_s in self._quiet_s.items():
             engine = (look.engines or {}).get(label)
             if engine is None or look.at_s - since_s < self._limit_s:
@@ -491,19 +491,19 @@ class Progress:
                 f"{engine.running:g} requests{whose} in a step, and no counter moved for "
                 f"{look.at_s - since_s:.0f} s"
             )
-            return Finding(
+            return EngineProblem(
                 f"{what}{self._cpu(look)}", is_counted=True, may_be_asked=len(self._quiet_s) == 1
             )
         return None
 
-    def _silent(self, look: Look) -> Finding | None:
+    def _silent(self, look: Look) -> EngineProblem | None:
         if look.engines is not None or look.at_s - self._silent_s < self._limit_s:
             return None
-        return Finding(
+        return EngineProblem(
             f"the server has answered nothing for {look.at_s - self._silent_s:.0f} s", is_sure=True
         )
 
-    def _waiting(self, look: Look) -> Finding | None:
+    def _waiting(self, look: Look) -> EngineProblem | None:
         """Judge by the connections: stuck before it counted the request, or it counts nothing.
 
         Without counters the CPU time of the engine's processes has to stand in: one that computes
@@ -524,7 +524,7 @@ class Progress:
             told = f"{waited} and {what} for {still_s:.0f} s"
         else:
             told = f"{waited} and {what}"
-        return Finding(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
+        return EngineProblem(f"{told}{self._cpu(look)}", has_counters=bool(look.engines))
 
     def _cpu(self, look: Look) -> str:
         """Return what is known of its processes' CPU time, to be put behind a finding; empty where
@@ -580,7 +580,7 @@ class LookedAt:
         """Look until the attempt ends, or the server is ended for what was found."""
         limit_s = self.health.limit_s
         every_s = looks_every_s(limit_s)
-        progress = Progress(limit_s, every_s, had_cores=self.health.had_cores)
+        progress = ProgressMonitor(limit_s, every_s, had_cores=self.health.had_cores)
         progress.see(self._look())
         while not self.over.wait(every_s):
             finding = progress.see(self._look())
@@ -627,7 +627,7 @@ class LookedAt:
             left = "nothing"
         self.health.cannot_see(why, left=left)
 
-    def _holds(self, finding: Finding, progress: Progress) -> bool:
+    def _holds(self, finding: EngineProblem, progress: ProgressMonitor) -> bool:
         """Return whether the finding stands: nothing else explains it, or a request through the
         engine gets no answer.
         """
@@ -782,7 +782,7 @@ class Health:
         self,
         argv: tuple[str, ...],
         pid: int,
-        address: Address,
+        address: ListenAddress,
         names: ServingNames,
         over: threading.Event,
     ) -> None:
@@ -825,7 +825,7 @@ class Health:
         get_logger().debug("the server answers", address=str(server.address))
         return True
 
-    def _listening(self, address: Address, pid: int) -> bool | None:
+    def _listening(self, address: ListenAddress, pid: int) -> bool | None:
         """Return whether the command listens at its address; False where another does instead,
         which is told; None: not known.
         """
@@ -852,7 +852,7 @@ class Health:
                 tell = log.debug
             tell(f"a hang of the server may not be seen: {why}", **told)
 
-    def found(self, finding: Finding, over: threading.Event) -> bool:
+    def found(self, finding: EngineProblem, over: threading.Event) -> bool:
         """Tell what was found; return whether the server was ended for it."""
         log = get_logger()
         why = f"{'the engine is gone' if finding.is_dead else 'the server hangs'}: {finding.what}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomguard.core.log import get_logger
 from oomguard.telemetry.http_server import HttpPort
-from oomguard.telemetry.run_metrics import Address, listening_at
+from oomguard.telemetry.run_metrics import MetricsAddress, listening_at
 
 if TYPE_CHECKING:
     from oomguard.cluster.serving.health import Health
@@ -38,11 +38,11 @@ class Probes:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, address: Address, health: Health | None) -> None:
+    def __init__(self, address: MetricsAddress, health: Health | None) -> None:
         self._health = health
         self._is_running = False
         listening = listening_at(address)
-        self.address = Address(address.host, listening.getsockname()[1])
+        self.address = MetricsAddress(address.host, listening.getsockname()[1])
         threading.Thread(
             target=self._serve, args=(listening,), name="oomguard-probes", daemon=True
         ).start()

@@ -73,7 +73,7 @@ def taken_from(environ: MutableMapping[str, str]) -> Systemd | None:
     return Systemd(path, int(usec) / _USEC if is_ours else None)
 
 
-class Told:
+class SystemdNotifier:
     """Tells systemd of one run, from a thread, as a companion of the run.
 
     Args:

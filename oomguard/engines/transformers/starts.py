@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from oomguard.core.facts import Fact, FactValue
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.engines.start_attempt import EndedStart, MakeAgain, ReadStart, StartHandler
-from oomguard.engines.transformers.weights import Place
+from oomguard.engines.transformers.weights import WeightDevice
 from oomguard.probe import torch_memory
 from oomguard.probe.host import read_available_bytes
 from oomguard.remedy.failed_load import ON_DEVICE, Lighter, LoadModel, Weights
@@ -29,10 +29,10 @@ from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 _HOST_SHARE: Final = 0.9
 
 
-class Placing(Protocol):
+class WeightPlacement(Protocol):
     """A model loaded on a device, or moved there."""
 
-    place: Place
+    place: WeightDevice
 
     @property
     def is_chosen(self) -> bool:
@@ -62,7 +62,7 @@ class WeightsStart:
     phase = "load_weights"
     tells_success = False
 
-    def __init__(self, placing: Placing) -> None:
+    def __init__(self, placing: WeightPlacement) -> None:
         self._placing = placing
         self._base_bytes: int | None = None
 

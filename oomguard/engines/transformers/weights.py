@@ -37,7 +37,7 @@ class NotOneDeviceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightDevice:
     """One device.
 
     Attributes:
@@ -56,7 +56,7 @@ class Place:
         return str(self.index)
 
 
-def place_of(given: Any) -> Place:
+def place_of(given: Any) -> WeightDevice:
     """Return the device that a ``device_map`` or a device means; raise NotOneDeviceError where it
     is none that is watched.
     """
@@ -64,7 +64,7 @@ def place_of(given: Any) -> Place:
 
     is_chosen = given is not None and not (isinstance(given, str) and given in AUTOMATIC)
     if torch_memory.is_simulated():
-        return Place(0, True, is_chosen)
+        return WeightDevice(0, True, is_chosen)
     if isinstance(given, dict):
         values = {str(value) for value in given.values()}
         if len(values) != 1:
@@ -86,7 +86,7 @@ def place_of(given: Any) -> Place:
         index = device.index
     if index != torch.cuda.current_device():
         raise NotOneDeviceError  # what is alive is counted on the current one
-    return Place(index, False, is_chosen)
+    return WeightDevice(index, False, is_chosen)
 
 
 # The bytes of a model's weights by layer, from the headers of its checkpoint or from the modules
@@ -185,7 +185,7 @@ class Way:
 
 
 def lighter_weights(
-    files: ModelFiles | None, dtype: str, place: Place, *, is_quantized: bool
+    files: ModelFiles | None, dtype: str, place: WeightDevice, *, is_quantized: bool
 ) -> tuple[Way, ...]:
     """Return the ways to load a checkpoint in fewer bits, the least costly first.
 
@@ -220,7 +220,7 @@ def _half(files: ModelFiles | None, dtype: str) -> Iterator[Way]:
         yield Way(Lighter("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None)
 
 
-def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: Place) -> Way:
+def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDevice) -> Way:
     rows = [
         row for row in _rows() if row["bits"] == bits and not (row["cuda"] and place.is_simulated)
     ]
@@ -294,7 +294,9 @@ def _rows() -> list[dict[str, Any]]:
 _ANY_BYTES = 1 << 62
 
 
-def keep_on_host(model: Any, place: Place, share_bytes: int, host_bytes: int | None = None) -> None:
+def keep_on_host(
+    model: Any, place: WeightDevice, share_bytes: int, host_bytes: int | None = None
+) -> None:
     """Put the layers of a model that fit in ``share_bytes`` on the device; the others stay on the
     host.
 
@@ -396,7 +398,7 @@ class Move:
         wrapped: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        place: Place,
+        place: WeightDevice,
     ) -> None:
         self._wrapped = wrapped
         self._args = args
@@ -494,7 +496,7 @@ class Load:
         wrapped: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        place: Place,
+        place: WeightDevice,
     ) -> None:
         self._wrapped = wrapped
         self._args = args

@@ -27,7 +27,7 @@ from oomguard.engines.vllm.plugin_messages import (
     noted_lines,
     told_engines,
 )
-from oomguard.remedy.policy import Need
+from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
 
 _ACKNOWLEDGED: Final = "acknowledged.jsonl"
@@ -37,7 +37,7 @@ _ATTEMPT: Final = "attempt-"
 
 def version(launch: Launch) -> str | None:
     """Return the version of the vLLM that lies where the launch's Python finds it."""
-    from oomguard.engines.vllm.installed import installed_version  # asks that Python
+    from oomguard.engines.vllm.package import installed_version
 
     return installed_version(launch, os.environ)
 
@@ -132,19 +132,19 @@ def carries(launch: Launch, name: str) -> bool:
     """Return whether a setting may be carried into the engine of the launch: its version has it, or
     its own sources show it.
     """
-    from oomguard.engines.vllm.installed import may_carry
+    from oomguard.engines.vllm.package import may_carry
 
     return may_carry(launch, name)
 
 
-def asked_length(launch: Launch) -> Mapping[str, Need]:
+def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
     """Return the least length of a request that the command itself asks for, by the setting that
     limits it.
     """
     return request_lengths.asked_length(launch)
 
 
-def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
     """Return the length that the engine refused under one of these settings, by setting; empty
     where it refused none.
     """

@@ -14,12 +14,12 @@ from oomguard.core.facts import FactValue
 from oomguard.engines.command import Launch
 from oomguard.engines.unwrap_command import InnerCommand, inner_commands
 from oomguard.engines.vllm.own_command import table
-from oomguard.remedy.policy import Need
+from oomguard.remedy.policy import LeastValue
 
 _MOST_DIGITS: Final = 9
 
 
-def asked_length(launch: Launch) -> Mapping[str, Need]:
+def asked_length(launch: Launch) -> Mapping[str, LeastValue]:
     """Return the least length of a request that the command itself asks for, by the setting that
     limits it; empty if none is told.
     """
@@ -31,7 +31,7 @@ def asked_length(launch: Launch) -> Mapping[str, Need]:
     return {}
 
 
-def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, Need]:
+def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str, LeastValue]:
     """Return the length that the engine refused under one of these settings; empty where it refused
     none.
 
@@ -47,7 +47,7 @@ def refused_length(text: str, settings: Mapping[str, FactValue]) -> Mapping[str,
             asked = named.get("asked")
             needed = named.get("needed")
             tokens = int(asked) if asked else int(needed) + 1 if needed else math.inf
-            return {name: Need(tokens, "a request of this run needs")}
+            return {name: LeastValue(tokens, "a request of this run needs")}
     return {}
 
 
@@ -56,7 +56,7 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern) for pattern in table()["refusals"]["patterns"])
 
 
-def _needs(command: InnerCommand) -> list[Need]:
+def _needs(command: InnerCommand) -> list[LeastValue]:
     words = (command.program, *command.args)
     given = _numbers(command.args)
     rows = table()["lengths"]
@@ -68,7 +68,7 @@ def _needs(command: InnerCommand) -> list[Need]:
     return [_need(row, given) for row in found]
 
 
-def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> Need:
+def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> LeastValue:
     tokens, said = 0, []
     for part in row["parts"]:
         flag = next((flag for flag in part["flags"] if _count(given.get(flag)) is not None), None)
@@ -77,7 +77,7 @@ def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> Need:
     share = given.get(row.get("stretch", ""), "")
     if re.fullmatch(r"0?\.\d{1,6}|1(?:\.0)?", share):
         tokens = math.ceil(tokens * (1 + float(share)))
-    return Need(tokens, f"the command asks for ({' '.join(said) or 'by default'})")
+    return LeastValue(tokens, f"the command asks for ({' '.join(said) or 'by default'})")
 
 
 def _count(text: str | None) -> int | None:

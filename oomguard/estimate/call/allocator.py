@@ -50,7 +50,7 @@ def _from(first: Block) -> Iterator[Block]:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Segment:
+class AllocatorSegment:
     """What the allocator holds in one piece: (bytes, whether in use) of its blocks, in order;
     ``small`` for those of up to 1 MiB.
     """
@@ -155,11 +155,13 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return self._block(size, self._new_address(size), small=rounded <= _SMALL_BYTES)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[AllocatorSegment]:
         """Return the segments as they are now, the oldest first."""
         firsts = (block for block in self._by_address.values() if block.before is None)
         return [
-            Segment(first.small, tuple((block.size, not block.free) for block in _from(first)))
+            AllocatorSegment(
+                first.small, tuple((block.size, not block.free) for block in _from(first))
+            )
             for first in sorted(firsts, key=lambda block: -block.address)
         ]
 
@@ -223,7 +225,7 @@ class CachingAllocator:
 def replay(
     events: Iterable[tuple[int, int]],
     capacity_bytes: int | None = None,
-    segments: Iterable[Segment] = (),
+    segments: Iterable[AllocatorSegment] = (),
 ) -> int | None:
     """Return the most bytes that the allocator holds over ``events``; None where the device runs
     out.

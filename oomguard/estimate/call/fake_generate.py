@@ -191,7 +191,7 @@ _RESULT: Final = "result"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ScratchBlock:
     """One block: the sum of products of numbers, each (factor, names of numbers).
 
     ``least`` and ``below`` are limits of numbers, by name, between which the block is taken. One
@@ -285,19 +285,19 @@ def _is_in_order(tensor: torch.Tensor) -> bool:
 
 
 @cache
-def _operations() -> dict[str, dict[str, tuple[Block, ...]]]:
+def _operations() -> dict[str, dict[str, tuple[ScratchBlock, ...]]]:
     """Return the blocks of every operation, by kind of device."""
-    found: dict[str, dict[str, tuple[Block, ...]]] = {}
+    found: dict[str, dict[str, tuple[ScratchBlock, ...]]] = {}
     for row in read_tables("scratch", [_FILE])[_FILE]["operation"]:
         blocks = tuple(_block(block) for block in row["blocks"])
         found.setdefault(row["device"], {}).update(dict.fromkeys(row["names"], blocks))
     return found
 
 
-def _block(row: Mapping[str, Any]) -> Block:
+def _block(row: Mapping[str, Any]) -> ScratchBlock:
     terms = tuple((times, tuple(names)) for times, *names in row["sum"])
     limits = row.get("least", {}), row.get("below", {})
-    return Block(terms, *limits, row.get("before", False), row.get("may_fail", False))
+    return ScratchBlock(terms, *limits, row.get("before", False), row.get("may_fail", False))
 
 
 # Which operations draw random numbers, by torch's own tag, and how many; as fake_generate.py this
@@ -378,14 +378,14 @@ _GROUPED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class FakeModel:
     """A copy of a model under fake tensors: the same code and shapes, no bytes."""
 
     model: Any
     mode: FakeTensorMode
 
 
-def twin_of(model: Any) -> Twin:
+def twin_of(model: Any) -> FakeModel:
     """Copy a model under fake tensors; raises whatever copying a module of its kind raises."""
     with _disable_current_modes():
         # An operation without a shape rule raises here; otherwise it would run for real, on a
@@ -397,7 +397,7 @@ def twin_of(model: Any) -> Twin:
         for hooks in (getattr(module, name, {}) for name in _HOOKS):
             for number in [number for number, hook in hooks.items() if not _captures(hook)]:
                 del hooks[number]  # the user's own functions must see no fake tensor
-    return Twin(twin, mode)
+    return FakeModel(twin, mode)
 
 
 def _captures(hook: Any) -> bool:
@@ -408,7 +408,7 @@ def _captures(hook: Any) -> bool:
 
 
 def trace_call(
-    twin: Twin,
+    twin: FakeModel,
     arguments: Mapping[str, Any],
     steps: int,
     *,
@@ -440,7 +440,7 @@ def trace_call(
     return replace(first, end_bytes=end.peaks_bytes[-1] - end.start_bytes + first.start_bytes)
 
 
-def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
+def _near_the_end(twin: FakeModel, arguments: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the arguments with all but the last tokens of the answer as part of the prompt."""
     changed = {
         name: value
@@ -469,7 +469,7 @@ def _near_the_end(twin: Twin, arguments: Mapping[str, Any], steps: int) -> dict[
 
 
 def trace_steps(
-    twin: Twin,
+    twin: FakeModel,
     arguments: Mapping[str, Any],
     *,
     steps: int,
@@ -548,7 +548,7 @@ def _as_if_real() -> Iterator[None]:
             import_utils.is_fake_tensor = asks
 
 
-def rows_like(twin: Twin, tensor: Any, rows: int) -> Any:
+def rows_like(twin: FakeModel, tensor: Any, rows: int) -> Any:
     """A fake tensor of the same kind with another number of rows."""
     with _disable_current_modes(), twin.mode:
         return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
@@ -571,7 +571,7 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
     """Counts what every operation makes on the device, and answers what is read of values."""
 
-    def __init__(self, storages: LiveStorages, twin: Twin, *, mask_is_full: bool) -> None:
+    def __init__(self, storages: LiveStorages, twin: FakeModel, *, mask_is_full: bool) -> None:
         super().__init__()
         self._storages = storages
         self._mask_is_full = mask_is_full

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
-from oomguard.estimate.call.fake_generate import Twin, trace_call
+from oomguard.estimate.call.fake_generate import FakeModel, trace_call
 from oomguard.estimate.call.trace import TracedSteps
 from oomguard.estimate.model.parameters import auto_config
 
@@ -46,7 +46,11 @@ def trace(asked: dict[str, Any]) -> TracedSteps:
         **options,
     }
     return trace_call(
-        Twin(model, mode), arguments, asked["max_new_tokens"], mask_is_full=True, keep_events=True
+        FakeModel(model, mode),
+        arguments,
+        asked["max_new_tokens"],
+        mask_is_full=True,
+        keep_events=True,
     )
 
 

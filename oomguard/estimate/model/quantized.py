@@ -270,7 +270,7 @@ _WHOLE_NUMBERS: Final = _REPACKED | {"auto-round"}
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class QuantizedFormat:
     """Bits of one element with its share of scales and zero points.
 
     ``experts_only`` leaves all but the experts as they are, ``ignored`` the modules of those names.
@@ -315,7 +315,7 @@ def quantized(
         return tuple(_quantized(parameter, form) for parameter in parameters)
 
 
-def _quantized(parameter: Parameter, form: Format) -> Parameter:
+def _quantized(parameter: Parameter, form: QuantizedFormat) -> Parameter:
     name = parameter.name
     if _HEAD.search(name) and form.head_bits:
         return replace(parameter, bytes=round(parameter.elements * form.head_bits / 8))
@@ -427,7 +427,7 @@ def loaded(
     return quantized(plain, shape, asked, assumed)
 
 
-def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format | None:
+def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> QuantizedFormat | None:
     config = quantization_config(shape)
     if config is not None:
         _check_method(config, asked)
@@ -447,7 +447,7 @@ def _format(shape: ModelShape, asked: str | None, assumed: list[str]) -> Format 
     assumed.append(
         f"quantization {asked}: the matrices of the layers, embeddings and head stay as they are"
     )
-    return Format(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
+    return QuantizedFormat(_ASKED[asked], experts_only=asked in _EXPERTS_ONLY)
 
 
 # Formats that vLLM makes of a half-precision checkpoint while it loads.
@@ -466,7 +466,7 @@ _EXPERT_BITS: Final[Mapping[str, float]] = {"fp4": 4 + 8 / 32}
 
 def _from_config(
     config: Mapping[str, Any], assumed: list[str], expert_bits: float
-) -> Format | None:
+) -> QuantizedFormat | None:
     method = str(config.get("quant_method") or "")
     if method in METHODS:
         bits = METHODS[method](config)
@@ -483,7 +483,7 @@ def _from_config(
         ignored = FAMILIES["names"]["encoder_modules"]
     groups = tuple(_groups(config)) + tuple(_named_layers(config))
     alone = not groups or any(_targets(group, modules=False) for group in config_groups(config))
-    form = Format(
+    form = QuantizedFormat(
         bits if alone else 0.0, method in _EXPERTS_ONLY, ModuleNames(ignored), groups, expert_bits
     )
     if method == "aqlm":
@@ -495,7 +495,7 @@ def _from_config(
     )
 
 
-def _head_bits(config: Mapping[str, Any], form: Format, *, names_some: bool) -> float:
+def _head_bits(config: Mapping[str, Any], form: QuantizedFormat, *, names_some: bool) -> float:
     """Return the bits of the head, 0 where it stays as it is.
 
     ModelOpt's files name all that they leave alone, and quantise a head that is not among it;

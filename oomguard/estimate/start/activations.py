@@ -201,7 +201,7 @@ _PROMPT_LOGPROBS_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class ActivationPeak:
     """Bytes of the peak, and of each thing that it may come from.
 
     Attributes:
@@ -239,7 +239,7 @@ def peak_activation(
     whole_experts: bool = False,
     eager: bool = False,
     changed: Mapping[str, float] | None = None,
-) -> Peak:
+) -> ActivationPeak:
     """Return the peak of one rank.
 
     Args:
@@ -305,7 +305,9 @@ def peak_activation(
         sampling = sampler + unprofiled + (workspace if kept else 0)
     else:
         sampling = 0
-    return Peak(total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling)
+    return ActivationPeak(
+        total, sampler, step, workspace, round(row["uncertainty_ratio"] * total), sampling
+    )
 
 
 def _is_compiled(version: Version, *, eager: bool) -> bool:

@@ -53,7 +53,7 @@ class KvSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LayerGroup:
     """Layers that share one block table; ``pages_bytes`` is each layer's block, which holds
     ``block_tokens``.
     """
@@ -92,7 +92,7 @@ class Group:
 class KvLayout:
     """The groups of a model under one engine's settings."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     settings: KvSettings
 
     @property
@@ -214,13 +214,13 @@ def _one_kind(layers: tuple[LayerCache, ...]) -> bool:
 
 def _one_group(
     layers: tuple[LayerCache, ...], pages: list[int], settings: KvSettings
-) -> tuple[Group, ...]:
+) -> tuple[LayerGroup, ...]:
     if not layers:
         return ()
     first = layers[0]
     indices = tuple(layer.index for layer in layers)
     return (
-        Group(
+        LayerGroup(
             first.kind,
             indices,
             tuple(pages),
@@ -245,7 +245,7 @@ def _unified(
     return rows
 
 
-def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[Group, ...]:
+def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[LayerGroup, ...]:
     """Form groups of equally many layers: as many as the rarest kind has, or as the most frequent
     where they are close.
     """
@@ -268,7 +268,9 @@ def _equal_groups(rows: list[tuple[LayerCache, int, int]]) -> tuple[Group, ...]:
         number = -(-len(indices) // size)
         for i in range(number):
             members = tuple(indices[i::number])
-            groups.append(Group(kind, members, (page,) * len(members), block, window, checkpoints))
+            groups.append(
+                LayerGroup(kind, members, (page,) * len(members), block, window, checkpoints)
+            )
     return tuple(groups)
 
 

@@ -18,7 +18,11 @@ from oomguard.estimate.constants import constant, kept_back, measured_groups, po
 from oomguard.estimate.model.layer_kinds import layer_kinds
 from oomguard.estimate.model.model import Model
 from oomguard.estimate.model.shape import ModelShape
-from oomguard.estimate.start.activations import Peak, peak_activation, prompt_logprobs_bytes
+from oomguard.estimate.start.activations import (
+    ActivationPeak,
+    peak_activation,
+    prompt_logprobs_bytes,
+)
 from oomguard.estimate.start.cuda_graphs import is_first_engine, of_old_driver
 from oomguard.estimate.start.defaults import is_rocm, known_gpu, refuse_impossible, with_defaults
 from oomguard.estimate.start.encoder_profile import (
@@ -362,7 +366,7 @@ def _prompt_logprobs(model: Model, settings: VllmSettings) -> int:
     return prompt_logprobs_bytes(model.shape, settings.version, step, longest, settings.device)
 
 
-def _peak(parts: _Parts, number: int) -> Peak:
+def _peak(parts: _Parts, number: int) -> ActivationPeak:
     """Return the activation peak of a stage: the language model's beside the encoder's outputs, or
     the encoder's own.
     """
@@ -414,7 +418,7 @@ def _profiled_rows(parts: _Parts) -> int:
     return settings.max_num_seqs or 0
 
 
-def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
+def _stage(parts: _Parts, number: int, peak: ActivationPeak) -> Stage:
     settings = parts.settings
     fixed = parts.fixed
     layout = parts.caches.layout
@@ -446,7 +450,7 @@ def _stage(parts: _Parts, number: int, peak: Peak) -> Stage:
     )
 
 
-def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[Peak]) -> int:
+def _uncertainty(parts: _Parts, stages: tuple[Stage, ...], peaks: list[ActivationPeak]) -> int:
     """Return by how many bytes the pool may be off: the root of the summed squares of independent
     sources.
 

@@ -3,20 +3,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.fleet.findings import Change, Finding
+from oomguard.cluster.fleet.findings import IncidentSummary, SettingChange
 from oomguard.cluster.fleet.groups import FleetSummary, summed
 from oomguard.scan.inputs import Writer, writer_of
 
 
-def change(new: int | str, old: int | None = 32768, setting: str = "max_model_len") -> Change:
-    return Change(setting, old, new, f"--{setting} {new}", "reduces-capacity")
+def change(
+    new: int | str, old: int | None = 32768, setting: str = "max_model_len"
+) -> SettingChange:
+    return SettingChange(setting, old, new, f"--{setting} {new}", "reduces-capacity")
 
 
 def finding(
-    *changes: Change, source: str = "a.log", cause: str = "kv_cache_budget", model: str | None = "org/m", at: float | None = None, version: str = "0.32.0"
-) -> Finding:  # fmt: skip
+    *changes: SettingChange, source: str = "a.log", cause: str = "kv_cache_budget", model: str | None = "org/m", at: float | None = None, version: str = "0.32.0"
+) -> IncidentSummary:  # fmt: skip
     writer: Writer = writer_of(source)
-    return Finding(
+    return IncidentSummary(
         source,
         7,
         None,
@@ -34,7 +36,7 @@ def finding(
     )
 
 
-def of(*findings: Finding, since: float | None = None) -> FleetSummary:
+def of(*findings: IncidentSummary, since: float | None = None) -> FleetSummary:
     return summed(findings, inputs=9, failed=len({one.source for one in findings}), since=since)
 
 
@@ -132,7 +134,7 @@ VALUES = st.one_of(
     )
 )
 def test_every_incident_is_in_one_group_and_a_fix_never_counts_more_than_its_group(
-    made: list[tuple[Change | None, str, float | None]],
+    made: list[tuple[SettingChange | None, str, float | None]],
 ):
     findings = [finding(*([one] if one else []), cause=cause, at=at) for one, cause, at in made]
     summary = of(*findings)
@@ -151,5 +153,5 @@ def test_of_one_setting_that_is_lowered_one_value_fixes_all(values: list[int]):
 
 
 @given(st.permutations([finding(change(n), source=f"{n}.log", at=float(n)) for n in range(1, 7)]))
-def test_the_order_of_the_inputs_changes_nothing(findings: list[Finding]):
+def test_the_order_of_the_inputs_changes_nothing(findings: list[IncidentSummary]):
     assert of(*findings) == of(*sorted(findings, key=lambda one: one.source))

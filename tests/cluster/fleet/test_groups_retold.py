@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from oomguard.cluster.fleet.findings import Finding, findings_of
+from oomguard.cluster.fleet.findings import IncidentSummary, findings_of
 from oomguard.cluster.fleet.groups import summed, told_once
 from oomguard.cluster.fleet.summary_report import summary_json, where
 from oomguard.diagnosis.diagnose import diagnose
@@ -17,14 +17,14 @@ LOGS = next(SESSION.glob("session_*/logs"))
 WORKER = f"session_2026-11-26_18-05-14_1_2/logs/worker-{'ab' * 28}-ffffffff-{{}}.err"
 
 
-def findings(*paths: Path) -> list[Finding]:
+def findings(*paths: Path) -> list[IncidentSummary]:
     return [one for path in paths for one in findings_of(diagnose(path), None)]
 
 
 def finding(
     source: str, process: str | None = None, message: str = "CUDA out of memory. Tried 16 MiB"
-) -> Finding:
-    return Finding(
+) -> IncidentSummary:
+    return IncidentSummary(
         source, 7, process, writer_of(source), "cuda_oom", True, "batch_too_large", "", "torch", None, None, None, None, (), message
     )  # fmt: skip
 

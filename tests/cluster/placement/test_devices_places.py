@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.cluster.placement.devices import Place, limited, places_of
+from oomguard.cluster.placement.devices import DeviceSlot, limited, places_of
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import GIB
 from oomguard.probe.nvml import Device, Gpu, MigInstance, Survey
 from support.each import each
 
-FOUR = tuple(Place(i, f"GPU-{i}aaa", "A5000", 24 * GIB, 24 * GIB, {}) for i in range(4))
-MIXED = (*FOUR[:3], Place(3, "GPU-3aaa", "H100", 80 * GIB, 80 * GIB, {}))
+FOUR = tuple(DeviceSlot(i, f"GPU-{i}aaa", "A5000", 24 * GIB, 24 * GIB, {}) for i in range(4))
+MIXED = (*FOUR[:3], DeviceSlot(3, "GPU-3aaa", "H100", 80 * GIB, 80 * GIB, {}))
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def indices(value: str | None, places: tuple[Place, ...] = FOUR, **environ: str) -> list[int]:
+def indices(value: str | None, places: tuple[DeviceSlot, ...] = FOUR, **environ: str) -> list[int]:
     given = {} if value is None else {VISIBLE: value}
     return [place.index for place in limited(places, {**given, **environ}).places]
 
@@ -96,11 +96,14 @@ def test_a_divided_gpu_without_instances_and_a_lost_one_can_be_given_to_nobody()
     [(24, {}, True), (23.5, {}, True), (22, {}, False), (23.9, {7: None}, False), (24, None, True)],
 )
 def test_a_device_is_empty_where_no_more_than_the_driver_s_own_is_held(free_gib, by_pid, is_empty):
-    assert Place(0, "GPU-0", "A", 24 * GIB, round(free_gib * GIB), by_pid).is_empty is is_empty
+    assert DeviceSlot(0, "GPU-0", "A", 24 * GIB, round(free_gib * GIB), by_pid).is_empty is is_empty
 
 
 def test_a_gpu_that_does_not_answer_makes_no_difference_of_kind():
-    places = [Place(0, None, cannot="it does not answer: GPU is lost"), Place(1, "GPU-1", "A")]
+    places = [
+        DeviceSlot(0, None, cannot="it does not answer: GPU is lost"),
+        DeviceSlot(1, "GPU-1", "A"),
+    ]
     assert [place.index for place in limited(places, {"CUDA_VISIBLE_DEVICES": "1,0"}).places] == [
         1,
         0,
@@ -109,5 +112,5 @@ def test_a_gpu_that_does_not_answer_makes_no_difference_of_kind():
 
 def test_a_neighbour_that_a_container_hides_is_not_taken_for_the_driver_on_a_large_device():
     hidden, idle = 80 * GIB - 2 * GIB, 80 * GIB - GIB // 2
-    assert not Place(0, "GPU-0", "H100", 80 * GIB, hidden, {}).is_empty
-    assert Place(0, "GPU-0", "H100", 80 * GIB, idle, {}).is_empty
+    assert not DeviceSlot(0, "GPU-0", "H100", 80 * GIB, hidden, {}).is_empty
+    assert DeviceSlot(0, "GPU-0", "H100", 80 * GIB, idle, {}).is_empty

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from oomguard.cluster.placement.devices import Place
-from oomguard.cluster.placement.need import Asked, read_gpus
+from oomguard.cluster.placement.devices import DeviceSlot
+from oomguard.cluster.placement.need import DeviceRequest, read_gpus
 from oomguard.core.errors import UsageError
 from support.each import each
 
-THREE = tuple(Place(i, f"GPU-{i}aaa") for i in range(3))
+THREE = tuple(DeviceSlot(i, f"GPU-{i}aaa") for i in range(3))
 
 
 @each(
     ("text", "asked"),
     [
-        ("auto", Asked()),
-        ("2", Asked(2)),
-        ("1,", Asked(1, ("1",))),
-        ("0,1", Asked(2, ("0", "1"))),
-        (" GPU-0aaa, 2 ", Asked(2, ("GPU-0aaa", "2"))),
-        ("MIG-1f-2", Asked(1, ("MIG-1f-2",))),
+        ("auto", DeviceRequest()),
+        ("2", DeviceRequest(2)),
+        ("1,", DeviceRequest(1, ("1",))),
+        ("0,1", DeviceRequest(2, ("0", "1"))),
+        (" GPU-0aaa, 2 ", DeviceRequest(2, ("GPU-0aaa", "2"))),
+        ("MIG-1f-2", DeviceRequest(1, ("MIG-1f-2",))),
     ],
 )
 def test_it_is_auto_a_number_or_a_list(text, asked):
@@ -58,7 +58,7 @@ def test_one_that_is_named_in_two_ways_is_named_twice(text):
 
 
 def test_a_device_that_was_named_and_fell_off_cannot_be_used_and_says_why():
-    lost = Place(1, None, cannot="it does not answer: GPU is lost")
+    lost = DeviceSlot(1, None, cannot="it does not answer: GPU is lost")
     for entry in ("1", "GPU-1a"):
         (place,) = read_gpus(f"{entry},").among((THREE[0], lost), meant={entry: [THREE[1]]})
         assert place.cannot == "it does not answer: GPU is lost"

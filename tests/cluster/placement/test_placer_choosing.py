@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.cluster.placement.devices import Place
-from oomguard.cluster.placement.need import Fitness, Need, need_of
+from oomguard.cluster.placement.devices import DeviceSlot
+from oomguard.cluster.placement.need import DeviceNeed, Fitness, need_of
 from oomguard.cluster.placement.placer import first_of_one_kind, fitting
 from oomguard.core.facts import GIB
 from oomguard.engines.command import Launch
@@ -17,21 +17,21 @@ from support.placing import LLAMA_8B
 
 
 @pytest.fixture
-def need(tmp_path: Path) -> Need:
+def need(tmp_path: Path) -> DeviceNeed:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     return need_of(
         Launch(("vllm", "serve", str(tmp_path), "--max-model-len", "8192", "--port", "8001"))
     )
 
 
-def device(index: int, size_gib: int, held_gib: int = 0) -> Place:
+def device(index: int, size_gib: int, held_gib: int = 0) -> DeviceSlot:
     by_pid = {41: held_gib * GIB} if held_gib else {}
-    return Place(
+    return DeviceSlot(
         index, f"GPU-{index}", f"of {size_gib}", size_gib * GIB, (size_gib - held_gib) * GIB, by_pid
     )
 
 
-def chosen(need: Need, *places: Place) -> list[int]:
+def chosen(need: DeviceNeed, *places: DeviceSlot) -> list[int]:
     return [place.index for place in fitting(need, places, lambda fitness: fitness.fits)]
 
 
@@ -56,7 +56,7 @@ def test_of_an_unknown_need_only_devices_that_nobody_uses_do_the_largest_first()
 
 
 def test_a_device_that_does_not_tell_its_size_is_not_taken_for_one_that_fits(need):
-    assert chosen(need, Place(0, "GPU-0", "A")) == []
+    assert chosen(need, DeviceSlot(0, "GPU-0", "A")) == []
 
 
 def test_several_devices_are_of_one_kind_where_they_can_be():

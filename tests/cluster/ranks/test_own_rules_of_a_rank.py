@@ -6,7 +6,7 @@ from oomguard.analyst.side_effects import SideEffects
 from oomguard.cluster.ranks.decision import decide, is_change_left, policy_row, seen_row
 from oomguard.cluster.ranks.messages import RankEnd, Said, said
 from oomguard.core.incident import Effect
-from oomguard.remedy.policy import Need, Policy
+from oomguard.remedy.policy import LeastValue, Policy
 from support.each import each
 
 PATCH = (
@@ -32,7 +32,7 @@ WROTE = seen_row(SideEffects(changed_files=("/w/m.prom",)))
             "--allow output-preserving forbids what reduces-capacity",
         ),
         (
-            Policy(needed={"max_model_len": Need(float("inf"), "it asks for")}),
+            Policy(needed={"max_model_len": LeastValue(float("inf"), "it asks for")}),
             "below what it asks for",
         ),
     ],

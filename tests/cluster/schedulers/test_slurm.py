@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from oomguard.cluster.schedulers import slurm
-from oomguard.cluster.schedulers.slurm import Job, job_of
+from oomguard.cluster.schedulers.slurm import SlurmJob, job_of
 from support.each import each
 from support.supervising import run
 
@@ -85,7 +85,7 @@ def test_an_scontrol_that_hangs_is_told_in_words(tmp_path, monkeypatch):
         "get_logger",
         lambda: SimpleNamespace(warning=lambda _event, reason: told.append(reason)),
     )
-    assert not Job("1", 0, f"{tmp_path}:/usr/bin:/bin").set_comment("x")
+    assert not SlurmJob("1", 0, f"{tmp_path}:/usr/bin:/bin").set_comment("x")
     assert told == ["scontrol did not end within 0 s"]
 
 
@@ -130,6 +130,6 @@ def test_the_comment_that_is_read_is_that_of_the_job_alone(tmp_path):
     program.write_text("#!/bin/sh\nprintf '1+1 second\\n1+0 proj42; oomguard: x\\n'\n")
     program.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"
-    assert Job("1", 0, path, "1+0").comment() == "proj42; oomguard: x"
+    assert SlurmJob("1", 0, path, "1+0").comment() == "proj42; oomguard: x"
     program.write_text("#!/bin/sh\necho '10_1 (null)'\n")
-    assert Job("11", 0, path).comment() == ""
+    assert SlurmJob("11", 0, path).comment() == ""

@@ -10,7 +10,7 @@ import time
 import psutil
 
 from oomguard.cluster.serving.health import Elsewhere, Health, LookedAt, Server
-from oomguard.engines.server import Address, serving_names
+from oomguard.engines.server import ListenAddress, serving_names
 
 VLLM = serving_names("vllm")
 WATCHED = ("--hang-after", "2")
@@ -99,7 +99,7 @@ def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):
     monkeypatch.setattr(Server, "ask", breaks)
     looked = LookedAt(
         Health("vllm", 2.0, lambda _: None, {}),
-        Server(Address("127.0.0.1", 1)),
+        Server(ListenAddress("127.0.0.1", 1)),
         VLLM,
         0,
         threading.Event(),

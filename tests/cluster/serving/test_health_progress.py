@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from oomguard.cluster.serving.health import (
     CORE_GONE_S,
     Counters,
+    EngineProblem,
     EngineProcesses,
-    Finding,
     Look,
-    Progress,
+    ProgressMonitor,
 )
 
 LIMIT_S, EVERY_S = 60.0, 3.0
@@ -31,8 +31,8 @@ def look(
     return Look(at_s, at_s, **given)
 
 
-def found(*looks: Look) -> Finding | None:
-    progress = Progress(LIMIT_S, EVERY_S)
+def found(*looks: Look) -> EngineProblem | None:
+    progress = ProgressMonitor(LIMIT_S, EVERY_S)
     return [progress.see(one) for one in looks][-1]
 
 
@@ -131,7 +131,7 @@ def test_without_counters_a_waiting_request_counts_only_while_the_processes_are_
 
 def test_a_core_that_was_gone_before_the_first_look_is_a_death_too():
     looks = [look(at_s, processes=EngineProcesses()) for at_s in range(0, int(CORE_GONE_S) + 1, 3)]
-    progress = Progress(LIMIT_S, EVERY_S, had_cores=True)
+    progress = ProgressMonitor(LIMIT_S, EVERY_S, had_cores=True)
     assert [progress.see(one) for one in looks][-1].is_dead
     assert found(*looks) is None  # an engine that gives its processes no titles
 
@@ -154,7 +154,7 @@ def test_a_server_that_its_user_stopped_is_no_hang():
 )
 def test_no_engine_that_moves_within_the_limit_is_ever_found(steps, data):
     """Whatever runs and waits: where a counter moves at least once in every limit, and its core lives, nothing is said."""
-    progress, tokens, still_s = Progress(LIMIT_S, EVERY_S), 0, 0.0
+    progress, tokens, still_s = ProgressMonitor(LIMIT_S, EVERY_S), 0, 0.0
     for number, (moves, running, wait_s) in enumerate(steps):
         still_s += EVERY_S
         if moves or still_s >= LIMIT_S:

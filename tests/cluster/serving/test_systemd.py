@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.cluster.serving.health import Health
-from oomguard.cluster.serving.systemd import Systemd, Told, taken_from
+from oomguard.cluster.serving.systemd import Systemd, SystemdNotifier, taken_from
 from oomguard.engines.command import Launch
 from support.each import each
 from support.supervising import wait_for
@@ -132,7 +132,7 @@ def test_a_look_that_fails_keeps_the_watchdog_of_a_server_of_which_nothing_is_wr
     manager, monkeypatch
 ):
     health = Health("vllm", 0.0, lambda _: None, {}, is_ready=True)
-    told = Told(
+    told = SystemdNotifier(
         Systemd(
             f"\0{manager.address[1:]}" if manager.address.startswith("@") else manager.address, 0.1
         ),

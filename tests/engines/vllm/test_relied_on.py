@@ -15,7 +15,7 @@ import vllm_versions
 from oomguard.core.setting_spellings import left_alone, surfaces
 from oomguard.core.settings import SETTINGS
 from oomguard.engines.flag_table import all_flags
-from oomguard.engines.vllm.installed import added_arguments, parsed, read_sources
+from oomguard.engines.vllm.package import added_arguments, parsed, read_sources
 from support.vllm_defaults import batch_defaults
 from support.vllm_guard import guard_rows
 from support.vllm_printed import Looked, log_rows

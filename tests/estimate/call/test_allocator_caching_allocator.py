@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.core.facts import MIB
-from oomguard.estimate.call.allocator import CachingAllocator, Segment, least_capacity, replay
+from oomguard.estimate.call.allocator import (
+    AllocatorSegment,
+    CachingAllocator,
+    least_capacity,
+    replay,
+)
 
 SIZES = (
     st.integers(1, 60 * MIB)
@@ -138,7 +143,7 @@ def test_segments_taken_over_are_those_that_were_there(steps):
 
 
 def test_what_is_alive_leaves_less_than_its_bytes_say():
-    held = Segment(small=False, pieces=((12 * MIB, True), (8 * MIB, False)))
+    held = AllocatorSegment(small=False, pieces=((12 * MIB, True), (8 * MIB, False)))
 
     assert replay([(1, 9 * MIB)], 40 * MIB, [held]) == 40 * MIB
     assert replay([(1, 9 * MIB)], 39 * MIB, [held]) is None

@@ -12,7 +12,7 @@ from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.vision_encoder import Encoder, read_vision_encoder
 from oomguard.estimate.start.encoder_profile import processed
-from oomguard.estimate.start.fitting import solve
+from oomguard.estimate.start.fit_settings import solve
 from oomguard.estimate.start.start import VllmSettings
 
 START = VllmSettings(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomguard.estimate.model.layer_caches import LayerCache
-from oomguard.estimate.start.kv_cache import Group, KvLayout, KvSettings, lay_out
+from oomguard.estimate.start.kv_cache import KvLayout, KvSettings, LayerGroup, lay_out
 
 SETTINGS = KvSettings(block_tokens=16, max_model_len=4096, in_flight_tokens=2048)
 
@@ -175,7 +175,10 @@ def test_what_an_encoder_read_is_kept_for_a_step_s_tokens_beside_the_request_s_o
 
 
 def test_earlier_versions_log_the_tokens_of_a_block_in_each_group():
-    groups = (Group("full", (0,), (4096,), 16), Group("sliding", (1, 2), (4096, 4096), 16, 512))
+    groups = (
+        LayerGroup("full", (0,), (4096,), 16),
+        LayerGroup("sliding", (1, 2), (4096, 4096), 16, 512),
+    )
     layout = KvLayout(groups, SETTINGS)
 
     assert layout.tokens_of_groups(101) == 101 // 2 * 16

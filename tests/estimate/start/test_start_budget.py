@@ -18,7 +18,7 @@ from oomguard.estimate.model.files import ModelFiles
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.parameters import counted
 from oomguard.estimate.start.cuda_graphs import cuda_graphs
-from oomguard.estimate.start.fitting import fit
+from oomguard.estimate.start.fit_settings import fit
 from oomguard.estimate.start.start import StartBudget, VllmSettings
 from oomguard.estimate.start.start_budget import budget_start
 from oomguard.report.plan import start_record

@@ -98,7 +98,7 @@ _QUIET_S: Final = 0.1
 CORE_FAILED: Final = "EngineCore failed to start."
 
 
-class Listener:
+class MessageReceiver:
     """Hears rows from ``open`` to ``close``. Where no folder can be made it hears none, and
     ``problem`` says why.
 

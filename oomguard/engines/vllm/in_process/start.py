@@ -41,7 +41,7 @@ from oomguard.engines.vllm.in_process import message_sender
 from oomguard.engines.vllm.in_process.core_client import LastingClient, step_in_use
 from oomguard.engines.vllm.in_process.core_restart import attend, may_attend
 from oomguard.engines.vllm.in_process.message_receiver import (
-    Listener,
+    MessageReceiver,
     in_the_last_step,
     is_same,
     last_words,
@@ -241,7 +241,7 @@ GIVEN_UP: Final = "nobody waits for it any more, and it was ended"
 _CORE: Final = "EngineCore"
 
 
-class Watched:
+class StartupWatchdog:
     """A start that is watched while it lasts.
 
     Args:
@@ -255,7 +255,7 @@ class Watched:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: MessageReceiver,
         within_s: float | None,
         is_given_up: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -268,7 +268,7 @@ class Watched:
         self.ended_because: str | None = None
 
     @contextlib.contextmanager
-    def lasting(self) -> Iterator[Watched]:
+    def lasting(self) -> Iterator[StartupWatchdog]:
         """Watch in a thread until the block ends."""
         thread = threading.Thread(target=self._watch, name="oomguard-start-watch", daemon=True)
         with contextlib.suppress(
@@ -832,7 +832,7 @@ class VllmStart:
     ) -> None:
         self._function = function
         self._arguments = StartArguments(function, args, kwargs)
-        self._listener = Listener()
+        self._listener = MessageReceiver()
         self._told: set[str] = set()
         self._in_use: dict[str, SettingInForce] = {}
         self.is_given_up: Callable[[], bool] = lambda: False
@@ -851,10 +851,10 @@ class VllmStart:
             if self.is_given_up():
                 return EndedStart(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
             before = read_cgroup()
-            self._listener = Listener()
+            self._listener = MessageReceiver()
             result = None
             error = None
-            watched = Watched(self._listener, within_s, self.is_given_up)
+            watched = StartupWatchdog(self._listener, within_s, self.is_given_up)
             with _heard(self._listener) as captures, watched.lasting():
                 try:
                     result = self._function(*args, **kwargs)
@@ -876,7 +876,7 @@ class VllmStart:
             del error
 
     def _failed(
-        self, error: Exception, before: Cgroup | None, printed: str, watched: Watched
+        self, error: Exception, before: Cgroup | None, printed: str, watched: StartupWatchdog
     ) -> EndedStart:
         """Return how a start ended that raised."""
         rows = self._listener.rows()
@@ -938,7 +938,7 @@ class VllmStart:
                 "removed what the failed start left in shared memory", segments=list(removed)
             )
         self._listener.close()
-        self._listener = Listener()
+        self._listener = MessageReceiver()
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
         """Return what the program gave the engine, and of one that has worked what its steps had
@@ -967,7 +967,7 @@ class VllmStart:
 
 
 @contextlib.contextmanager
-def _heard(listener: Listener) -> Iterator[list[Capture]]:
+def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
     """Hear what the engine's processes say while it starts, and take what they print; leave
     everything as it was.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.engines.vllm.in_process import message_sender, start
-from oomguard.engines.vllm.in_process.message_receiver import Listener
+from oomguard.engines.vllm.in_process.message_receiver import MessageReceiver
 from oomguard.engines.vllm.plugin import LISTENER
 
 SPEAKS = """
@@ -32,15 +32,15 @@ register()
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    made = Listener()
+def listener() -> Iterator[MessageReceiver]:
+    made = MessageReceiver()
     made.open()
     yield made
     message_sender.fall_silent()
     made.close()
 
 
-def child(code: str, listener: Listener, **env: str) -> subprocess.CompletedProcess[str]:
+def child(code: str, listener: MessageReceiver, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in another process that loads the plugin as vLLM's do."""
     env = {**os.environ, LISTENER: str(listener.path), **env}
     return subprocess.run(
@@ -246,7 +246,7 @@ def test_where_no_folder_can_be_made_nobody_is_heard_and_it_says_why(
         with subtests.test(where=where), monkeypatch.context() as changed:
             (tmp_path / "file").write_text("")
             changed.setattr(tempfile, "tempdir", str(tmp_path / where))
-            listener = Listener()
+            listener = MessageReceiver()
             listener.open()
             assert listener.path is None
             assert listener.problem
@@ -259,7 +259,7 @@ def test_a_folder_with_a_long_name_is_listened_in(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 200)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    listener = Listener()
+    listener = MessageReceiver()
     listener.open()
     assert child("logging.getLogger('vllm').error('far')", listener).returncode == 0
     listener.settle()
@@ -271,15 +271,17 @@ def test_a_folder_with_a_long_name_is_listened_in(tmp_path, monkeypatch):
 def test_what_was_sent_before_the_end_is_heard_also_where_the_listening_thread_comes_late(
     tmp_path, monkeypatch
 ):
-    listener = Listener()
+    listener = MessageReceiver()
     late = threading.Event()
-    take = Listener._take
+    take = MessageReceiver._take
 
-    def slow(self: Listener, selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+    def slow(
+        self: MessageReceiver, selector: selectors.BaseSelector, timeout_s: float | None
+    ) -> bool:
         late.wait(30)
         return take(self, selector, timeout_s)
 
-    monkeypatch.setattr(Listener, "_take", slow)
+    monkeypatch.setattr(MessageReceiver, "_take", slow)
     listener.open()
     assert child("logging.getLogger('vllm').error('in time')", listener).returncode == 0
     closing = threading.Thread(target=listener.close)

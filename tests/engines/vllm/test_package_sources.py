@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from oomguard.engines.vllm.installed import read_sources
+from oomguard.engines.vllm.package import read_sources
 
 
 def test_flags_arguments_and_hook_are_read_and_nothing_is_imported(vllm_tree):

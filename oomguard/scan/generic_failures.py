@@ -73,7 +73,7 @@ _AMID_A_LOG: Final = re.compile(
 _MENTION: Final = re.compile(rf"{_PHRASE}|\bOOM(?:s|ed|'d|ing)?\b|(?i:\b(?:gpu|cuda) memory error)")
 _OF_A_PERSON: Final = re.compile(r"\b(?:I|I'm|I've|[Ww]e|[Mm]y|[Oo]ur|me)\b|\?\s*\Z")
 _SENTENCE: Final = re.compile(r"(?:\b[a-zI']+\b,? ){3}")
-_WORDING: Final = Wording(anchor="", pattern=None, source="oomguard/scan/unrecognized.py")
+_WORDING: Final = Wording(anchor="", pattern=None, source="oomguard/scan/generic_failures.py")
 _SIGNATURE: Final = Signature("", "other", "unknown", "unknown", (_WORDING,), ())
 
 

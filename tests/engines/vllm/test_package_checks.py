@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.engines.vllm.installed import plugin_checks
+from oomguard.engines.vllm.package import plugin_checks
 
 
 def test_the_plugin_is_seen_where_oomguard_is_installed():

@@ -20,7 +20,8 @@ from oomguard.scan.source import damage_of, open_log, open_standard_input, shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oomguard.cluster.fleet.findings import Finding
+    from oomguard.cluster.fleet.findings import IncidentSummary
+
 
 _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
 
@@ -75,7 +76,7 @@ class _Text(io.StringIO):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RenderOptions:
     """What the command line asks for, as plain values that can be sent to any process.
 
     ``in_folders`` are the inputs that the user did not name: they were met in a folder. ``summary``
@@ -108,7 +109,7 @@ class RenderedInput:
     found: bool = False
     error: str = ""
     hint: str | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[IncidentSummary, ...] = ()
 
 
 class InputRenderer:
@@ -120,7 +121,7 @@ class InputRenderer:
         InputError: a model that cannot be found.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: RenderOptions) -> None:
         self.work = work
         from oomguard.diagnosis.diagnose import given_device, given_settings
 
@@ -250,7 +251,7 @@ def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
     return open_log(path, on_read)
 
 
-def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
+def _findings(diagnosis: Diagnosis) -> tuple[IncidentSummary, ...]:
     """Return what a summary takes of one input."""
     if not diagnosis.incidents:
         return ()

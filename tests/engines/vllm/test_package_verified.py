@@ -9,13 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from oomguard.engines.command import Launch
-from oomguard.engines.vllm import installed
-from oomguard.engines.vllm.installed import (
-    installed_package,
-    is_known,
-    may_carry,
-    verified_versions,
-)
+from oomguard.engines.vllm import package
+from oomguard.engines.vllm.package import installed_package, is_known, may_carry, verified_versions
 
 SERVE = ("vllm", "serve", "m")
 UNKNOWN = "9.9.9"
@@ -23,7 +18,7 @@ UNKNOWN = "9.9.9"
 
 @pytest.fixture(autouse=True)
 def _said_anew():
-    for cached in (installed._say, installed._read):
+    for cached in (package._say, package._read):
         cached.cache_clear()
 
 
@@ -109,7 +104,7 @@ def test_an_unknown_version_whose_sources_are_not_found_is_left_as_it_is(
     ]:
         with subtests.test(argv=argv):
             monkeypatch.setenv("PATH", str(tmp_path))
-            installed._say.cache_clear()
+            package._say.cache_clear()
             with capture_logs() as logs:
                 assert not may_carry(Launch(argv, engine_version=UNKNOWN), "max_model_len")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.codec import Record
+from oomguard.journal.codec import AttemptRow
 from oomguard.journal.delivery_process import DeliveryProcess, _Deliverer
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, delivered_of, waiting
-from oomguard.journal.read import Asked, open_journal, past_runs
+from oomguard.journal.queries import RunQuery, open_journal, past_runs
 from oomguard.journal.shared import SharedJournal
 from oomguard.supervisor import tree
 from support.supervising import LIMIT_S
@@ -87,11 +87,11 @@ def test_it_ends_when_the_run_is_killed(writer, number):
 
 def test_where_it_is_gone_the_next_write_starts_another():
     journal = SharedJournal(AWAY)
-    journal.begin(Record("one", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("one", 1, ["x"], {}, []))
     until(lambda: deliverers(os.getpid()))
     (pid,) = deliverers(os.getpid())
     os.kill(pid, signal.SIGKILL)
-    journal.begin(Record("one", 2, ["x"], {}, []))
+    journal.begin(AttemptRow("one", 2, ["x"], {}, []))
     left = journal.finish(LIMIT_S)
 
     assert left is not None
@@ -101,7 +101,7 @@ def test_where_it_is_gone_the_next_write_starts_another():
 
 def test_nothing_of_it_is_left_when_the_run_has_finished():
     journal = SharedJournal(AWAY)
-    journal.begin(Record("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, []))
     assert journal.finish(0.0) is not None
     assert deliverers(os.getpid()) == []
 
@@ -117,7 +117,7 @@ def test_what_a_run_wrote_just_before_it_was_killed_is_delivered(database: str):
     until(lambda: not waiting(location.outbox))
     with open_journal(location) as connection:
         assert connection is not None
-        assert [past.session for past in past_runs(connection, Asked())] == ["s"]
+        assert [past.session for past in past_runs(connection, RunQuery())] == ["s"]
 
 
 def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_wait_for_it(
@@ -125,7 +125,7 @@ def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_
 ):
     for session in ("one", "two"):
         outage = SharedJournal(AWAY)
-        outage.begin(Record(session, 1, ["x"], {}, []))
+        outage.begin(AttemptRow(session, 1, ["x"], {}, []))
         assert outage.finish(LIMIT_S) is not None
     there = JournalUrl(database).outbox
     there.mkdir(parents=True)
@@ -140,13 +140,13 @@ def test_a_run_that_ends_at_once_has_what_an_outage_left_delivered_and_does_not_
     until(lambda: not waiting(there))
     with open_journal(JournalUrl(database)) as connection:
         assert connection is not None
-        assert {run.command for run in past_runs(connection, Asked())} == {("x",), ("true",)}
-        assert len(past_runs(connection, Asked())) == 3
+        assert {run.command for run in past_runs(connection, RunQuery())} == {("x",), ("true",)}
+        assert len(past_runs(connection, RunQuery())) == 3
 
 
 def test_where_nothing_else_waits_no_process_outlives_the_run(database: str):
     journal = SharedJournal(JournalUrl(database))
-    journal.begin(Record("s", 1, ["x"], {}, []))
+    journal.begin(AttemptRow("s", 1, ["x"], {}, []))
     assert journal.finish(LIMIT_S) is None
     assert deliverers(os.getpid()) == []
 
@@ -154,7 +154,7 @@ def test_where_nothing_else_waits_no_process_outlives_the_run(database: str):
 def test_it_delivers_whole_lines_and_notes_how_far(database: str, tmp_path: Path):
     outbox = Outbox(tmp_path, "s")
     for number in (1, 2):
-        outbox.begin(Record("s", number, ["x"], {}, []))
+        outbox.begin(AttemptRow("s", number, ["x"], {}, []))
     whole = outbox.path.stat().st_size
     os.write(outbox.fd, b'{"form": 1, "kind"')
     process = DeliveryProcess(JournalUrl(database), outbox.path)
@@ -166,17 +166,17 @@ def test_it_delivers_whole_lines_and_notes_how_far(database: str, tmp_path: Path
 
 def test_what_is_written_after_a_delivery_is_delivered_without_another_write(database: str):
     journal = SharedJournal(JournalUrl(database))
-    begun = [journal.begin(Record("s", number, ["x"], {}, [])) for number in (1, 2, 3)]
+    begun = [journal.begin(AttemptRow("s", number, ["x"], {}, [])) for number in (1, 2, 3)]
 
     def attempts() -> int:
         with open_journal(JournalUrl(database)) as connection:
-            runs = [] if connection is None else past_runs(connection, Asked())
+            runs = [] if connection is None else past_runs(connection, RunQuery())
         return len(runs[0].attempts) if runs else 0
 
     until(lambda: attempts() >= 1)
     journal.end(begun[2], exit_status=0, incident=None, measured={})
     for number in (4, 5):
-        journal.begin(Record("s", number, ["x"], {}, []))
+        journal.begin(AttemptRow("s", number, ["x"], {}, []))
     until(lambda: attempts() == 5)
     assert journal.finish(LIMIT_S) is None
 

@@ -239,7 +239,7 @@ def _damaged(where: Location) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunQuery:
     """Which runs to read.
 
     Attributes:
@@ -257,7 +257,7 @@ class Asked:
     before: int | None = None
 
 
-def each_run(database: Database, asked: Asked, *, limit: int | None = None) -> Iterator[PastRun]:
+def each_run(database: Database, asked: RunQuery, *, limit: int | None = None) -> Iterator[PastRun]:
     """Yield the runs of ``past_runs`` a page at a time: no writer is locked out meanwhile.
 
     Raises:
@@ -276,7 +276,7 @@ def each_run(database: Database, asked: Asked, *, limit: int | None = None) -> I
         asked = replace(asked, before=runs[-1].number)
 
 
-def past_runs(database: Database, asked: Asked, *, limit: int | None = None) -> list[PastRun]:
+def past_runs(database: Database, asked: RunQuery, *, limit: int | None = None) -> list[PastRun]:
     """Return the runs that are asked for, newest first; one that is asked by number in full.
 
     Raises:
@@ -289,7 +289,7 @@ def past_runs(database: Database, asked: Asked, *, limit: int | None = None) -> 
     return [_run(row, attempts[row[1]]) for row in rows if row[1] in attempts]
 
 
-def _runs(database: Database, asked: Asked, limit: int) -> list[tuple[Any, ...]]:
+def _runs(database: Database, asked: RunQuery, limit: int) -> list[tuple[Any, ...]]:
     if asked.command is None:
         return _select(database, _RUN, asked, limit)
     rows = []
@@ -300,7 +300,7 @@ def _runs(database: Database, asked: Asked, limit: int) -> list[tuple[Any, ...]]
     return rows
 
 
-def _numbers(database: Database, asked: Asked, folded: str, limit: int) -> list[int]:
+def _numbers(database: Database, asked: RunQuery, folded: str, limit: int) -> list[int]:
     """Return the runs whose command contains a text; only Python folds the case of every script."""
     found, contains = list[int](), dict[str, bool]()  # many runs have one command
     while len(found) < limit:
@@ -316,7 +316,7 @@ def _numbers(database: Database, asked: Asked, folded: str, limit: int) -> list[
     return found[:limit]
 
 
-def _select(database: Database, columns: str, asked: Asked, limit: int) -> list[tuple[Any, ...]]:
+def _select(database: Database, columns: str, asked: RunQuery, limit: int) -> list[tuple[Any, ...]]:
     attempts = "SELECT 1 FROM attempt WHERE attempt.session = run.session"
     if asked.since is not None:
         attempts += " AND attempt.number = 1 AND attempt.started_at >= :since"

@@ -10,7 +10,7 @@ from pathlib import Path
 from oomguard.cluster.ranks.barrier import Meeting
 from oomguard.cluster.ranks.coordinator import Round, start_together
 from oomguard.cluster.ranks.messages import Decision, Folder, RankEnd
-from oomguard.cluster.ranks.watch_ranks import Watch
+from oomguard.cluster.ranks.watch_ranks import RankMonitor
 from support.each import each
 
 PATCH = ({"setting": "max_model_len", "to": 1792, "reason": ""},)
@@ -102,7 +102,7 @@ def test_a_rank_that_could_not_start_together_has_left_before_the_attempt(tmp_pa
     start_together(ranks[0], 2, 0.5, lambda: False, is_able=True)
     ended = threading.Event()
     ranks[1].say(number=2, state="running")
-    watch = Watch(lambda: ranks[1], 2, lambda _over: ended.set())
+    watch = RankMonitor(lambda: ranks[1], 2, lambda _over: ended.set())
     assert ended.wait(20)
     assert watch.stop().why == "ended, as rank 0 did not start again"
 
@@ -112,7 +112,7 @@ def test_a_rank_that_was_stopped_ends_no_other(tmp_path):
     ranks = met(tmp_path, 2)
     ranks[0].say(number=1, state="running")
     ranks[0].leave()
-    watch = Watch(lambda: ranks[1], 1, lambda _over: None)
+    watch = RankMonitor(lambda: ranks[1], 1, lambda _over: None)
     time.sleep(1.5)
     assert watch.stop() is None
 

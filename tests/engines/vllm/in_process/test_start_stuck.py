@@ -13,8 +13,8 @@ from multiprocessing import get_context
 import pytest
 
 from oomguard.engines.vllm.in_process import message_sender, start
-from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED, Listener
-from oomguard.engines.vllm.in_process.start import Watched
+from oomguard.engines.vllm.in_process.message_receiver import CORE_FAILED, MessageReceiver
+from oomguard.engines.vllm.in_process.start import StartupWatchdog
 from oomguard.engines.vllm.plugin import LISTENER
 
 Process = get_context("fork").Process
@@ -41,10 +41,10 @@ sys.exit(3)
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageReceiver]:
     monkeypatch.setattr(start, "LOOKS_EVERY_S", 0.05)
     monkeypatch.setattr(start, "ENDS_WITHIN_S", 0.5)
-    made = Listener()
+    made = MessageReceiver()
     made.open()
     yield made
     message_sender.fall_silent()
@@ -52,7 +52,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def core(listener: Listener, say: str) -> Iterator[subprocess.Popen[str]]:
+def core(listener: MessageReceiver, say: str) -> Iterator[subprocess.Popen[str]]:
     code = CORE.format(worker=WORKER, say=say)
     env = {**os.environ, LISTENER: str(listener.path)}
     with subprocess.Popen(
@@ -72,7 +72,7 @@ def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_wor
     listener,
 ):
     with (
-        Watched(listener, None).lasting() as watched,
+        StartupWatchdog(listener, None).lasting() as watched,
         core(listener, f"error({CORE_FAILED!r})") as process,
     ):
         assert process.wait(30) == 3
@@ -80,14 +80,17 @@ def test_a_core_that_failed_and_waits_for_its_worker_ends_by_itself_once_the_wor
 
 
 def test_what_has_not_started_in_time_is_killed(listener):
-    with core(listener, "info('loading')") as process, Watched(listener, 0.5).lasting() as watched:
+    with (
+        core(listener, "info('loading')") as process,
+        StartupWatchdog(listener, 0.5).lasting() as watched,
+    ):
         assert process.wait(30) == -9
     assert watched.ended_because == "it had not started within 0.5 s, and was ended"
 
 
 def test_what_nobody_waits_for_any_more_is_killed(listener):
     given_up: list[bool] = []
-    watch = Watched(listener, None, lambda: bool(given_up))
+    watch = StartupWatchdog(listener, None, lambda: bool(given_up))
     with watch.lasting() as watched, core(listener, "info('loading')") as process:
         assert watched.ended_because is None
         given_up.append(True)
@@ -96,7 +99,7 @@ def test_what_nobody_waits_for_any_more_is_killed(listener):
 
 
 def test_a_core_that_has_not_spoken_is_killed_too_and_no_other_child(listener):
-    with Watched(listener, 0.2).lasting():
+    with StartupWatchdog(listener, 0.2).lasting():
         children = [
             Process(target=time.sleep, args=(60,), name=name)
             for name in ("EngineCore", "EngineCore_DP1", "mine")
@@ -117,7 +120,7 @@ def test_a_core_of_an_earlier_start_is_left_alone(listener):
     before = Process(target=time.sleep, args=(60,), name="EngineCore")
     before.start()
     try:
-        with Watched(listener, 0.1).lasting() as watched:
+        with StartupWatchdog(listener, 0.1).lasting() as watched:
             while watched.ended_because is None:
                 time.sleep(0.02)
             time.sleep(0.2)
@@ -129,7 +132,7 @@ def test_a_core_of_an_earlier_start_is_left_alone(listener):
 
 def test_a_core_that_did_not_fail_is_left_alone(listener):
     with (
-        Watched(listener, None).lasting(),
+        StartupWatchdog(listener, None).lasting(),
         core(listener, "error('one request failed')") as process,
     ):
         time.sleep(1.5)
@@ -140,12 +143,12 @@ def test_another_process_that_got_the_number_of_one_that_spoke_is_left_alone(lis
     with core(listener, f"error({CORE_FAILED!r})") as process:
         listener.settle()
         listener.speakers = {pid: (ticks or 0) - 1 for pid, ticks in listener.speakers.items()}
-        with Watched(listener, 0.1).lasting():
+        with StartupWatchdog(listener, 0.1).lasting():
             time.sleep(1.5)
         assert process.poll() is None
 
 
 def test_the_watch_ends_with_the_start(listener):
-    with Watched(listener, 1000.0).lasting():
+    with StartupWatchdog(listener, 1000.0).lasting():
         assert "oomguard-start-watch" in {thread.name for thread in start.threading.enumerate()}
     assert "oomguard-start-watch" not in {thread.name for thread in start.threading.enumerate()}

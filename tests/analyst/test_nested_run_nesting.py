@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.analyst.nesting import OUTER, innermost, options_of_inner_runs, outer_run
+from oomguard.analyst.nested_run import OUTER, innermost, options_of_inner_runs, outer_run
 from support.each import each
 
 ENGINE = Path(__file__).with_name("fake_engine.py")

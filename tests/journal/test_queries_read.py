@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import upgrade_hint
 from oomguard.core.past_runs import PastRun
-from oomguard.journal.read import Asked, each_run, open_journal, past_runs
+from oomguard.journal.queries import RunQuery, each_run, open_journal, past_runs
 from oomguard.journal.store import Journal, Record, default_path
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
@@ -67,7 +67,7 @@ def write(
 def runs(journal: Journal, limit: int | None = None, **asked: object) -> list[PastRun]:
     with open_journal(journal.path) as database:
         assert database is not None
-        return past_runs(database, Asked(**asked), limit=limit)  # type: ignore[arg-type]
+        return past_runs(database, RunQuery(**asked), limit=limit)  # type: ignore[arg-type]
 
 
 def test_the_newest_run_is_first_and_the_limit_leaves_older_ones_out(journal: Journal):
@@ -162,16 +162,16 @@ def test_any_text_that_is_searched_for_finds_the_command_that_is_that_text(
 def test_runs_are_read_page_by_page_and_nobody_is_locked_out_meanwhile(
     journal: Journal, monkeypatch
 ):
-    monkeypatch.setattr("oomguard.journal.read.MOST_VALUES", 2)
+    monkeypatch.setattr("oomguard.journal.queries.MOST_VALUES", 2)
     for i in range(5):
         write(journal, f"s{i}", (0, False))
     with open_journal(journal.path) as database:
         assert database is not None
-        found = each_run(database, Asked(command="vllm"))
+        found = each_run(database, RunQuery(command="vllm"))
         numbers = [next(found).number]
         write(Journal(journal.path, busy_s=0.0), "meanwhile", (0, False))
         numbers += [run.number for run in found]
-        limited = [run.number for run in each_run(database, Asked(), limit=3)]
+        limited = [run.number for run in each_run(database, RunQuery(), limit=3)]
 
     assert numbers == [5, 4, 3, 2, 1]
     assert limited == [6, 5, 4]
@@ -210,7 +210,7 @@ def test_one_that_was_ended_since_it_hung_failed_whatever_its_status(journal: Jo
 def refusal(path: Path) -> InputError:
     with pytest.raises(InputError) as caught, open_journal(path, busy_s=0.05) as database:
         assert database is not None
-        past_runs(database, Asked())
+        past_runs(database, RunQuery())
     return caught.value
 
 
@@ -218,7 +218,7 @@ def test_a_journal_of_schema_1_is_read_and_stays_as_it_is(tmp_path: Path):
     path = Path(shutil.copy(OLD, tmp_path / "old.sqlite3"))
     content = path.read_bytes()
     with open_journal(path) as database:
-        runs = past_runs(database, Asked())
+        runs = past_runs(database, RunQuery())
 
     assert [(run.number, run.result) for run in runs] == [
         (4, "failed"),
@@ -238,7 +238,7 @@ def test_no_journal_of_ones_own_is_no_mistake_and_none_is_made():
 def test_an_empty_file_has_no_runs(tmp_path: Path):
     (tmp_path / "empty").touch()
     with open_journal(tmp_path / "empty") as database:
-        assert past_runs(database, Asked()) == []
+        assert past_runs(database, RunQuery()) == []
 
 
 def test_reading_permits_no_writing(tmp_path: Path):
