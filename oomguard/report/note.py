@@ -1,4 +1,4 @@
-"""A diagnosis in a few plain lines: the note that a re-raised exception carries."""
+"""Show a diagnosis in a few plain lines: the note on a re-raised exception."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Action, Attempt, Incident
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import action_why, engine, left_alone
+from oomguard.report.wording import action_why, engine, ruled_out_changes
 
 
 def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bool = False) -> str:
-    """Return what happened, why, what was tried, what to change and what is unknown, one thing a
-    line.
+    """Return the note: failure, cause, attempts, actions and unknowns, one per line.
 
-    ``of_command``: a change is spelled as its flag.
+    Args:
+        incident: the failure.
+        attempts: the attempts before it.
+        of_command: whether to spell a change as a flag instead of a keyword argument.
     """
     incident = drawn(incident)
     attempts = drawn(tuple(attempts))
@@ -47,7 +49,7 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
         lines.append(
             f"  {start}: {action.title}{effect}{pasted}. {action_why(action)}{blocked}".rstrip()
         )
-    lines += [f"  not changed: {text}" for text in left_alone(incident)]
+    lines += [f"  not changed: {text}" for text in ruled_out_changes(incident)]
     if incident.unknown:
         lines.append(f"  unknown: {' '.join(incident.unknown)}")
     if incident.missing:
@@ -56,7 +58,7 @@ def note(incident: Incident, attempts: Sequence[Attempt] = (), *, of_command: bo
 
 
 def _command(action: Action, incident: Incident, *, of_command: bool) -> str | None:
-    """Return what to paste: the flag for a command, the keyword argument for a call."""
+    """Return the text to paste: the flag of a command, or the keyword argument of a call."""
     patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
     if of_command or patch is None:
         return action.command
@@ -64,7 +66,7 @@ def _command(action: Action, incident: Incident, *, of_command: bool) -> str | N
 
 
 def tried(attempts: Sequence[Attempt]) -> list[str]:
-    """Return a line for each attempt that changed something: what, and what came of it."""
+    """Return one line for each attempt that changed something, with its result."""
     return [
         f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: "
         f"{attempt.error or 'ran'}"
@@ -73,35 +75,29 @@ def tried(attempts: Sequence[Attempt]) -> list[str]:
     ]
 
 
-# The note that the exception of a failed start carries: the diagnosis, and the process of the
-# engine that it happened in.
-
-
 def start_note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
-    """Return the diagnosis as ``note`` has it, with where it happened and where the bytes went
-    behind what happened and why.
-    """
+    """Return the note on a failed engine start: ``note`` plus the process and the budget."""
     lines = note(incident, attempts).split("\n")
-    told = drawn(incident)
-    if told.causes:
+    shown = drawn(incident)
+    if shown.causes:
         behind = 2
     else:
         behind = 1
-    if told.phase == "unknown":
+    if shown.phase == "unknown":
         phase = ""
     else:
-        phase = told.phase.replace("_", " ")
-    where = ", ".join(text for text in (engine(told), phase, told.location.process) if text)
+        phase = shown.phase.replace("_", " ")
+    where = ", ".join(text for text in (engine(shown), phase, shown.location.process) if text)
     if where:
         more = [f"  where: {where}"]
     else:
         more = []
-    more += [f"  budget: {text}" for text in [_budget(told)] if text]
+    more += [f"  budget: {text}" for text in [_budget(shown)] if text]
     return "\n".join([*lines[:behind], *more, *lines[behind:]])
 
 
 def _budget(incident: Incident) -> str:
-    """Return where the device's bytes went, as far as is known; "" where nothing of it is."""
+    """Return the known parts of the device's memory; "" if no part is known."""
     parts = [
         f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts
     ]

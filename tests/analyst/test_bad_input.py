@@ -42,7 +42,7 @@ def commands(tmp_path: Path) -> Path:
 
 
 CASES = {
-    "lost-interpreter": (127, b"its interpreter is not there"),
+    "lost-interpreter": (127, b"its interpreter does not exist"),
     "not-executable": (126, b"cannot be executed"),
     "absent": (127, b"command not found"),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.effective_settings import as_it_ran, given_settings, unheeded
+from oomguard.analyst.effective_settings import given_settings, unheeded, with_effective_settings
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Attempt, Effect, Incident, Patch, SettingInForce
 from oomguard.diagnosis.diagnose import assess, default_rules
@@ -53,7 +53,7 @@ def run(*engine, options=()):
 def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
     ran = run("--mode", "stubborn", "--count", os.devnull)
     assert ran.returncode == 1
-    assert ran.stderr.count("attempt ended") == 2
+    assert ran.stderr.count("Attempt ended") == 2
     assert (
         "the change did not take effect: nothing is run again: setting=max_model_len wanted=1792 in_force=32768"
         in ran.stderr
@@ -105,7 +105,7 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
         attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256)
     )
     assert (
-        over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
+        over.why == f"the program's own code sets it; {path}, line 2, sets it as engine.max_num_seqs"
     )
 
 
@@ -120,7 +120,7 @@ def test_the_variable_that_beats_a_change_is_named(monkeypatch):
     monkeypatch.setenv(SPACE, "1")
     failed = incident(on_cpu=True, kv_cache_requested_bytes=GIB)
     over = unheeded(attempt("kv_cache_memory_bytes", GIB, 5), failed, vllm, SERVE, ())
-    assert over.why == f"{SPACE}=1 in the environment sets it over flags and arguments"
+    assert over.why == f"{SPACE}=1 in the environment overrides flags and arguments"
 
 
 def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off():
@@ -143,13 +143,17 @@ def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothi
     listed = {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)}
     failed = Incident("cuda_oom", "", "vllm", facts=listed)
     assert unheeded(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ()) is None
-    ran = as_it_ran(failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7})
+    ran = with_effective_settings(
+        failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7}
+    )
     assert ran.facts["max_model_len_tokens"].value == 7
 
 
 def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
     monkeypatch.setenv(SPACE, "1")
-    ran = as_it_ran(incident(on_cpu=True), engine=vllm, first=SERVE, launch=SERVE, changed={})
+    ran = with_effective_settings(
+        incident(on_cpu=True), engine=vllm, first=SERVE, launch=SERVE, changed={}
+    )
     assert (
         ran.settings["kv_cache_memory_bytes"].value,
         ran.settings["kv_cache_memory_bytes"].source,
@@ -176,7 +180,7 @@ def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkey
             )
         },
     )
-    ran = as_it_ran(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
+    ran = with_effective_settings(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
     assert ran.number("overridden_kv_cache_bytes") == GIB // 4
     found = assess(ran, default_rules(), Policy())
     assert found.causes[0].rule == "OG222"
@@ -202,7 +206,7 @@ def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
             "kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", 5, True, "printed")
         },
     )
-    ran = as_it_ran(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
+    ran = with_effective_settings(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
     assert (
         ran.settings["kv_cache_memory_bytes"].value,
         ran.settings["kv_cache_memory_bytes"].source,
@@ -219,7 +223,7 @@ def test_a_change_of_another_engine_is_not_in_force_for_this_one():
         ("python", "s.py"), engine_changes=(EngineChange("a", None, {"max_model_len": 7}),)
     )
     ran = {
-        model: as_it_ran(
+        model: with_effective_settings(
             incident(model=model),
             engine=vllm,
             first=first,
@@ -269,9 +273,11 @@ def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_p
         + "\n"
     )
     launch = replace(SERVE, env={plugin.SAID: str(said)})
-    ran = as_it_ran(incident(), engine=vllm, first=launch, launch=launch, changed={})
+    ran = with_effective_settings(incident(), engine=vllm, first=launch, launch=launch, changed={})
     assert ran.facts["process_data_limit_bytes"].value == 3 * GIB
     assert (
         "process_data_limit_bytes"
-        not in as_it_ran(incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}).facts
+        not in with_effective_settings(
+            incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}
+        ).facts
     )

@@ -12,9 +12,9 @@ import pytest
 
 from oomguard.analyst.journal_hook import (
     chosen_by_user,
+    describe_start,
     digest_of_files,
     names_a_place_here,
-    started_as,
     what_ran,
 )
 from oomguard.core.facts import Fact
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_is_kept_masked_with_home_folders_and_the_folder(folder: Path):
-    kept = started_as(["sh", "/home/alice/job.sh", "--api-key", "Hunter2"])
+    kept = describe_start(["sh", "/home/alice/job.sh", "--api-key", "Hunter2"])
 
     assert kept == {
         "original": ["sh", "/home/alice/job.sh", "--api-key", "***"],
@@ -76,7 +76,7 @@ def test_a_working_directory_that_is_gone_is_not_known(folder: Path):
     os.chdir(folder / "gone")
     (folder / "gone").rmdir()
 
-    assert started_as(["true"])["folder"] is None
+    assert describe_start(["true"])["folder"] is None
 
 
 def test_what_ran_is_what_the_engine_told_else_what_failed_told():

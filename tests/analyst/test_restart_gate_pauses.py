@@ -14,7 +14,7 @@ from oomguard.analyst.restart_gate import (
     HOUR_S,
     LONGEST_PAUSE_S,
     QUICK_S,
-    HourBudget,
+    RateLimit,
     pause_s,
     quick_failures,
     rest,
@@ -82,7 +82,7 @@ waits = st.lists(
 @given(most=st.integers(0, 5), waits=waits)
 def test_no_hour_has_more_relaunches_than_its_budget_and_none_is_refused_below_it(most, waits):
     clock, begun_s = Clock(), []
-    budget = HourBudget(most, clock)
+    budget = RateLimit(most, clock)
     for wait_s in waits:
         clock.now_s += wait_s
         in_the_hour = [moment for moment in begun_s if clock.now_s < moment + HOUR_S]
@@ -99,7 +99,7 @@ def test_no_hour_has_more_relaunches_than_its_budget_and_none_is_refused_below_i
 @given(most=st.integers(1, 5), waits=waits)
 def test_the_time_it_tells_is_the_earliest_at_which_the_next_may_begin(most, waits):
     clock = Clock()
-    budget = HourBudget(most, clock)
+    budget = RateLimit(most, clock)
     for wait_s in waits:
         clock.now_s += wait_s
         left_s = budget.allowed_in_s()
@@ -114,14 +114,14 @@ def test_the_time_it_tells_is_the_earliest_at_which_the_next_may_begin(most, wai
 
 
 def test_a_budget_of_none_never_allows_one():
-    budget = HourBudget(0, Clock())
+    budget = RateLimit(0, Clock())
     assert budget.allowed_in_s() is None
     assert budget.used() == 0
 
 
 def test_relaunches_that_are_spread_are_never_refused():
     clock = Clock()
-    budget, begun_s = HourBudget(3, clock), []
+    budget, begun_s = RateLimit(3, clock), []
     for _ in range(50):
         assert budget.allowed_in_s() == 0.0
         budget.spend()

@@ -205,7 +205,7 @@ def test_a_typo_in_a_rule_file_names_file_line_and_key(tmp_path, log):
 def test_an_empty_folder_is_a_clean_nothing(tmp_path):
     ran = diagnose("--format", "json", str(tmp_path))
     assert (ran.returncode, ran.stdout) == (0, b"")
-    assert ran.stderr.endswith(b": there is no file in this folder\n")
+    assert ran.stderr.endswith(b": this folder contains no files\n")
     assert diagnose("--quiet", str(tmp_path)).stderr == b""
 
 

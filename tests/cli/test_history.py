@@ -87,7 +87,7 @@ def test_what_the_limit_leaves_out_is_told_beside_the_table():
     ran = history("--limit", "1", "--format", "json")
 
     assert len(ran.stdout.splitlines()) == 1
-    assert ran.stderr == "oomguard: the last run; --limit 0 shows all\n"
+    assert ran.stderr == "oomguard: showing the last run; --limit 0 shows all\n"
     assert len(history("--limit", "0", "--format", "json").stdout.splitlines()) == 4
     assert history("--limit", "4").stderr == ""
     assert (
@@ -134,7 +134,7 @@ def test_a_history_without_runs_says_where_they_would_be_and_makes_no_journal():
     ran = history(journal=None)
     assert (ran.returncode, ran.stdout) == (
         0,
-        f"no run is recorded in {default_path()}: oomguard run writes there\n",
+        f"no run is recorded in {default_path()}; oomguard run records there\n",
     )
     assert not default_path().exists()
 
@@ -208,7 +208,7 @@ def test_the_original_command_is_what_was_given_ready_to_paste(tmp_path: Path):
 
     assert again.stdout.splitlines() == [*words[:-1], "***"]
     assert "*** stands for a secret" in original.stderr
-    assert f"it was started in {folder}" in original.stderr
+    assert f"the command was started in {folder}" in original.stderr
     assert "Hunter2" not in history("1", journal=None).stdout
     assert b"Hunter2" not in default_path().read_bytes()
 
@@ -239,17 +239,17 @@ def test_what_is_forgotten_is_said_first_and_is_not_reused_and_stays_in_the_hist
     assert asked.returncode == 2
     assert "run 1 of " in asked.stdout
     assert "max_model_len = 1792" in asked.stdout
-    assert "--yes asks nothing" in asked.stderr
+    assert "confirm with --yes" in asked.stderr
 
     assert history("--forget", "1", "--yes", journal=old).stdout.endswith(
-        "forgotten; the runs stay in the history\n"
+        "oomguard forgot these settings; the runs stay in the history\n"
     )
 
     row = json.loads(history("1", "--format", "json", journal=old).stdout)
     assert (row["forgotten"], row["result"]) == (True, "repaired")
     assert (
         history("--forget", "1", "--yes", journal=old).stdout
-        == "nothing to forget: nothing was learned from run 1\n"
+        == "nothing to forget: oomguard learned nothing from run 1\n"
     )
 
 

@@ -129,7 +129,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(name, hint):
     ran = rules("show", name)
 
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert f"no rule and no signature is named '{name}'" in ran.stderr
+    assert f"no rule or signature has the name '{name}'" in ran.stderr
     assert "did you mean" in ran.stderr
     assert hint in ran.stderr
 
@@ -161,7 +161,7 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
         (
             "tried_bytes = 1073741824",
             'tried_bytes = "much"',
-            ", test[0].facts.tried_bytes: expected int, found 'much'",
+            ", test[0].facts.tried_bytes: expected int, got 'much'",
         ),
         (
             "facts = {}",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.known_good import Known, known_to_work, last_run
+from oomguard.journal.known_good import KnownGood, known_to_work, last_run
 from oomguard.journal.queries import forget, open_journal
 from oomguard.journal.store import Journal, Ran, Record
 
@@ -60,7 +60,7 @@ def write(
         )
 
 
-def known(journal: Journal) -> list[Known]:
+def known(journal: Journal) -> list[KnownGood]:
     with open_journal(journal.path) as database:
         assert database is not None
         return known_to_work(database)

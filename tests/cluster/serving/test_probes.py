@@ -90,7 +90,7 @@ def test_what_is_no_port_is_a_mistake():
         timeout=60,
     )
     assert ran.returncode == 2
-    assert f"--probes {text}: neither a port nor an address" in ran.stderr
+    assert f"--probes {text}: not a port or an address" in ran.stderr
 
 
 def test_events_name_the_port_that_was_taken():
