@@ -55,7 +55,7 @@ def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
     assert ran.returncode == 1
     assert ran.stderr.count("Attempt ended") == 2
     assert (
-        "the change did not take effect: nothing is run again: setting=max_model_len wanted=1792 in_force=32768"
+        "The change did not take effect, so oomguard does not retry: setting=max_model_len wanted=1792 in_force=32768"
         in ran.stderr
     )
     assert "because=the program's own code sets it" in ran.stderr
@@ -65,7 +65,7 @@ def test_a_change_that_no_engine_took_ends_the_run(tmp_path):
     ran = run("--mode", "deaf", "--count", str(tmp_path / "count.log"))
     assert ran.returncode == 1
     assert (tmp_path / "count.log").read_text().split() == ["32768", "32768"]
-    assert "the change did not reach the engine" in ran.stderr
+    assert "The change did not reach the engine" in ran.stderr
 
 
 def test_what_an_engine_does_not_print_the_plugin_tells():

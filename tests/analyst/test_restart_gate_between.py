@@ -88,11 +88,11 @@ def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path
     assert (
         event(ran.stderr, "Waiting before the next attempt")["quick_failures"] == 2
     )  # none before the first relaunch
-    said = event(ran.stderr, "crash loop")
+    said = event(ran.stderr, "Crash loop")
     assert said["what"].startswith("3 starts in ")
-    assert said["what"].endswith(", each failed of sampler_warmup_oom (OG321, sampling_logits)")
+    assert said["what"].endswith(", each failed with sampler_warmup_oom (OG321, sampling_logits)")
     assert said["ran_for"].count(" s") == 3
-    refused = event(ran.stderr, "not run again: only another step of a change that did not help")
+    refused = event(ran.stderr, "Not retried: the only change left is another step of one that did not help")
     assert refused["next_step"] == "gpu_memory_utilization 0.394 -> 0.141"
     assert refused["command"].endswith("--gpu-memory-utilization 0.141")
 
@@ -121,7 +121,7 @@ def test_a_port_that_another_process_holds_ends_the_run_with_its_name(tmp_path, 
         status, errors = held_while_it_fails(tmp_path, engine, held, ("127.0.0.1", port))
     assert status == 1
     assert starts(tmp_path) == ["0.9"]
-    said = event(errors, "not run again: its address is in use")
+    said = event(errors, "Not retried: its address is in use")
     assert said["address"] == f"127.0.0.1:{port}"
     assert said["held_by"].startswith(f"pid {os.getpid()} (")
     assert said["command"].endswith("--gpu-memory-utilization 0.647")
@@ -199,7 +199,7 @@ def test_a_pause_that_would_reach_the_deadline_is_not_begun(said, tmp_path, monk
     assert failing(ledger, tmp_path) == [True, False]
     assert time.monotonic() - began_s < 60
     assert said[-1] == {
-        "event": "not run again: the deadline is before the end of the pause",
+        "event": "Not retried: the deadline is before the end of the pause",
         "pause_s": 1000.0,
         "command": "the next command",
     }

@@ -88,7 +88,7 @@ def test_a_fragmented_device_is_found_and_one_relaunch_with_expandable_segments_
         done.stderr.count("Running the command again: allocator_options=expandable_segments:True")
         == 1
     )
-    assert done.stderr.count("attempt started: number=") == 1
+    assert done.stderr.count("Attempt started: number=") == 1
 
 
 @pytest.mark.parametrize("share", ["1", "0.25"], ids=["the whole device", "a quarter of it"])

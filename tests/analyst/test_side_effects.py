@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 FAILS = f"import runpy, sys; sys.argv = ['x']; runpy.run_path({str(HERE / 'fake_engine.py')!r})\n"
 ACCESS = "print('INFO:     127.0.0.1:1 - \"POST /v1/completions HTTP/1.1\" 200 OK', flush=True)\n"
 RUN = (sys.executable, "-m", "oomguard", "run")
-REFUSED = "not run again: it would repeat from the beginning what it did"
+REFUSED = "Not retried, because it would repeat its side effects"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
     ran = run(work, "")
 
     assert ran.returncode == 0, ran.stderr
-    assert "may run again from the beginning; oomguard detected no written files" in ran.stderr
+    assert "The command may run again from the beginning; oomguard detected no written files" in ran.stderr
     assert "failed=while the engine started" in ran.stderr
 
 
@@ -79,7 +79,7 @@ def test_what_wrote_a_file_is_not_run_again(way, work):
 
 def test_the_command_to_paste_runs_it_again_all_the_same(work):
     ran = run(work, "open('results.jsonl', 'a').write('one\\n')")
-    (line,) = [line for line in ran.stderr.splitlines() if "to run it again all the same" in line]
+    (line,) = [line for line in ran.stderr.splitlines() if "To run it again anyway" in line]
     again = started(["sh", "-c", line.partition("command=")[2]], work)
 
     assert "RESULT 1792" in again.stdout
@@ -161,7 +161,7 @@ def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
 
     assert ran.returncode == 0, ran.stderr
     assert (
-        "may run again from the beginning; a restarted server does not repeat requests: failed=after the engine was up"
+        "The command may run again from the beginning; a restarted server does not repeat requests: failed=after the engine was up"
         in ran.stderr
     )
     assert "The command served requests: at_least=1" in ran.stderr
@@ -175,7 +175,7 @@ def test_idempotent_permits_it_and_what_is_repeated_is_said(work):
 
     assert ran.returncode == 0
     assert (
-        "may run again from the beginning; --idempotent permits repeating its side effects"
+        "The command may run again from the beginning; --idempotent permits repeating its side effects"
         in ran.stderr
     )
     assert f"The command wrote a file: path={work / 'results.jsonl'}" in ran.stderr

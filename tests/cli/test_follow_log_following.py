@@ -161,7 +161,7 @@ def test_a_fifo_is_followed_to_its_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "html", "a.log"], "--follow cannot write a page"),
+        (["--format", "html", "a.log"], "--follow cannot write HTML"),
         (["."], "oomguard cannot follow a folder"),
     ],
 )

@@ -79,8 +79,8 @@ def test_the_filters_work_together_and_nothing_found_is_no_error():
     ).stdout.splitlines()
     assert [json.loads(row)["run"] for row in rows] == [4]
     nothing = history("--command", "no such", "--failed")
-    assert (nothing.returncode, nothing.stdout) == (0, f"no such run is recorded in {OLD}\n")
-    assert history("--since", "0s").stdout.startswith("no such run")
+    assert (nothing.returncode, nothing.stdout) == (0, f"no recorded run matches these options in {OLD}\n")
+    assert history("--since", "0s").stdout.startswith("no recorded run")
 
 
 def test_what_the_limit_leaves_out_is_told_beside_the_table():
@@ -207,7 +207,7 @@ def test_the_original_command_is_what_was_given_ready_to_paste(tmp_path: Path):
     )
 
     assert again.stdout.splitlines() == [*words[:-1], "***"]
-    assert "*** stands for a secret" in original.stderr
+    assert "*** replaces a secret" in original.stderr
     assert f"the command was started in {folder}" in original.stderr
     assert "Hunter2" not in history("1", journal=None).stdout
     assert b"Hunter2" not in default_path().read_bytes()
@@ -231,7 +231,7 @@ def test_the_original_of_a_reused_change_is_the_command_as_given():
 def test_a_home_folder_of_an_old_journal_is_pasted_outside_quotes():
     ran = history("--original", "3")
     assert ran.stdout == "python3 ./fake_engine.py ~/data\n"
-    assert "~ stands for the home folder" in ran.stderr
+    assert "~ replaces a home folder" in ran.stderr
 
 
 def test_what_is_forgotten_is_said_first_and_is_not_reused_and_stays_in_the_history(old: Path):

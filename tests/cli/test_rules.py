@@ -94,7 +94,7 @@ def test_a_rule_is_shown_by_its_code_and_by_its_cause(name):
     assert ran.returncode == 0
     for words in (
         "# OG201: ",
-        "## How sure it is",
+        "## Confidence",
         "## How to confirm it",
         "## What to change, and what it costs",
         "## Example",
@@ -270,7 +270,7 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
     ran = rules("pages", str(tmp_path))
 
     assert ran.returncode == 2
-    assert f"{tmp_path / 'README.md'} was not made by this command" in ran.stderr
+    assert f"{tmp_path / 'README.md'} was not written by this command" in ran.stderr
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".md"] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "about my project"
 

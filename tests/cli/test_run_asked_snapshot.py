@@ -38,4 +38,4 @@ def test_a_program_without_vllm_that_fails_is_told_that_no_snapshot_was_taken(tm
 
 def test_nothing_is_told_of_a_command_that_succeeds_or_took_one(tmp_path: Path):
     took = run(tmp_path, f"open('s-1.pickle', 'wb').close(); {OOM}")
-    assert "no memory snapshot" not in run(tmp_path, "pass").stderr + took.stderr
+    assert "No memory snapshot" not in run(tmp_path, "pass").stderr + took.stderr

@@ -216,7 +216,7 @@ def test_a_moment_that_is_none_is_a_usage_error(
     fleet: Path, since: str, capsys: pytest.CaptureFixture[str]
 ):
     run("diagnose", "--since", since, fleet, code=2)
-    assert "is no moment" in capsys.readouterr().err
+    assert "is not a moment" in capsys.readouterr().err
 
 
 def test_exit_code_tells_whether_any_input_ran_out_of_memory(fleet: Path):

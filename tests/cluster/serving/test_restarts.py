@@ -43,7 +43,7 @@ def test_a_script_that_wrote_a_file_is_not_started_again(tmp_path):
     )
     assert ran.returncode == 3
     assert (tmp_path / "results").read_text() == "x\n"
-    assert "not run again: it would repeat from the beginning what it did" in ran.stderr
+    assert "Not retried, because it would repeat its side effects" in ran.stderr
 
 
 def test_a_stop_while_it_waits_to_start_again_is_a_stop(serve):
