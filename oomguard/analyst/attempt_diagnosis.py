@@ -88,6 +88,18 @@ def killed_by_kernel(status: int, death: Incident | None) -> Incident:
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))
 
 
+def ends_by_printing_texts(argv: Sequence[str]) -> bool:
+    """Return whether a command's last program only prints texts, like ``cat`` and ``echo``.
+
+    Its status 0 is then not the status of an engine, as in ``vllm serve m || echo no server``.
+    """
+    table = next(
+        iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
+    )
+    programs = [inner.program for inner in inner_commands(argv)]
+    return bool(programs) and programs[-1] in table["print_texts"]
+
+
 def only_compares_texts(argv: Sequence[str]) -> bool:
     """Return whether a command only compares or searches texts, so that it quotes failures.
 
@@ -214,13 +226,13 @@ class AttemptDiagnoser:
         """
         recording = ended.output
         with contextlib.closing(recording):
-            if ended.of_reader or (
-                ended.status == 0 and not recording.may_hold(self.engine.SPEAKS)
-            ):
+            if ended.of_reader or only_compares_texts(first.argv):
                 return None
-
-            if only_compares_texts(first.argv):
-                return None
+            if ended.status == 0:
+                if ends_by_printing_texts(first.argv):
+                    return None
+                if not recording.may_hold(self.engine.SPEAKS):
+                    return None
             from oomguard.analyst.output import parse_output
 
             side_effects.read(recording)

@@ -105,7 +105,8 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
         attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256)
     )
     assert (
-        over.why == f"the program's own code sets it; {path}, line 2, sets it as engine.max_num_seqs"
+        over.why
+        == f"the program's own code sets it; {path}, line 2, sets it as engine.max_num_seqs"
     )
 
 

@@ -52,7 +52,9 @@ def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended
     keeper = JournalHook(never, is_asked_for=True)
     for number in (1, 2):
         keeper.begin(number, ["job"], {}, ())
-        assert told == [("Not recording this run: the journal cannot be opened", "no place")] * (number - 1)
+        assert told == [("Not recording this run: the journal cannot be opened", "no place")] * (
+            number - 1
+        )
         keeper.end(FAILED)
     assert told == [("Not recording this run: the journal cannot be opened", "no place")]
     assert keeper.path is None

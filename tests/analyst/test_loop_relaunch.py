@@ -216,7 +216,10 @@ def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 1
-    assert "The command ended with an exception without memory failure: exception=FileNotFoundError" in ran.stderr
+    assert (
+        "The command ended with an exception without memory failure: exception=FileNotFoundError"
+        in ran.stderr
+    )
     assert "OutOfMemory" not in ran.stderr.replace(code, "")
     assert json.loads((tmp_path / "r.json").read_text())["incidents"] == []
 

@@ -92,7 +92,9 @@ def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path
     assert said["what"].startswith("3 starts in ")
     assert said["what"].endswith(", each failed with sampler_warmup_oom (OG321, sampling_logits)")
     assert said["ran_for"].count(" s") == 3
-    refused = event(ran.stderr, "Not retried: the only change left is another step of one that did not help")
+    refused = event(
+        ran.stderr, "Not retried: the only change left is another step of one that did not help"
+    )
     assert refused["next_step"] == "gpu_memory_utilization 0.394 -> 0.141"
     assert refused["command"].endswith("--gpu-memory-utilization 0.141")
 

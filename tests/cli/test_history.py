@@ -79,7 +79,10 @@ def test_the_filters_work_together_and_nothing_found_is_no_error():
     ).stdout.splitlines()
     assert [json.loads(row)["run"] for row in rows] == [4]
     nothing = history("--command", "no such", "--failed")
-    assert (nothing.returncode, nothing.stdout) == (0, f"no recorded run matches these options in {OLD}\n")
+    assert (nothing.returncode, nothing.stdout) == (
+        0,
+        f"no recorded run matches these options in {OLD}\n",
+    )
     assert history("--since", "0s").stdout.startswith("no recorded run")
 
 

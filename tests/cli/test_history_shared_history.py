@@ -262,7 +262,9 @@ def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
         for line in oomguard("history", "--journal", place, "--format", "json").stdout.splitlines()
     ]
     assert [row["session"] for row in rows] == ["new"]
-    assert oomguard(*keep, "--yes").stdout == "nothing to remove: all of 1 run ended after that time\n"
+    assert (
+        oomguard(*keep, "--yes").stdout == "nothing to remove: all of 1 run ended after that time\n"
+    )
 
 
 def kept(place: str) -> list[dict[str, Any]]:
@@ -329,7 +331,10 @@ def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(
     assert oomguard("history", "--keep", "7d", "--yes", "--journal", place).returncode == 0
     assert [row["session"] for row in kept(place)] == ["old"]
     again = oomguard("history", "--keep", "7d", "--yes", "--journal", place)
-    assert again.stdout == "nothing to remove: all except 1 that may still run of 1 run ended after that time\n"
+    assert (
+        again.stdout
+        == "nothing to remove: all except 1 that may still run of 1 run ended after that time\n"
+    )
 
 
 @each(
