@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.effective_settings import given_settings, unheeded, with_effective_settings
+from oomguard.analyst.effective_settings import (
+    find_ineffective_change,
+    given_settings,
+    with_effective_settings,
+)
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Attempt, Effect, Incident, Patch, SettingInForce
 from oomguard.diagnosis.diagnose import assess, default_rules
@@ -90,7 +94,7 @@ def told(over=None, **config):
 
 
 def test_what_the_engine_made_of_its_arguments_tells_that_a_change_was_lost():
-    over = unheeded(
+    over = find_ineffective_change(
         attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(max_num_seqs=256)
     )
     assert (over.setting, over.wanted, over.shown) == ("max_num_seqs", 8, 256)
@@ -101,7 +105,7 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("engine:\n  max_num_seqs: 256\n")
     launch = Launch(("python", "s.py", "--job", str(path)))
-    over = unheeded(
+    over = find_ineffective_change(
         attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256)
     )
     assert (
@@ -113,14 +117,19 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
 @each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
 def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
     assert (
-        unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None
+        find_ineffective_change(
+            attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)
+        )
+        is None
     )
 
 
 def test_the_variable_that_beats_a_change_is_named(monkeypatch):
     monkeypatch.setenv(SPACE, "1")
     failed = incident(on_cpu=True, kv_cache_requested_bytes=GIB)
-    over = unheeded(attempt("kv_cache_memory_bytes", GIB, 5), failed, vllm, SERVE, ())
+    over = find_ineffective_change(
+        attempt("kv_cache_memory_bytes", GIB, 5), failed, vllm, SERVE, ()
+    )
     assert over.why == f"{SPACE}=1 in the environment overrides flags and arguments"
 
 
@@ -133,17 +142,26 @@ def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off(
         "cuda_oom", "", "vllm", facts={"desired_bytes": desired, "device_total_bytes": total}
     )
     assert (
-        unheeded(attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()) is not None
+        find_ineffective_change(
+            attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()
+        )
+        is not None
     )
     assert (
-        unheeded(attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()) is None
+        find_ineffective_change(
+            attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()
+        )
+        is None
     )
 
 
 def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothing():
     listed = {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)}
     failed = Incident("cuda_oom", "", "vllm", facts=listed)
-    assert unheeded(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ()) is None
+    assert (
+        find_ineffective_change(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ())
+        is None
+    )
     ran = with_effective_settings(
         failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7}
     )

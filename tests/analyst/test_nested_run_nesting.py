@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.analyst.nested_run import OUTER, innermost, options_of_inner_runs, outer_run
+from oomguard.analyst.nested_run import OUTER, innermost_command, options_of_inner_runs, outer_run
 from support.each import each
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -49,7 +49,7 @@ def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     ],
 )
 def test_the_command_that_a_run_inside_a_run_starts_in_the_end(command, inner):
-    assert innermost(tuple(command.split())) == tuple(inner.split())
+    assert innermost_command(tuple(command.split())) == tuple(inner.split())
 
 
 def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tmp_path):

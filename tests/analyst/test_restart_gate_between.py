@@ -188,7 +188,7 @@ def failing(
         if number > times:
             break
         ledger.choose(incident, vllm.carries)
-        led_on.append(manners.leads_on(launch, attempt, folder))
+        led_on.append(manners.permits_next(launch, attempt, folder))
         if not led_on[-1]:
             ledger.stop()
     return led_on
@@ -196,7 +196,7 @@ def failing(
 
 def test_a_pause_that_would_reach_the_deadline_is_not_begun(said, tmp_path, monkeypatch):
     ledger = Ledger(Policy(deadline_s=1000))
-    monkeypatch.setattr(restart_gate, "pause_s", lambda quick: 0.0 if quick < 2 else 1000.0)
+    monkeypatch.setattr(restart_gate, "backoff_s", lambda quick: 0.0 if quick < 2 else 1000.0)
     began_s = time.monotonic()
     assert failing(ledger, tmp_path) == [True, False]
     assert time.monotonic() - began_s < 60
@@ -243,7 +243,7 @@ def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
 ):
     """A server that serves for a while between its failures is run again as often as its hours allow."""
     now = {"s": 0.0}
-    monkeypatch.setattr(restart_gate, "pause_s", lambda _quick: 0.0)
+    monkeypatch.setattr(restart_gate, "backoff_s", lambda _quick: 0.0)
     monkeypatch.setattr(
         restart_gate, "RateLimit", lambda most: restart_gate.RateLimit(most, lambda: now["s"])
     )

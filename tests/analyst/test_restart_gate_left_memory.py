@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.restart_gate import FOLDER, known, segments_since, told
+from oomguard.analyst.restart_gate import FOLDER, describe_segments, known_segments, segments_since
 
 NAMES = ("psm_*", "vllm_*")
 MIB = 2**20
@@ -23,7 +23,7 @@ def made(folder: Path, name: str, size_bytes: int = MIB) -> Path:
 
 def test_what_was_made_since_and_nobody_has_is_left_the_largest_first(tmp_path):
     made(tmp_path, "psm_before")
-    before = known(NAMES, tmp_path)
+    before = known_segments(NAMES, tmp_path)
     made(tmp_path, "psm_small")
     made(tmp_path, "vllm_offload_1.mmap", 4 * MIB)
     made(tmp_path, "another program's")
@@ -36,7 +36,7 @@ def test_what_was_made_since_and_nobody_has_is_left_the_largest_first(tmp_path):
 
 def test_a_name_that_was_made_anew_is_left(tmp_path):
     old = made(tmp_path, "psm_a")
-    before = known(NAMES, tmp_path)
+    before = known_segments(NAMES, tmp_path)
     made(tmp_path, "psm_b").replace(old)
     assert [segment.name for segment in segments_since(before, NAMES, tmp_path)] == ["psm_a"]
 
@@ -64,7 +64,7 @@ def test_what_a_process_has_is_not_left(tmp_path, how):
 
 
 def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
-    before = known(NAMES, FOLDER)
+    before = known_segments(NAMES, FOLDER)
     segment = shared_memory.SharedMemory(create=True, size=MIB)
     try:
         assert segment.name not in {left.name for left in segments_since(before, NAMES, FOLDER)}
@@ -79,18 +79,18 @@ def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
 
 def test_what_is_said_names_the_command_that_removes_it(tmp_path):
     made(tmp_path, "psm_a b")
-    said = told(segments_since(frozenset(), NAMES, tmp_path), tmp_path)
+    said = describe_segments(segments_since(frozenset(), NAMES, tmp_path), tmp_path)
     assert said == {"segments": "psm_a b (1.00 MiB)", "remove": f"rm '{tmp_path}/psm_a b'"}
 
 
 def test_of_many_only_the_largest_are_named(tmp_path):
     for number in range(12):
         made(tmp_path, f"psm_{number}", 4096 * (number + 1))
-    said = told(segments_since(frozenset(), NAMES, tmp_path), tmp_path)
+    said = describe_segments(segments_since(frozenset(), NAMES, tmp_path), tmp_path)
     assert said["segments"].startswith("psm_11 ")
     assert said["segments"].endswith(", 4 more")
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    assert known(NAMES, tmp_path / "none") == frozenset()
-    assert known((), tmp_path) == frozenset()
+    assert known_segments(NAMES, tmp_path / "none") == frozenset()
+    assert known_segments((), tmp_path) == frozenset()

@@ -15,9 +15,9 @@ from oomguard.analyst.restart_gate import (
     LONGEST_PAUSE_S,
     QUICK_S,
     RateLimit,
-    pause_s,
+    backoff_s,
     quick_failures,
-    rest,
+    wait,
 )
 from oomguard.core.incident import Attempt
 from support.each import each
@@ -28,19 +28,19 @@ def attempts(*seconds):
 
 
 def test_the_first_relaunch_waits_for_nothing():
-    assert pause_s(0) == pause_s(1) == 0.0
+    assert backoff_s(0) == backoff_s(1) == 0.0
 
 
 @each(("quick", "least_s"), [(2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 32)])
 def test_the_pause_doubles_with_each_quick_failure_and_varies_by_up_to_a_second(quick, least_s):
-    drawn = {pause_s(quick) for _ in range(50)}
+    drawn = {backoff_s(quick) for _ in range(50)}
     assert all(least_s <= seconds <= least_s + 1 for seconds in drawn)
     assert len(drawn) > 1
 
 
 @each("quick", [8, 20, 10_000])
 def test_the_pause_is_never_longer_than_its_limit(quick):
-    assert pause_s(quick) == LONGEST_PAUSE_S
+    assert backoff_s(quick) == LONGEST_PAUSE_S
 
 
 @each(
@@ -62,7 +62,7 @@ def test_a_stop_ends_the_pause_at_once():
     stopped = threading.Event()
     threading.Timer(0.05, stopped.set).start()
     began_s = time.monotonic()
-    rest(3600, stopped.is_set)
+    wait(3600, stopped.is_set)
     assert time.monotonic() - began_s < 60
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from oomguard.journal.known_good import KnownGood, known_to_work, last_run
 from oomguard.journal.queries import forget, open_journal
-from oomguard.journal.store import Journal, Ran, Record
+from oomguard.journal.store import AttemptRow, Journal, RunIdentity
 
-H100 = Ran("vllm", "0.33.0", "m", "H100")
+H100 = RunIdentity("vllm", "0.33.0", "m", "H100")
 INCIDENT = {"kind": "cuda_oom", "causes": []}
 
 
@@ -27,7 +27,7 @@ def write(
     journal: Journal,
     session: str,
     *attempts: tuple[float | None, int, bool],
-    ran: Ran = H100,
+    ran: RunIdentity = H100,
     measured=1792,
 ):
     """One run; an attempt is the share that it was changed to, its exit status, and whether memory failed."""
@@ -41,7 +41,7 @@ def write(
         settings = {} if new is None else {"gpu_memory_utilization": new}
         share = new or share
         begun = journal.begin(
-            Record(
+            AttemptRow(
                 session,
                 number,
                 ["vllm", "serve", "m"],
@@ -102,7 +102,7 @@ def test_a_server_that_was_stopped_held_where_its_engine_had_told_what_it_got(
 
 def test_other_engine_versions_and_devices_are_told_apart(journal: Journal):
     for i, ran in enumerate(
-        [H100, Ran("vllm", "0.32.0", "m", "H100"), Ran("vllm", "0.33.0", "m", None)]
+        [H100, RunIdentity("vllm", "0.32.0", "m", "H100"), RunIdentity("vllm", "0.33.0", "m", None)]
     ):
         write(journal, f"s{i}", (0.8, 0, False), ran=ran)
 
@@ -139,7 +139,7 @@ def test_the_last_run_tells_what_changed_from_the_value_before_any_change_at_the
 
 
 @pytest.mark.parametrize(
-    "ran", [Ran("vllm", None, None, "H100"), Ran(None, None, None, "H100"), None]
+    "ran", [RunIdentity("vllm", None, None, "H100"), RunIdentity(None, None, None, "H100"), None]
 )
 def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each_version(
     journal: Journal, ran
@@ -154,7 +154,7 @@ def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each
 
 def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
     write(journal, "a", (0.8, 0, False))
-    write(journal, "b", (0.8, 1, True), ran=Ran("vllm", "0.32.0", "m", "H100"))
+    write(journal, "b", (0.8, 1, True), ran=RunIdentity("vllm", "0.32.0", "m", "H100"))
 
     assert [(one.failed, one.has_failed_since) for one in known(journal)] == [(0, False)]
 
@@ -172,7 +172,7 @@ def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
 def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_known(
     journal, word, told, is_known
 ):
-    begun = journal.begin(Record("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
+    begun = journal.begin(AttemptRow("a", 1, ["sh", word], {}, [], hides_secrets_alone=told))
     journal.end(begun, exit_status=0, incident=None, measured={})
 
     assert bool(known(journal)) == is_known
@@ -180,7 +180,7 @@ def test_a_command_of_which_masking_may_have_hidden_more_than_a_secret_is_not_kn
 
 @pytest.mark.parametrize("status", [0, 143])
 def test_one_that_was_ended_since_it_hung_did_not_hold(journal: Journal, status: int):
-    begun = journal.begin(Record("s", 1, ["vllm", "serve", "m"], {}, []))
+    begun = journal.begin(AttemptRow("s", 1, ["vllm", "serve", "m"], {}, []))
     journal.end(
         begun,
         exit_status=status,
