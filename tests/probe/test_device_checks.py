@@ -34,7 +34,7 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
 
     assert check.status == "ok"
     assert check.text == (
-        "device 0: GPU A, 10.00 GiB of 24.00 GiB free; held by pid 41 (python, alice) 13.00 GiB, "
+        "device 0: GPU A, 10.00 GiB of 24.00 GiB free; used by pid 41 (python, alice) 13.00 GiB, "
         "pid 42 (not seen from here) an unknown size"
     )
 
@@ -46,7 +46,7 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
             Device(0, "GPU A", 24 * GIB, 10 * GIB, {}),
             "14.00 GiB is used by processes that are not visible here",
         ),
-        (Device(0, "GPU A", 24 * GIB, 10 * GIB, None), "who holds the rest is unknown"),
+        (Device(0, "GPU A", 24 * GIB, 10 * GIB, None), "the processes that use the rest are unknown"),
         (Device(0, None, None, None, None), "name unknown, its memory is unknown"),
     ],
 )

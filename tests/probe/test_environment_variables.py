@@ -48,11 +48,11 @@ def test_options_that_torch_takes_are_shown_as_they_are_set():
         ("expandable_segments=True", "'expandable_segments=True' is not option:value"),
         (
             "max_split_size_mb:5",
-            "max_split_size_mb must be a whole number of at least 20 up, not '5'",
+            "max_split_size_mb must be a whole number of at least 20, not '5'",
         ),
         (
             "max_split_size_mb:1.5",
-            "max_split_size_mb must be a whole number of at least 20 up, not '1.5'",
+            "max_split_size_mb must be a whole number of at least 20, not '1.5'",
         ),
         (
             "garbage_collection_threshold:80",
@@ -164,7 +164,7 @@ def test_the_variables_of_other_frameworks_are_read(name, value, status):
 def test_a_watermark_of_zero_says_that_there_is_no_limit():
     check = one({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"})
 
-    assert "takes the limit away" in check.text
+    assert "removes the limit" in check.text
     assert check.advice == "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
@@ -183,10 +183,10 @@ def test_no_value_raises(value, torch):
         ("GPU-8932f937,MIG-3a", "ok", "2 visible"),
         ("", "problem", "hides all 2 devices"),
         ("-1", "problem", "hides all 2 devices"),
-        ("2", "problem", "there are 2 devices"),
+        ("2", "problem", "this machine has 2 devices"),
         ("0,0", "problem", "twice"),
         ("0,-1,1", "problem", "negative"),
-        ("cuda:0", "problem", "neither a number"),
+        ("cuda:0", "problem", "must contain numbers"),
     ],
 )
 def test_visible_devices_are_checked_against_those_that_are_there(value, status, words):
