@@ -64,7 +64,7 @@ def killed_round(number: int, folder: Path) -> list[str]:
         problems.append(f"processes {left(mark)}")
     if any(
         path.is_dir() for path in temporary.glob("oomguard-*")
-    ):  # a file is output that was not explained
+    ):  # a file is output that was oomguard could not explain the failure
         problems.append("a folder in the temporary folder")
     if journal.exists():
         with closing(sqlite3.connect(journal)) as database:

@@ -1,3 +1,1 @@
-"""The second process of ``oomguard run``: read the recorded output, diagnose it, decide what to
-change.
-"""
+"""Diagnose recorded output and plan the next attempt, in the second process of a run."""

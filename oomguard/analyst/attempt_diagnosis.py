@@ -1,6 +1,4 @@
-"""What an attempt's output says of its end: heard where it may hold anything, and diagnosed where
-the attempt failed.
-"""
+"""Diagnose one attempt from its recorded output, if it failed."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from oomguard.analyst.effective_settings import WithVariables, as_it_ran, given_settings
-from oomguard.analyst.link import Attempted
-from oomguard.analyst.outcome import EndedByUs
+from oomguard.analyst.effective_settings import EnvLauncher, given_settings, with_effective_settings
+from oomguard.analyst.link import AttemptResult
+from oomguard.analyst.outcome import TerminationReason
 from oomguard.analyst.side_effects import SideEffectMonitor
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Diagnosis, Evidence, Incident
@@ -30,46 +28,44 @@ from oomguard.retry.ledger import Ledger
 from oomguard.scan.incidents import with_label
 
 if TYPE_CHECKING:
-    from oomguard.analyst.output import Heard
+    from oomguard.analyst.output import ParsedOutput
     from oomguard.rules.rule_files import RuleSet
 
 
-# Take back our own change that refused a request, and plan anew for the failure before it with
-# what the request needs.
+def roll_back(ledger: Ledger, needed: Mapping[str, LeastValue], rules: RuleSet) -> Diagnosis:
+    """Roll back our changes that made the engine refuse a request, and plan again.
 
-
-def take_back(ledger: Ledger, needed: Mapping[str, LeastValue], rules: RuleSet) -> Diagnosis:
-    """Take the settings back that were too small for a request, and return the last failure with
-    another plan.
+    The result is the last failure with a new plan that respects what the request needs.
 
     Args:
-        ledger: of the run; its policy holds what the request needs from here on.
-        needed: what was refused, by setting.
-        rules: what explains a failure.
+        ledger: the run's attempts; its policy contains the new needs afterwards.
+        needed: the refused values, by setting.
+        rules: the rules that explain the failure.
     """
     if (
         ledger.diagnosis is None
-    ):  # it did not come after a failure: an earlier run's change was reused
+    ):  # without an earlier failure, the change was reused from an earlier run
         for patch in ledger.patches:
             if patch.setting in needed:
-                told = {
+                fields = {
                     "setting": patch.setting,
                     "changed_to": patch.new,
                     "why_changed": patch.reason,
                 }
                 get_logger().warning(
-                    "what was reused refused a request: run it without --reuse, or forget it",
-                    **told,
+                    "A setting from a previous run made the server refuse a request. Run without "
+                    "--reuse, or forget it with oomguard history --forget",
+                    **fields,
                 )
         return Diagnosis("")
     before = ledger.diagnosis
     for name, need in needed.items():
         if math.isinf(need.value):
-            told = {}
+            need_field = {}
         else:
-            told = {"needed": f"{need.value:.0f}"}
-        changed = {"setting": name, "changed_to": ledger.settings.pop(name), **told}
-        get_logger().warning("our own change refused a request: it is taken back", **changed)
+            need_field = {"needed": f"{need.value:.0f}"}
+        changed = {"setting": name, "changed_to": ledger.settings.pop(name), **need_field}
+        get_logger().warning("Rolled back a change, because a request was refused", **changed)
     ledger.policy = with_needed(ledger.policy, needed)
     failed = (before.first_cause,) if before.first_cause is not None else ()
     return ledger.diagnose(
@@ -77,28 +73,25 @@ def take_back(ledger: Ledger, needed: Mapping[str, LeastValue], rules: RuleSet) 
     )
 
 
-# A kill by the kernel for memory, as an incident: the log of what was killed says nothing of it.
-
-
 def killed_by_kernel(status: int, death: Incident | None) -> Incident:
-    """Return the kernel's kill for memory: SIGKILL says nothing by itself, the cgroup's own count
-    does.
+    """Return an incident for the kernel's out-of-memory kill.
+
+    SIGKILL alone proves nothing, but the cgroup counts such kills.
     """
     whom, why = (
         ("the command", f"exit status {status}") if death is None else ("its engine", death.message)
     )
-    text = f"the kernel ended {whom} for memory: {why}, and its cgroup counts one oom_kill more"
+    text = (
+        f"the kernel killed {whom} because memory ran out: {why}, and its cgroup counts one more "
+        "oom_kill"
+    )
     return Incident("host_oom", text, framework="host", evidence=(Evidence(text),))
 
 
-# Whether a command can only quote: what it prints of a failure is somebody else's.
-
-
 def ends_by_printing_texts(argv: Sequence[str]) -> bool:
-    """Return whether a command's last program prints texts of others, as ``cat`` and ``echo`` do.
+    """Return whether a command's last program only prints texts, like ``cat`` and ``echo``.
 
-    Its status 0 is not that of an engine. A shell's text that falls back to something else ends so:
-    ``vllm serve m || echo no server``.
+    Its status 0 is then not the status of an engine, as in ``vllm serve m || echo no server``.
     """
     table = next(
         iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
@@ -108,8 +101,9 @@ def ends_by_printing_texts(argv: Sequence[str]) -> bool:
 
 
 def only_compares_texts(argv: Sequence[str]) -> bool:
-    """Return whether a command, or all of a shell's text, compares or searches texts and does
-    nothing else.
+    """Return whether a command only compares or searches texts, so that it quotes failures.
+
+    A shell counts if all of its text does.
     """
     table = next(
         iter(read_tables("wrappers", [Path(__file__).with_name("wrappers.toml")]).values())
@@ -117,32 +111,31 @@ def only_compares_texts(argv: Sequence[str]) -> bool:
     programs = {inner.program for inner in inner_commands(argv)}
     scripts = {
         PurePath(word).stem for word in argv if word.endswith(".py")
-    }  # a Python file goes by its name too
+    }  # a Python file is known by its name
     compare = programs & set(table["compare_texts"]) - scripts
     return bool(compare) and programs - compare <= set(table["beside_them"])
 
 
-# Which rank a failure is of, where the line itself names no process: by srun's labels, or by
-# torchrun's table of failures.
-#
-# torchrun's table repeats what a worker left in its error file (TORCHELASTIC_ERROR_FILE). It is
-# evidence of what that worker said; which worker it calls the root cause is the one whose end the
-# agent saw first, which is not taken over what is known of memory.
+# A failure whose line names no process may still belong to a rank: srun's labels or torchrun's
+# table of failures show it. torchrun's table repeats the error file of a worker
+# (TORCHELASTIC_ERROR_FILE), so it is evidence of that worker's words. Its "root cause" is only the
+# worker whose end the agent saw first, so memory figures take precedence.
 
 _LABELS: Final = frozenset({"-l", "--label"})
-# torch/distributed/elastic/multiprocessing/errors/__init__.py: an entry of the table, and the one
-# line of it that names the rank.
+# torch/distributed/elastic/multiprocessing/errors/__init__.py: an entry of the table, and its only
+# line that names the rank.
 _ENTRY: Final = re.compile(r"^\s*\[\d+\]:\s*$", re.MULTILINE)
 _RANK: Final = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: \d+\)", re.MULTILINE)
 _TABLE: Final = "Root Cause (first observed failure):"
 
 
 def with_ranks(diagnosis: Diagnosis, tail: str, argv: Sequence[str]) -> Diagnosis:
-    """Return a diagnosis whose incidents name their rank as process where it is told; by torchrun's
-    table where nothing else names one.
+    """Return a diagnosis whose incidents name their rank as process.
+
+    torchrun's table is used only if nothing else names a rank.
 
     Args:
-        diagnosis: of a command's output.
+        diagnosis: the diagnosis of a command's output.
         tail: the end of the output.
         argv: the command.
     """
@@ -182,18 +175,17 @@ def _in_table(text: str, tail: str) -> str | None:
     return rank[1]
 
 
-# What reads and explains a failure is loaded when there is one: the command starts at once.
-
-# A failure last printed longer ago than this before the end did not end the run: a server that
-# recovered an hour ago and dies of something else is not run again for it.
+# A failure printed longer ago than this did not end the run. A server that recovered an hour ago
+# and dies of something else is not rerun for it.
 RECENT_S: Final = 300.0
 SIGKILL_STATUS: Final = 137
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """The diagnosis of an attempt; ``refused`` is what our own change refused a request of, by
-    setting: it is taken back.
+class AttemptDiagnosis:
+    """Hold the diagnosis of an attempt.
+
+    ``refused`` maps settings that we changed to the values that a refused request needs.
     """
 
     diagnosis: Diagnosis = field(default_factory=lambda: Diagnosis(""))
@@ -201,17 +193,17 @@ class Explained:
 
 
 @dataclass(slots=True)
-class Explainer:
-    """Reads and explains the attempts of one run.
+class AttemptDiagnoser:
+    """Read and explain the attempts of one run.
 
     Attributes:
-        engine: what the command starts.
-        insight: what is known of it beyond its command.
+        engine: the launcher of the command's engine.
+        insight: knowledge about the engine beyond its command line.
         ledger: the attempts; each diagnosis is planned for in it.
-        load_rules: returns what explains a failure; called when there is one.
+        load_rules: loads the rules, when the first failure needs them.
     """
 
-    engine: WithVariables
+    engine: EnvLauncher
     insight: Insight
     ledger: Ledger
     load_rules: Callable[[], RuleSet]
@@ -219,14 +211,18 @@ class Explainer:
 
     @property
     def rules(self) -> RuleSet:
-        """What explains a failure."""
+        """The rules that explain a failure."""
         if self._rules is None:
             self._rules = self.load_rules()
         return self._rules
 
-    def hear(self, ended: Attempted, witness: SideEffectMonitor, first: Launch) -> Heard | None:
-        """Read what the command printed; None where it ended of our reader, can only quote, or
-        ended well and no engine spoke.
+    def read_output(
+        self, ended: AttemptResult, side_effects: SideEffectMonitor, first: Launch
+    ) -> ParsedOutput | None:
+        """Read what the command printed.
+
+        None if only our reader ended it, if the command only quotes, or if it succeeded without an
+        engine.
         """
         recording = ended.output
         with contextlib.closing(recording):
@@ -237,60 +233,65 @@ class Explainer:
                     return None
                 if not recording.may_hold(self.engine.SPEAKS):
                     return None
-            from oomguard.analyst.output import hear
+            from oomguard.analyst.output import parse_output
 
-            witness.read(recording)
-            return hear(recording, ended.status, self.rules)
+            side_effects.read(recording)
+            return parse_output(recording, ended.status, self.rules)
 
     def explain(
         self,
-        heard: Heard,
+        output: ParsedOutput,
         status: int,
         cgroup: Cgroup | None,
         launches: tuple[Launch, Launch],
         *,
         stopped: bool,
-        ended: EndedByUs | None = None,
-    ) -> Explained:
+        ended: TerminationReason | None = None,
+    ) -> AttemptDiagnosis:
         """Explain how an attempt ended.
 
         Args:
-            heard: what it printed.
+            output: its parsed output.
             status: its exit status.
-            cgroup: the counts of its control group before it began.
-            launches: the command as it was first, and as this attempt ran it.
+            cgroup: the counts of its control group before it began; None if unreadable.
+            launches: the user's command, and the command of this attempt.
             stopped: whether the user asked to stop.
-            ended: why we ended it; None: it ended by itself.
+            ended: why oomguard stopped the attempt; None if it ended on its own.
         """
         first, launch = launches
         if status:
-            needed = self.insight.refused_length(heard.tail, self.ledger.settings)
+            needed = self.insight.refused_length(output.tail, self.ledger.settings)
         else:
             needed = {}
         if needed:
-            return Explained(take_back(self.ledger, needed, self.rules), needed)
-        # A server may end with status 0 after its engine died, and after a stop that it was sent.
-        scanner = heard.scanner
+            return AttemptDiagnosis(roll_back(self.ledger, needed, self.rules), needed)
+        # A server may end with status 0 after its engine died, or after a stop signal.
+        scanner = output.scanner
         if status == 0:
             death = scanner.death()
         else:
             death = None
         if status == 0 and (stopped or (death is None and ended is None)):
-            return Explained()
-        if ended is None and heard.ended_of is not None:
-            get_logger().debug("the command ended of something else", exception=heard.ended_of)
-            return Explained(Diagnosis("", notes=(f"the command ended of {heard.ended_of}",)))
+            return AttemptDiagnosis()
+        if ended is None and output.ended_of is not None:
+            get_logger().debug(
+                "The command ended with an exception without memory failure",
+                exception=output.ended_of,
+            )
+            return AttemptDiagnosis(
+                Diagnosis("", notes=(f"the command ended with {output.ended_of}",))
+            )
         settings = given_settings(self.engine, launch, self.insight.started(launch))
-        # What an earlier patch set is in force; whose choice the setting was stays as the first
-        # launch and the log say.
+        # An earlier patch decides the effective value. The user's command and the log still decide
+        # who chose the setting.
         scanned = scanner.diagnosis("", given=settings, newer_than_s=time.monotonic() - RECENT_S)
         if status:
-            scanned = heard.or_said(scanned, self.insight.said(launch), self.rules, settings)
-            scanned = with_ranks(scanned, heard.tail, first.argv)
-        if death is not None:  # what an earlier start or a request failed of did not end the run
+            scanned = output.or_engine_log(scanned, self.insight.said(launch), self.rules, settings)
+            scanned = with_ranks(scanned, output.tail, first.argv)
+        if death is not None:  # failures of an earlier start or of a request did not end the run
             own = tuple(i for i in scanned.incidents if i.start == death.start)
             scanned = replace(scanned, incidents=own or (death,))
-        if ended is not None:  # what it printed while we ended it is our doing
+        if ended is not None:  # oomguard caused what the engine printed while it was stopped
             found = tuple(i for i in scanned.incidents if i.is_oom or not ended.is_hang)
             scanned = replace(scanned, incidents=found, notes=(ended.why, *scanned.notes))
         if death is None:
@@ -303,9 +304,9 @@ class Explainer:
             scanned = replace(
                 scanned, incidents=(*scanned.incidents, killed_by_kernel(status, death))
             )
-        settled = partial(as_it_ran, engine=self.engine, first=first, launch=launch)
+        settled = partial(with_effective_settings, engine=self.engine, first=first, launch=launch)
         scanned = replace(
             scanned,
             incidents=tuple(settled(i, changed=self.ledger.settings) for i in scanned.incidents),
         )
-        return Explained(self.ledger.diagnose(scanned, self.rules, local_models=True))
+        return AttemptDiagnosis(self.ledger.diagnose(scanned, self.rules, local_models=True))

@@ -1,6 +1,4 @@
-"""What goes along with a run: told of each attempt, it shows or counts, and whatever it raises
-stays its own.
-"""
+"""Call the hooks of a run before, at and after each attempt; their errors stay their own."""
 
 from __future__ import annotations
 
@@ -14,53 +12,55 @@ from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
 
 
-class Companion(Protocol):
-    """Goes along with the attempts of one run. It is called between them, so it must not wait."""
+class AttemptHook(Protocol):
+    """Follow the attempts of one run. Hooks are called between attempts, so they must not wait."""
 
     def began(self, number: int, launch: Launch, pid: int | None) -> None:
-        """Hear that an attempt has started its command, whose process is ``pid``."""
+        """Handle that an attempt has started its command, whose process is ``pid``."""
 
     def ended(self, attempt: Attempt) -> None:
-        """Hear how it ended."""
+        """Handle the end of an attempt."""
 
 
 @runtime_checkable
-class Forewarned(Protocol):
-    """A companion that also hears before the command starts: what it sets in our environment, the
-    command inherits.
+class PreStartHook(Protocol):
+    """Follow attempts and also run before the command starts.
+
+    The command inherits changes of the environment that such a hook makes.
     """
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Hear that an attempt is about to start its command, and what is new in it."""
+        """Handle that an attempt is about to start its command, with its new patches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Companions:
-    """All that go along with one run."""
+class AttemptHooks:
+    """Call all hooks of one run."""
 
-    of_run: tuple[Companion, ...] = ()
+    of_run: tuple[AttemptHook, ...] = ()
 
     def begins(self, number: int, patches: tuple[Patch, ...]) -> None:
-        """Tell those who asked for it that an attempt is about to start its command."""
+        """Call the early hooks before an attempt starts its command."""
         for companion in self.of_run:
-            if isinstance(companion, Forewarned):
-                _told(partial(companion.begins, number, patches))
+            if isinstance(companion, PreStartHook):
+                _call(partial(companion.begins, number, patches))
 
     def began(self, number: int, launch: Launch, pid: int | None) -> None:
-        """Tell all that an attempt has started its command."""
+        """Call all hooks after an attempt has started its command."""
         for companion in self.of_run:
-            _told(partial(companion.began, number, launch, pid))
+            _call(partial(companion.began, number, launch, pid))
 
     def ended(self, attempt: Attempt) -> None:
-        """Tell all how it ended."""
+        """Call all hooks after an attempt has ended."""
         for companion in self.of_run:
-            _told(partial(companion.ended, attempt))
+            _call(partial(companion.ended, attempt))
 
 
-def _told(tell: Callable[[], None]) -> None:
+def _call(hook: Callable[[], None]) -> None:
     try:
-        tell()
-    except Exception as error:  # noqa: BLE001 - the run goes on, whatever a listener meets
+        hook()
+    except Exception as error:  # noqa: BLE001 - an error of a hook must not stop the run
         get_logger().warning(
-            "what goes along with the run failed", reason=f"{type(error).__name__}: {error}"
+            "A part of oomguard that follows the run failed; the command continues",
+            reason=f"{type(error).__name__}: {error}",
         )

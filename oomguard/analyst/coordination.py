@@ -1,6 +1,4 @@
-"""A command that is one rank of a job: what it does after a failure is decided for all ranks, or
-for this process alone.
-"""
+"""Define how a rank reports an attempt, and what all ranks decide after it."""
 
 from __future__ import annotations
 
@@ -14,16 +12,16 @@ from oomguard.remedy.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
-class OwnDeed:
-    """What this process's attempt did, and what may be done after it.
+class SideEffectReport:
+    """Describe what this process's attempt did, and what may follow it.
 
     Attributes:
-        seen: what the attempt did to the outside world.
-        idempotent: the user permits to repeat that.
-        own_files: what this oomguard itself writes, which other ranks may take for their commands'
+        seen: the side effects of the attempt.
+        idempotent: whether the user permits repeating them.
+        own_files: files that oomguard itself writes; other ranks may take them for their commands'
             work.
         policy: what may be changed here.
-        chosen: the settings that this process's user gave its command.
+        chosen: the settings that the user gave the command of this process.
     """
 
     seen: SideEffects = field(default_factory=SideEffects)
@@ -34,20 +32,20 @@ class OwnDeed:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnEnd:
-    """How this process's command ended.
+class AttemptReport:
+    """Describe how this process's command ended.
 
     Attributes:
-        number: the attempt.
+        number: the number of the attempt.
         status: its exit status.
-        error: in words, empty where it ran.
-        diagnosis: what its output tells.
-        patches: what would be changed for it.
-        refusal: why it cannot be run again; None: it can be, as far as ``did`` permits it.
+        error: the failure in words; "" if it ran.
+        diagnosis: the diagnosis of its output.
+        patches: the changes that would follow.
+        refusal: why it cannot run again; None if it can, as far as ``did`` permits.
         tail: the end of its output.
-        failed_s: when its failure was printed first, on the monotonic clock; None where there is
-            none.
-        did: what speaks for or against another attempt, which all ranks together judge.
+        failed_s: when its failure was printed first, on the monotonic clock; None without a
+            failure.
+        did: side effects and policy, which all ranks judge together.
     """
 
     number: int
@@ -58,21 +56,21 @@ class OwnEnd:
     refusal: str | None
     tail: str
     failed_s: float | None
-    did: OwnDeed = field(default_factory=OwnDeed)
+    did: SideEffectReport = field(default_factory=SideEffectReport)
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """What all ranks agreed on.
+class Verdict:
+    """Hold the decision of all ranks.
 
     Attributes:
-        diagnosis: of the rank that failed first.
-        patches: of the next attempt; none where none follows.
-        variables: what the command gets in its environment for it.
-        record: the ranks, how each ended and what all change, for the report and the journal.
-        tells: whether this rank tells it: one does.
-        left: what another attempt would change, where only the policy left none.
-        is_change_left: whether no attempt follows though all permit a change.
+        diagnosis: the diagnosis of the rank that failed first.
+        patches: the changes of the next attempt; empty if none follows.
+        variables: environment variables for the command of the next attempt.
+        record: ranks, their ends and the changes, for the report and the journal.
+        tells: whether this rank reports the decision; exactly one does.
+        left: the changes of another attempt, if only the policy forbids it.
+        is_change_left: whether no attempt follows although all permit a change.
     """
 
     diagnosis: Diagnosis
@@ -84,40 +82,40 @@ class Agreed:
     is_change_left: bool = False
 
 
-class Together(Protocol):
-    """Agrees with the other ranks."""
+class Coordinator(Protocol):
+    """Agree with the other ranks."""
 
-    def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed | None:
-        """Return what all do after an attempt; None where this process decides alone. Wait no
-        longer than the deadline of the ranks.
+    def agree(self, own: AttemptReport, stopped: Callable[[], bool]) -> Verdict | None:
+        """Return the decision after an attempt; None if this process decides alone.
+
+        It waits no longer than the deadline of the ranks.
         """
 
     def starts_again(
-        self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool
+        self, number: int, agreed: Verdict | None, stopped: Callable[[], bool], *, is_able: bool
     ) -> bool:
-        """Wait until all ranks can make an attempt that they agreed on; return whether to make it:
-        no rank does where one cannot.
+        """Wait until all ranks can start the agreed attempt; return whether to start it.
+
+        No rank starts if one cannot.
         """
 
 
-class Alone:
-    """No other rank."""
+class NoCoordinator:
+    """Stand in for the coordinator of a command without other ranks."""
 
-    def agree(self, _own: OwnEnd, _stopped: Callable[[], bool]) -> None:
-        """Return None."""
+    def agree(self, _own: AttemptReport, _stopped: Callable[[], bool]) -> None:
+        """Return None, because this process decides alone."""
         return
 
     def starts_again(
-        self, _number: int, _agreed: Agreed | None, _stopped: Callable[[], bool], *, is_able: bool
+        self, _number: int, _agreed: Verdict | None, _stopped: Callable[[], bool], *, is_able: bool
     ) -> bool:
-        """Return what this process is able to do."""
+        """Return whether this process can start."""
         return is_able
 
 
-def record_of(agreed: Agreed | None) -> Mapping[str, Any] | None:
-    """Return the ranks and how each ended; None where there is only one, or they could
-    not agree.
-    """
+def record_of(agreed: Verdict | None) -> Mapping[str, Any] | None:
+    """Return the ranks and their ends; None for a single rank or without an agreement."""
     if agreed is None:
         return None
     return agreed.record or None

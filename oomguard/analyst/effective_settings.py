@@ -1,6 +1,4 @@
-"""Which values an attempt really ran with: what its engine was given, what was changed, and whether
-that took effect.
-"""
+"""Find the settings an attempt really ran with, and whether our changes took effect."""
 
 from __future__ import annotations
 
@@ -30,29 +28,28 @@ if TYPE_CHECKING:
     import yaml
 
 
-# Settings that every program with torch in it reads from a variable: carried there, beside what
-# the engine itself carries.
+# Every program with torch reads these settings from a variable, so they are carried there, in
+# addition to the engine's own settings.
 
 ALLOCATOR: Final = "allocator_options"
-# Which devices it sees. Only who places a run has a value for it.
+# The devices that the command sees. Only a placed run has a value for it.
 DEVICE: Final = "device"
 BY_VARIABLE: Final = frozenset({ALLOCATOR, DEVICE})
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _BY_BUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-# torch reads the second for CUDA where both are set, and before 2.10 only that one; the third is of
-# AMD's devices.
+# If both are set, torch reads the second for CUDA; before 2.10 it reads only that one. The third is
+# for AMD devices.
 _NAMES: Final = (PLAIN, CUDA)
-# vLLM's memory pools do not take expandable segments.
+# Sleep mode and KV transfer use memory pools, which do not support expandable segments.
 _AGAINST: Final = ("--enable-sleep-mode", "--kv-transfer-config")
 
 
-class WithVariables:
-    """An engine's launcher that carries the allocator's options too; all else is the launcher's
-    own.
+class EnvLauncher:
+    """Extend an engine's launcher by settings in environment variables.
 
     Args:
-        engine: how the command's engine is started.
-        argv: the command, which may set the variable itself: that stays.
+        engine: the launcher of the command's engine.
+        argv: the command; a variable that it sets itself stays.
     """
 
     def __init__(self, engine: Launcher, argv: tuple[str, ...]) -> None:
@@ -65,7 +62,7 @@ class WithVariables:
         return getattr(self._engine, name)
 
     def carries(self, name: str) -> bool:
-        """Return whether a launch can be changed by a setting."""
+        """Return whether a setting can change a launch."""
         if name == ALLOCATOR:
             return not self._is_refused and not any(
                 "expandable_segments" in value for value in _set().values()
@@ -73,9 +70,7 @@ class WithVariables:
         return name == DEVICE or self._engine.carries(name)
 
     def apply(self, launch: Launch, settings: Mapping[str, FactValue], session: Path) -> Launch:
-        """Return the launch with these settings, the allocator's options and the devices in its
-        variables.
-        """
+        """Return the launch with these settings; allocator options and devices go to variables."""
         others = _others(settings)
         self._engine_changes = bool(others)
         if others:
@@ -98,7 +93,7 @@ class WithVariables:
         )
 
     def took_effect(self, launch: Launch, session: Path) -> bool:
-        """Return whether the settings of ``apply`` reached an engine: a variable does."""
+        """Return whether the settings of ``apply`` reached an engine; a variable always does."""
         return not self._engine_changes or self._engine.took_effect(launch, session)
 
 
@@ -113,14 +108,12 @@ def _devices(settings: Mapping[str, FactValue]) -> dict[str, str]:
 
 
 def _set() -> dict[str, str]:
-    """Return the allocator's variables that are set here."""
+    """Return the allocator's variables of this process."""
     return {name: os.environ[name] for name in (*_NAMES, HIP) if os.environ.get(name)}
 
 
 def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
-    """Return the variables with the options that are set and the new ones; none where there are no
-    new ones.
-    """
+    """Return the variables with old and new options; empty without new options."""
     if ALLOCATOR not in settings:
         return {}
     own = _set()
@@ -130,11 +123,9 @@ def _merged(settings: Mapping[str, FactValue]) -> dict[str, str]:
     return {name: ",".join(filter(None, (own.get(name) or given, new))) for name in names}
 
 
-# Which file of a job gives a setting: a change reaches an engine for one run, and is kept by
-# editing what the job read.
-#
-# Looked at are YAML and JSON files that the command's arguments name. A key counts where it is
-# spelled as the setting is, in any section, and has the value that the engine was given.
+# A change lasts for one run; to keep it, the user edits the file that gives the setting. These
+# functions search the YAML and JSON files among the command's arguments. A key counts if it is
+# spelled like the setting, in any section, and has the value that the engine was given.
 
 _ENDS: Final = (".yaml", ".yml", ".json")
 _MOST_BYTES: Final = 1 << 20
@@ -143,40 +134,36 @@ _MOST_NODES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SettingLocation:
-    """Where a file gives a value: the file as the command names it, its line, and the key with its
-    sections.
-    """
+    """Locate a value in a file: the file as the command names it, the line, and the key path."""
 
     file: str
     line: int
     key: str
 
 
-def tell_places(argv: Sequence[str], incident: Incident) -> None:
-    """Say which keys of the job's own files give what the plan solved; nothing where none does."""
+def log_setting_locations(argv: Sequence[str], incident: Incident) -> None:
+    """Log which keys of the job's own files give the settings that the plan changes."""
     for patch in incident.plan:
         if patch.new is None or patch.old is None or is_out_of_question(patch):
             continue
-        for place in places_of(argv, patch.setting, patch.old, incident.framework):
-            told = {
+        for place in find_setting_locations(argv, patch.setting, patch.old, incident.framework):
+            fields = {
                 "setting": patch.setting,
                 "file": place.file,
                 "line": place.line,
                 "key": place.key,
             }
             get_logger().info(
-                "the job's own file gives it; to keep a change, edit it there",
-                **told,
+                "A file of the job sets this value; edit it there to keep the change",
+                **fields,
                 then=patch.new,
             )
 
 
-def places_of(
+def find_setting_locations(
     argv: Sequence[str], setting: str, value: FactValue, engine: str
 ) -> list[SettingLocation]:
-    """Return the places where the files among a command's arguments give a setting this value, in
-    their order.
-    """
+    """Return where the files among a command's arguments give a setting this value, in order."""
     own = surface(setting, engine)
     names = {
         _plain(name)
@@ -191,15 +178,13 @@ def places_of(
             if _plain(place.key.split(".")[-1]) in names
         }
         found += [
-            place for place, text in given.values() if _job_files_is(text, own.own(value))
-        ]  # of a repeated key the last one
+            place for place, text in given.values() if _job_files_is(text, own.to_engine(value))
+        ]  # of a repeated key, the last one counts
     return found
 
 
 def _read(file: str) -> Iterator[tuple[SettingLocation, str]]:
-    """Yield every key of a file that has a plain value, with its text; nothing of a file that
-    cannot be read.
-    """
+    """Yield every key of a file with a plain value, and its text; nothing if it is unreadable."""
     import yaml
 
     try:
@@ -207,7 +192,7 @@ def _read(file: str) -> Iterator[tuple[SettingLocation, str]]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return
     waiting: list[tuple[tuple[str, ...], yaml.Node | None]] = [((), root)]
-    left = _MOST_NODES  # names for parts let a short file stand for endless ones
+    left = _MOST_NODES  # limits aliases, with which a short file can expand without end
     while waiting and left > 0:
         keys, node = waiting.pop(0)
         if isinstance(node, yaml.MappingNode):
@@ -239,9 +224,9 @@ def _job_files_is(text: str, value: FactValue) -> bool:
         return False
 
 
-# Facts in which a failure prints what was asked for, where it is not the setting's own.
+# Facts with the requested value, if their name differs from the setting's fact.
 _REQUESTS: Final = {"kv_cache_memory_bytes": "kv_cache_requested_bytes"}
-# The source of a value that the engine itself tells once it has made its configuration.
+# The source of a value that the engine reports after it has made its configuration.
 IN_EFFECT: Final = "in effect"
 _SMALLEST: Final = 1e-9
 
@@ -249,16 +234,14 @@ _SMALLEST: Final = 1e-9
 def given_settings(
     engine: Launcher, launch: Launch, started: Sequence[StartedEngine]
 ) -> dict[str, SettingInForce]:
-    """Return the settings that a launch gives: what its last engine was given where that was told,
-    else its own flags.
-    """
+    """Return the settings of a launch: the last engine's arguments, or else its flags."""
     if started:
-        told = started[-1]
+        last = started[-1]
     else:
-        told = None
-    if told is None or told.arguments is None or engine.is_own_command(launch.argv):
+        last = None
+    if last is None or last.arguments is None or engine.is_own_command(launch.argv):
         return engine.settings_in_force(launch)
-    known = {"model": told.model} | dict(told.arguments)
+    known = {"model": last.model} | dict(last.arguments)
     return {
         name: SettingInForce(name, value, True, ARGUMENTS)
         for name, value in known.items()
@@ -266,7 +249,7 @@ def given_settings(
     }
 
 
-def as_it_ran(
+def with_effective_settings(
     incident: Incident,
     *,
     engine: Launcher,
@@ -274,36 +257,35 @@ def as_it_ran(
     launch: Launch,
     changed: Mapping[str, FactValue],
 ) -> Incident:
-    """Return the incident with the values that its engine really had: changed ones, and those that
-    something sets over all.
+    """Return the incident with the values that its engine really had.
 
     Args:
-        incident: what failed.
-        engine: how it is started.
-        first: the launch as the user gave it, with the changes of each engine.
+        incident: the failure.
+        engine: the launcher.
+        first: the user's launch, with the changes of each engine.
         launch: the launch that failed.
-        changed: all that was changed so far; for every engine, where it is not known for which.
+        changed: all changes so far; they count for every engine if the engine is unknown.
     """
     if changed:
         patched = _with_patched(incident, first, engine.settings_in_force(first), changed)
     else:
         patched = incident
     insight = insight_of(engine)
-    told = failed_engine(incident, insight.started(launch))
-    if told is None:
+    failed = failed_engine(incident, insight.started(launch))
+    if failed is None:
         found = {}
     else:
-        found = _contradicted(patched.settings, told.in_effect)
-    beaten = {
+        found = _contradicted(patched.settings, failed.in_effect)
+    overridden_names = {
         name: over
         for name in SETTINGS
         if (over := insight.beaten_by(launch, name, incident.facts)) is not None
     }
-    found |= beaten
+    found |= overridden_names
     facts = dict(patched.facts)
     overridden = patched.settings.get("kv_cache_memory_bytes")
     if (
-        "kv_cache_memory_bytes" in beaten
+        "kv_cache_memory_bytes" in overridden_names
         and overridden is not None
         and isinstance(overridden.value, int)
     ):
@@ -323,12 +305,11 @@ def as_it_ran(
 def _contradicted(
     settings: Mapping[str, SettingInForce], in_effect: Mapping[str, FactValue]
 ) -> dict[str, SettingInForce]:
-    """Return the numbers for which the engine goes on with another one than it was given, and
-    limits that nobody listed.
-    """
+    """Return numbers that differ from the given ones, and hard limits that nobody listed."""
     found = {}
     for name, value in in_effect.items():
-        if isinstance(value, (bool, str)):  # one thing may have two names: awq, awq_marlin
+        # one thing may have two names, such as awq and awq_marlin
+        if isinstance(value, (bool, str)):
             continue
         given = settings.get(name)
         differs = (
@@ -345,8 +326,9 @@ def _with_patched(
     first: Mapping[str, SettingInForce],
     settings: Mapping[str, FactValue],
 ) -> Incident:
-    """Return the incident with what earlier patches set for its engine; whose choice a setting was
-    stays as it was.
+    """Return the incident with the settings of earlier patches for its engine.
+
+    Who chose a setting stays unchanged.
     """
     changed = dict(settings)
     if launch.engine_changes:
@@ -370,24 +352,28 @@ def _with_patched(
         found[name] = SettingInForce(name, value, by_user, "patched")
         fact = SETTING_FACTS.get(name, "")
         if fact in facts and not _is_of_a_line(facts[fact]) and is_of_type(fact, value):
-            facts[fact] = Fact(fact, value, "patched")  # listed as it was before the change
+            facts[fact] = Fact(fact, value, "patched")  # the fact shows the value before the change
     return replace(incident, settings=found, facts=facts)
 
 
-def tell_unheeded(attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch) -> bool:
-    """Say which change of an attempt did not take effect, and why; return whether there is one."""
-    over = unheeded(attempt, incident, engine, launch, insight_of(engine).started(launch))
+def report_ineffective_change(
+    attempt: Attempt, incident: Incident, engine: Launcher, launch: Launch
+) -> bool:
+    """Log the first change of an attempt without effect, and why; return whether there is one."""
+    over = find_ineffective_change(
+        attempt, incident, engine, launch, insight_of(engine).started(launch)
+    )
     if over is not None:
-        told = {"setting": over.setting, "wanted": over.wanted, "in_force": over.shown}
+        fields = {"setting": over.setting, "wanted": over.wanted, "in_force": over.shown}
         get_logger().warning(
-            "the change did not take effect: nothing is run again", **told, because=over.why
+            "The change did not take effect, so oomguard does not retry", **fields, because=over.why
         )
     return over is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Unheeded:
-    """A change that did not take effect: the engine went on with ``shown``, since ``why``."""
+class IneffectiveChange:
+    """Describe a change without effect: the engine used ``shown``, because of ``why``."""
 
     setting: str
     wanted: FactValue
@@ -395,22 +381,23 @@ class Unheeded:
     why: str
 
 
-def unheeded(
+def find_ineffective_change(
     attempt: Attempt,
     incident: Incident,
     engine: Launcher,
     launch: Launch,
     started: Sequence[StartedEngine],
-) -> Unheeded | None:
-    """Return the first of an attempt's changes that did not take effect, by what its failed engine
-    told or printed; else None.
+) -> IneffectiveChange | None:
+    """Return the first change of an attempt without effect; None if all took effect.
+
+    The failed engine's own report decides, or the value in its failure.
     """
-    told = failed_engine(incident, started)
+    failed = failed_engine(incident, started)
     for patch in attempt.patches:
         if patch.new is None:
             continue
-        if told is not None:
-            shown = told.in_effect.get(patch.setting)
+        if failed is not None:
+            shown = failed.in_effect.get(patch.setting)
         else:
             shown = None
         fact = (
@@ -420,21 +407,23 @@ def unheeded(
             continue
         over = insight_of(engine).beaten_by(launch, patch.setting, incident.facts)
         if over is not None:
-            why = f"{over.source} in the environment sets it over flags and arguments"
+            why = f"{over.source} in the environment overrides flags and arguments"
         elif engine.is_own_command(launch.argv):
             why = "the engine itself sets it"
         else:
-            places = places_of(launch.argv, patch.setting, fact.value, incident.framework)
+            places = find_setting_locations(
+                launch.argv, patch.setting, fact.value, incident.framework
+            )
             given = "".join(
-                f"; {place.file}, line {place.line}, has it as {place.key}" for place in places[:1]
+                f"; {place.file}, line {place.line}, sets it as {place.key}" for place in places[:1]
             )
             why = f"the program's own code sets it{given}"
-        return Unheeded(patch.setting, patch.new, fact.value, why)
+        return IneffectiveChange(patch.setting, patch.new, fact.value, why)
     return None
 
 
 def _requested(name: str, incident: Incident) -> Fact | None:
-    """Return what a failure itself prints of a setting that was asked for."""
+    """Return the requested value of a setting as the failure itself prints it; None if absent."""
     fact = incident.facts.get(_REQUESTS.get(name, SETTING_FACTS.get(name, "")))
     if name == SHARE and _is_of_a_line(incident.facts.get("desired_bytes")):
         return requested_share(incident.facts)
@@ -444,8 +433,9 @@ def _requested(name: str, incident: Incident) -> Fact | None:
 
 
 def _is_of_a_line(fact: Fact | None) -> bool:
-    """Return whether a line of the log prints a fact; what the program gave is listed before it is
-    changed for us.
+    """Return whether a line of the log prints a fact.
+
+    Other facts show the program's own value from before our change.
     """
     return fact is not None and fact.line is not None
 

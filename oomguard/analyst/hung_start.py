@@ -1,9 +1,8 @@
-"""A start that fails and does not end: the engine has printed its failure, and its server waits for
-it for ever.
+"""Detect a start that failed but does not end, because its server waits forever.
 
-vLLM 0.32 can do so: its engine core ends, and the API server waits. What is printed last is the
-failure of the start, and then nothing happens any more: no line and hardly any CPU time. Then the
-command is ended, and remedied as if it had ended by itself.
+vLLM 0.32 can do this: its engine core ends, and the API server keeps waiting. The last output is
+then the failure of the start, followed by no output and almost no CPU time. oomguard stops such a
+command, and handles it as if it had ended on its own.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from oomguard.analyst.link import LiveOutput
-from oomguard.analyst.outcome import CommandTerminator, EndedByUs
+from oomguard.analyst.outcome import CommandTerminator, TerminationReason
 from oomguard.core.incident import Attempt, Incident
 from oomguard.core.log import get_logger
 from oomguard.engines.registry import launchers
@@ -32,9 +31,9 @@ QUIET_S: Final = 20.0
 LOOK_S: Final = 2.0
 _TAIL_BYTES: Final = 1 << 16
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
-# Engine processes call themselves VLLM::EngineCore and the like.
+# vLLM names its engine processes VLLM::EngineCore, for example.
 _TITLE: Final = "::"
-# What waits takes less of a core than this.
+# A waiting command uses less of a core than this.
 _IDLE_RATIO: Final = 0.1
 _OF_A_START: Final = frozenset(
     {"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"}
@@ -43,14 +42,14 @@ _OF_A_START: Final = frozenset(
 
 @dataclass(slots=True)
 class HungStart:
-    """Looks at one run while its command runs, as a companion of it.
+    """Watch a run's command for a hung start, as a hook of the run.
 
     Attributes:
         live: what the command prints.
-        load_rules: returns what reads it.
-        root: the process below which all of the command's are.
-        end: ends the command.
-        quiet_s: how long nothing happens before the output is read.
+        load_rules: loads the rules that read it.
+        root: the process above all of the command's processes.
+        end: stops the command.
+        quiet_s: seconds without any activity before the output is read.
     """
 
     live: LiveOutput
@@ -58,11 +57,11 @@ class HungStart:
     root: int
     end: CommandTerminator
     quiet_s: float = QUIET_S
-    _ended: EndedByUs | None = None
+    _ended: TerminationReason | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
     def began(self, _number: int, _launch: Launch, _pid: int | None) -> None:
-        """Begin to look at an attempt."""
+        """Begin to watch an attempt."""
         self._ended = None
         self._over = threading.Event()
         threading.Thread(
@@ -70,11 +69,11 @@ class HungStart:
         ).start()
 
     def ended(self, _attempt: Attempt) -> None:
-        """Stop looking."""
+        """Stop watching."""
         self._over.set()
 
-    def ended_by_us(self) -> EndedByUs | None:
-        """Return why we ended the last attempt; None where it ended by itself."""
+    def ended_by_us(self) -> TerminationReason | None:
+        """Return why oomguard stopped the last attempt; None if it ended on its own."""
         self._over.set()
         return self._ended
 
@@ -105,15 +104,13 @@ class HungStart:
             return
 
     def _end(self, failed: Incident, over: threading.Event) -> None:
-        why = f"its start failed ({failed.kind}) and it did not end for {self.quiet_s:.0f} s"
-        get_logger().warning("the command is ended", reason=why)
-        self._ended = EndedByUs(why, is_hang=False)
+        why = f"its start failed ({failed.kind}), but it did not end within {self.quiet_s:.0f} s"
+        get_logger().warning("Stopping the command", reason=why)
+        self._ended = TerminationReason(why, is_hang=False)
         self.end(over)
 
     def _failure(self) -> Incident | None:
-        """Return what a start failed of, where that is the last thing that the command has printed
-        of an engine.
-        """
+        """Return the failure of a start if it is the engine's last output; None otherwise."""
         from oomguard.scan.scan import scan
 
         output = self.live.now()
@@ -153,5 +150,5 @@ def _is_of_a_start(incident: Incident) -> bool:
 
 
 def _cpu_s(root: int) -> float:
-    """Return the CPU seconds that all processes below ``root`` took themselves."""
+    """Return the CPU seconds of all processes below ``root``."""
     return sum(map(tree.cpu_seconds, tree.descendants(root)))

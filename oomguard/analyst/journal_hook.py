@@ -1,11 +1,9 @@
-"""Each attempt of a run in the journal; a journal that fails is left out and the run goes on.
+"""Record each attempt of a run in the journal; if the journal fails, the run continues.
 
-Nobody hears of it while all is well: a healthy run prints nothing, and many at once lock each
-other's journal.
-
-A thread opens it and begins the record while the command starts: loading SQLite and writing to a
-disk take as long as all that has to come before the command. A shared journal is written on this
-machine first, and brought to its database beside the run.
+A healthy run logs nothing, because many runs at once lock each other's journal. A thread opens the
+journal and begins the record while the command starts, because loading SQLite and writing to a disk
+take as long as the rest of a start. A shared journal is first written on this machine, and
+delivered to its database during the run.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ from oomguard.core.files import read_regular
 from oomguard.core.incident import Attempt, EngineStart, Incident, Patch
 from oomguard.core.log import get_logger
 from oomguard.core.settings import value_in_force
-from oomguard.journal.codec import Ran
+from oomguard.journal.codec import RunIdentity
 from oomguard.probe.nvml import devices
 from oomguard.remedy.policy import set_by_user
 from oomguard.report.redact import hides_secrets_alone, homes_kept, mask, mask_command
 
 if TYPE_CHECKING:
-    from oomguard.analyst.effective_settings import WithVariables
-    from oomguard.analyst.output import Heard
+    from oomguard.analyst.effective_settings import EnvLauncher
+    from oomguard.analyst.output import ParsedOutput
     from oomguard.engines.command import Launch
     from oomguard.journal.codec import AttemptRow
     from oomguard.journal.shared import SharedJournal
@@ -45,44 +43,39 @@ if TYPE_CHECKING:
     from oomguard.scan.scan import Scanner
 
 
-# What an attempt runs, by which a later run knows it again: the command, its files, the engine,
-# the model, the device.
-
-# What decides what a command does: programs, and what they are configured by.
+# Files that decide what a command does: programs and their configuration.
 _ENDS: Final = (".py", ".sh", ".yaml", ".yml", ".json", ".toml")
 _MOST_BYTES: Final = 1 << 20
 _MOST_FILES: Final = 16
 
 
-def started_as(argv: Sequence[str]) -> dict[str, Any]:
-    """Return how a run was started, as the journal keeps it.
+def describe_start(argv: Sequence[str]) -> dict[str, Any]:
+    """Return how a run was started, as the journal stores it.
 
-    That is the command masked, and whether of secrets alone, the folder, the files' digest, the
-    user's name and the host's.
+    That is the masked command, whether only secrets were masked, the folder, the digest of the
+    files, and the names of user and host.
     """
     folder = None
     with homes_kept(), suppress(OSError):  # the working directory may be gone
         folder = mask(str(Path.cwd()))
     original = mask_command(argv, keep_homes=True)
     is_exact = hides_secrets_alone(argv, original)
-    told = {
+    fields = {
         "original": original,
         "folder": folder,
         "files": digest_of_files(argv),
         "hides_secrets_alone": is_exact,
     }
-    return told | {"who": user_name(), "host": host_name()}
+    return fields | {"who": user_name(), "host": host_name()}
 
 
 def host_name() -> str | None:
-    """Return this machine's name; None where it has none."""
+    """Return this machine's name; None if it has none."""
     return platform.node() or None
 
 
 def user_name() -> str | None:
-    """Return the user's name; None where this machine has none for its number, as in many
-    containers.
-    """
+    """Return the user's name; None if this machine knows no name, as in many containers."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -90,9 +83,7 @@ def user_name() -> str | None:
 
 
 def digest_of_files(argv: Sequence[str]) -> str | None:
-    """Return a digest of the programs and configuration files that a command names; None where it
-    names none.
-    """
+    """Return a digest of the programs and configuration files in a command; None without any."""
     digest = hashlib.sha256()
     found = 0
     for name in dict.fromkeys(word.rpartition("=")[2] for word in argv if word.endswith(_ENDS)):
@@ -109,19 +100,19 @@ def digest_of_files(argv: Sequence[str]) -> str | None:
     return None
 
 
-def names_a_place_here(argv: Sequence[str]) -> bool:
-    """Return whether a word of a command is a path of the working directory: elsewhere it is
-    another file, or model.
+def names_local_path(argv: Sequence[str]) -> bool:
+    """Return whether a word of a command is a path in the working directory.
+
+    In another folder the same word means another file or model.
     """
     tails = (word.rpartition("=")[2] for word in argv)
     return any(tail and not tail.startswith("/") and os.path.lexists(tail) for tail in tails)
 
 
 def device_words() -> str | None:
-    """Return name and size of this machine's GPUs, each kind once; None where NVML does not tell.
+    """Return name and size of this machine's GPUs, each kind once; None if NVML does not answer.
 
-    Where there are several kinds, or parts of one, those that the environment shows are named with
-    it.
+    With several kinds, or parts of a GPU, the text includes the visible devices.
     """
     kinds = {
         device.name
@@ -139,30 +130,32 @@ def device_words() -> str | None:
     return words
 
 
-def what_ran(incident: Incident | None, start: EngineStart | None, device: str | None) -> Ran:
-    """Return what an attempt turned out to run, masked.
+def identify_run(
+    incident: Incident | None, start: EngineStart | None, device: str | None
+) -> RunIdentity:
+    """Return what an attempt really ran, masked.
 
     Args:
-        incident: what it failed of.
-        start: what its engine told of itself.
-        device: the GPUs, as ``device_words`` has them.
+        incident: its failure; None if it did not fail.
+        start: what its engine reported at start; None if no engine started.
+        device: the GPUs, from ``device_words``.
     """
     engine = version = model = None
     both: tuple[Incident | EngineStart | None, ...] = (incident, start)
-    for told in both:
-        if told is None:
+    for record in both:
+        if record is None:
             continue
-        if told.framework != "unknown":
-            engine = told.framework
-        version = told.framework_version or version
-        named = value_in_force("model", told.settings, told.facts)
+        if record.framework != "unknown":
+            engine = record.framework
+        version = record.framework_version or version
+        named = value_in_force("model", record.settings, record.facts)
         if named is not None:
             model = str(named[0])
-    return Ran(engine, version, None if model is None else mask(model), device)
+    return RunIdentity(engine, version, None if model is None else mask(model), device)
 
 
 def chosen_by_user(incident: Incident | None) -> dict[str, bool | None]:
-    """Return whether the user had set what the plan of a failure changes, by setting."""
+    """Return, for each setting in a failure's plan, whether the user had set it."""
     if incident is not None:
         plan = incident.plan
     else:
@@ -174,55 +167,50 @@ def chosen_by_user(incident: Incident | None) -> dict[str, bool | None]:
     }
 
 
-# What a start measured, kept for the plans to come.
-
-
-def last_start(heard: Heard | None, engine: WithVariables, launch: Launch) -> EngineStart | None:
-    """Return what the last engine of an attempt told of itself; None where none spoke, or where it
-    cannot be read.
-    """
-    if heard is None:
+def last_start(
+    output: ParsedOutput | None, engine: EnvLauncher, launch: Launch
+) -> EngineStart | None:
+    """Return the report of an attempt's last engine start; None if there is none."""
+    if output is None:
         return None
     try:
-        starts = heard.scanner.diagnosis("", given=engine.settings_in_force(launch)).starts
+        starts = output.scanner.diagnosis("", given=engine.settings_in_force(launch)).starts
     except Exception as error:  # noqa: BLE001 - as below
-        get_logger().debug("what started is not known", reason=str(error))
+        get_logger().debug("Could not read the engine's start", reason=str(error))
         return None
     if starts:
         return starts[-1]
     return None
 
 
-def learn(scanner: Scanner, engine: WithVariables, launch: Launch, keeper: JournalHook) -> None:
-    """Keep what the engine measured while it started; go on where that cannot be done, or no
-    journal is kept.
-    """
-    if keeper.path is None or "kv_cache_available_bytes" not in scanner.measured:
+def record_calibration(
+    scanner: Scanner, engine: EnvLauncher, launch: Launch, journal: JournalHook
+) -> None:
+    """Store the engine's start measurements for later plans, if a journal exists."""
+    if journal.path is None or "kv_cache_available_bytes" not in scanner.measured:
         return
     try:
         starts = scanner.diagnosis("", given=engine.settings_in_force(launch)).starts
         kept = engine.keep_measured(
-            starts, f"oomguard run on {time.strftime('%Y-%m-%d')}", keeper.session
+            starts, f"oomguard run on {time.strftime('%Y-%m-%d')}", journal.session
         )
-        get_logger().debug("what the start measured", kept=kept)
+        get_logger().debug("Stored the measurements of the start", kept=kept)
     except Exception as error:  # noqa: BLE001
-        # whatever a log or a folder holds, the command's own end is not ours to change
-        get_logger().debug("what the start measured is not kept", reason=str(error))
+        # whatever a log or a folder contains, the command's own end must not change
+        get_logger().debug("Could not store the measurements of the start", reason=str(error))
 
 
-# How long the end of a run waits until a shared journal has what it wrote.
+# How long the end of a run waits for the delivery to a shared journal.
 _DELIVERY_S: Final = 3.0
 
 
 class JournalHook:
-    """Write the attempts of one run, as far as they can be written.
+    """Write the attempts of one run, as far as the journal can be written.
 
     Args:
-        open_journal: opens where they go, and raises InputError where that cannot be; None: nothing
-            is kept.
-        is_asked_for: whether the user named the place, so that one that keeps nothing is always
-            told.
-        original: the command as the user gave it; empty: as the first attempt has it.
+        open_journal: opens the journal, and raises InputError if it cannot; None for no journal.
+        is_asked_for: whether the user named the journal, so that its failure is always reported.
+        original: the user's command; empty if it is the first attempt's command.
     """
 
     def __init__(
@@ -238,13 +226,13 @@ class JournalHook:
         self._device: str | None = None
         self._journal: Journal | SharedJournal | None = None
         self._begun: AttemptRow | None = None
-        self._untold: tuple[str, dict[str, str]] | None = None
+        self._unreported: tuple[str, dict[str, str]] | None = None
         self._beginning: threading.Thread | None = None
         self._session = uuid.uuid4().hex
 
     @property
     def path(self) -> Path | None:
-        """Where attempts are kept; None where none is, or no longer."""
+        """The journal's file; None without a journal, or after it failed."""
         self._wait()
         if self._journal is None:
             return None
@@ -258,8 +246,14 @@ class JournalHook:
         patches: tuple[Patch, ...],
         began_at: float | None = None,
     ) -> None:
-        """Write, beside what goes on, that an attempt has begun; ``began_at`` in Unix seconds, None
-        (default): now.
+        """Write in the background that an attempt has begun.
+
+        Args:
+            number: the number of the attempt.
+            command: the command.
+            settings: all changed settings.
+            patches: the changes of this attempt.
+            began_at: Unix seconds; None (default) for now.
         """
         self._wait()
         self._begun = None
@@ -286,28 +280,27 @@ class JournalHook:
         return self._session
 
     def end(self, attempt: Attempt, start: EngineStart | None = None) -> None:
-        """Write how the attempt ended; say, once, where a failure, or anything that was asked for,
-        cannot be kept.
+        """Write how the attempt ended.
+
+        A failed journal is reported once, if the attempt failed or the user named the journal.
 
         Args:
-            attempt: what was changed in it, and what came of it.
-            start: what the engine told of itself, where one spoke.
+            attempt: its changes and its result.
+            start: the report of its engine's start; None without one.
         """
         self._wait()
         if self._journal is not None and self._begun is not None:
             self._end(self._journal, self._begun, attempt, start)
-        if self._untold is not None:
-            event, fields = self._untold
+        if self._unreported is not None:
+            event, fields = self._unreported
             logger = get_logger()
             (logger.warning if self._is_asked_for or attempt.incident else logger.debug)(
                 event, **fields
             )
-            self._untold = None
+            self._unreported = None
 
     def finish(self) -> None:
-        """Wait a little, when the run is over, until a shared journal has what was written; say
-        what it has not, and what to do.
-        """
+        """Wait briefly for the delivery at the end of a run; report what remains undelivered."""
         self._wait()
         try:
             if self._journal is None:
@@ -321,11 +314,13 @@ class JournalHook:
             fields = {"attempts": left.attempts, "reason": left.reason, "command": left.command}
             if left.is_refused:
                 get_logger().warning(
-                    "not in the shared journal: it waits on this machine", **fields
+                    "The shared journal refused these attempts, so they stay on this machine",
+                    **fields,
                 )
             else:
                 get_logger().warning(
-                    "not yet in the shared journal: the next run delivers it", **fields
+                    "The shared journal did not get these attempts yet; the next run delivers them",
+                    **fields,
                 )
 
     def _end(
@@ -335,7 +330,7 @@ class JournalHook:
         attempt: Attempt,
         start: EngineStart | None,
     ) -> None:
-        from oomguard.report.json import kept_incident
+        from oomguard.report.json import stored_incident
         from oomguard.report.redact import mask
 
         incident = None
@@ -344,7 +339,7 @@ class JournalHook:
                 of_all = {}
             else:
                 of_all = {"ranks": dict(attempt.ranks)}
-            incident = kept_incident(attempt.incident) | of_all
+            incident = stored_incident(attempt.incident) | of_all
         if attempt.exit_status is not None:
             status = attempt.exit_status
         else:
@@ -354,18 +349,18 @@ class JournalHook:
         else:
             error = mask(attempt.error)
         try:
-            ran = what_ran(attempt.incident, start, self._device)
+            ran = identify_run(attempt.incident, start, self._device)
             chosen = chosen_by_user(attempt.incident)
-            told: dict[str, Any] = {
+            end: dict[str, Any] = {
                 "ran": ran,
                 "set_by_user": chosen,
                 "seconds": attempt.seconds,
                 "error": error,
             }
             journal.end(
-                begun, exit_status=status, incident=incident, measured=attempt.measured, **told
+                begun, exit_status=status, incident=incident, measured=attempt.measured, **end
             )
-        except Exception as error:  # noqa: BLE001 - of SQLite or the disk: the run goes on
+        except Exception as error:  # noqa: BLE001 - an error of SQLite or the disk must not stop the run
             self._give_up(error)
 
     def _begin(
@@ -397,26 +392,29 @@ class JournalHook:
             )
             if self._journal is not None:
                 if number == 1:
-                    record = replace(record, **started_as(self._original or command))
+                    record = replace(record, **describe_start(self._original or command))
                 self._begun = self._journal.begin(record)
                 self._device = self._device or device_words()
         except Exception as error:  # noqa: BLE001
-            # it is told when the terminal is the user's again
+            # reported after the command has released the terminal
             self._give_up(error)
 
     def _wait(self) -> None:
-        """Wait until the record has begun, or could not."""
+        """Wait until the begin is written, or has failed."""
         if self._beginning is not None:
             self._beginning.join()
             self._beginning = None
 
     def _give_up(self, error: Exception) -> None:
-        """Keep nothing from here on, and note why: it is told when the attempt has ended."""
+        """Stop recording, and keep the reason for a report after the attempt."""
         if self._journal is None or isinstance(error, InputError):
-            self._untold = "no journal is kept", {"reason": str(error)}
+            self._unreported = (
+                "Not recording this run: the journal cannot be opened",
+                {"reason": str(error)},
+            )
         else:
-            self._untold = (
-                "the journal is left out",
+            self._unreported = (
+                "Stopped recording this run: the journal cannot be written",
                 {"path": str(self._journal.path), "error": str(error)},
             )
         self._journal = self._open = None

@@ -1,8 +1,8 @@
-"""What the analyst knows of the run and can do about it: all of it goes through the supervisor.
+"""Connect the analyst to the supervisor, through which it observes and controls the run.
 
-The supervisor ends an analyst that says nothing for half a minute while it waits for an answer.
-Every wait for something outside (a device, a pause, other ranks) looks at ``stopped_by`` again and
-again, and that look says that the analyst is alive.
+The supervisor kills an analyst that sends nothing for half a minute while it waits for an answer.
+Every wait for something outside (a device, a pause, other ranks) therefore polls ``stopped_by``,
+and each poll also reports that the analyst is alive.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ALIVE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
-    """How an attempt ended, as the supervisor saw it.
+class AttemptResult:
+    """Describe how an attempt ended, as the supervisor saw it.
 
     Attributes:
         status: as a shell reports it (128 + n for a signal).
         seconds: how long it ran.
-        output: what it printed, as far as it was kept.
-        is_cut: whether some of its output is lost, as a full disk did not take it.
-        of_reader: whether it ended of a pipe whose reader had gone (``| head``): no failure of its
-            own.
+        output: its recorded output.
+        is_cut: whether some output is lost because a disk was full.
+        of_reader: whether it ended because the reader of its output was gone (``| head``), which is
+            not a failure.
         files: the files that its processes had open for writing: device, inode, path.
-        since_ns: when it began, as the kernel stamps files.
+        since_ns: when it began, in the kernel's file time.
     """
 
     status: int
@@ -51,14 +51,14 @@ class Attempted:
 
 
 @dataclass(slots=True)
-class Reaper:
-    """The command and its processes, as far as the supervisor lets the analyst at them.
+class ReaperProxy:
+    """Control the command and its processes through the supervisor.
 
     Attributes:
-        link: to the supervisor.
-        pid: the process below which all of the command's are.
-        command_pid: the command that was started last.
-        exited: whether it has ended by itself, of no signal.
+        link: the link to the supervisor.
+        pid: the process above all of the command's processes.
+        command_pid: the last started command; None before the first.
+        exited: whether the command ended on its own, not by a signal.
     """
 
     link: Link
@@ -71,21 +71,20 @@ class Reaper:
         self.link.say("forward", number=number)
 
     def kill(self) -> None:
-        """Kill the whole tree now."""
+        """Kill the whole process tree now."""
         self.link.say("kill")
 
 
 class ReceivedSignals:
-    """The signals that the supervisor has handed on.
+    """Hold the signals that the supervisor has passed on.
 
     Attributes:
-        stopped_at_s: when another process sent one first, on the monotonic clock.
-        stopped_between_runs: whether it came while no command was there to end of it.
-        was_typed: whether a stop came from a key of the terminal.
-        on_stop: called with the first of these stops, by the thread that reads, so it must not
-            wait.
-        lost_input: why a command that is run again could not read what the last one read, None
-            where it could.
+        stopped_at_s: when another process first sent a stop, on the monotonic clock; None if none
+            did.
+        stopped_between_runs: whether the stop came while no command was running.
+        was_typed: whether a key of the terminal sent a stop.
+        on_stop: called at the first stop by the reading thread, so it must not wait.
+        lost_input: why a rerun command could not read the same standard input; None if it could.
         watcher: the command's processes.
     """
 
@@ -97,16 +96,16 @@ class ReceivedSignals:
         self.was_typed = False
         self.on_stop: Callable[[], None] = lambda: None
         self.lost_input: str | None = None
-        self.watcher = Reaper(link, reaper_pid)
+        self.watcher = ReaperProxy(link, reaper_pid)
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """The first signal that asked to stop."""
+        """The first signal that asked to stop; None if there was none."""
         self._link.is_alive()
         return self._stopped_by
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Take what the supervisor says of stops."""
+        """Take the supervisor's message about stops."""
         self.stopped_at_s = message["stopped_at_s"]
         self.was_typed = message["was_typed"]
         self.stopped_between_runs = message["stopped_between_runs"]
@@ -116,41 +115,41 @@ class ReceivedSignals:
 
 
 class LiveOutput:
-    """What the command has printed so far, asked for while it runs."""
+    """Read the command's output while it runs."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     @property
     def came(self) -> int:
-        """Bytes that came, over all streams."""
+        """Number of bytes received so far, over all streams."""
         return self._link.output_now(counts=True).came
 
     def now(self) -> RecordedOutput:
-        """Return all that is kept of it."""
+        """Return all recorded output."""
         return self._link.output_now()
 
     def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
-        """Return what came since a place, and the place behind it."""
+        """Return the output after a position, and the next position."""
         return self._link.output_now().new_since(place)
 
 
 @dataclass(slots=True)
 class Link:
-    """The analyst's end of the socket; one thread reads it.
+    """Hold the analyst's end of the socket; one thread reads it.
 
     Attributes:
         channel: the socket.
-        facts: what the supervisor said first.
-        options: what it is to know of the options before it starts the first command, where it does
-            not read them itself.
+        facts: the supervisor's first message.
+        options: options for the supervisor before the first command, if it does not read them
+            itself.
     """
 
     channel: socket.socket
     facts: Mapping[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     signals: ReceivedSignals = field(init=False)
-    _heard: queue.SimpleQueue[dict[str, Any] | None] = field(default_factory=queue.SimpleQueue)
+    _messages: queue.SimpleQueue[dict[str, Any] | None] = field(default_factory=queue.SimpleQueue)
     _outputs: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _sending: threading.Lock = field(default_factory=threading.Lock)
     _asking: threading.Lock = field(default_factory=threading.Lock)
@@ -161,7 +160,7 @@ class Link:
     _environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def begin(self) -> None:
-        """Read the facts, and from then on whatever comes."""
+        """Read the facts, and then read messages in a thread."""
         stream = self.channel.makefile("rb")
         line = stream.readline()
         self.facts = json.loads(line)
@@ -173,21 +172,20 @@ class Link:
 
     @property
     def session(self) -> Path:
-        """The folder of this run: it goes at its end. One that could not be made is named all the
-        same.
+        """The folder of this run, which is removed at its end.
+
+        If it could not be created, this is its intended path.
         """
-        # it was tried already
+        # creating the folder has failed already
         return Path(self.facts["session"] or f"/tmp/oomguard-{os.getpid()}")  # noqa: S108
 
     @property
     def is_running(self) -> bool:
-        """Whether the first command was started before it was asked for."""
+        """Whether the first command is running before the analyst asked for it."""
         return not self.facts["analyst_first"] and self._is_first
 
     def environment(self) -> dict[str, str]:
-        """Return what the supervisor has added to the environment of a command that
-        runs already.
-        """
+        """Return what the supervisor added to the environment of an already running command."""
         return dict(self._started()["env"])
 
     def run(
@@ -195,16 +193,16 @@ class Link:
         argv: tuple[str, ...],
         env: Mapping[str, str],
         on_started: Callable[[int, float], None],
-    ) -> Attempted:
-        """Have a command run to its end, or wait for the end of the one that runs already.
+    ) -> AttemptResult:
+        """Run a command to its end, or wait for the end of the running one.
 
         Args:
             argv: its words.
-            env: what is added to its environment.
-            on_started: called with its process and the time, in Unix seconds, when it has started.
+            env: additions to its environment.
+            on_started: called after the start with the process and the time in Unix seconds.
 
         Raises:
-            LaunchError: it cannot be started.
+            LaunchError: if the command cannot be started.
         """
         if not self.is_running:
             self.say(
@@ -222,7 +220,7 @@ class Link:
         self.signals.take(ended)
         self.signals.lost_input = ended["lost_input"]
         self.signals.watcher.exited = ended["exited"]
-        return Attempted(
+        return AttemptResult(
             ended["status"],
             ended["seconds"],
             self._output(ended["output_index"]),
@@ -233,26 +231,26 @@ class Link:
         )
 
     def _changed_environment(self) -> dict[str, str | None]:
-        """Return what was set in our own environment, or taken out of it, for the command."""
+        """Return our own changes of the environment, which the command gets too."""
         changed: dict[str, str | None] = {
             name: value for name, value in os.environ.items() if self._environ.get(name) != value
         }
         return changed | {name: None for name in self._environ if name not in os.environ}
 
     def output_now(self, *, counts: bool = False) -> RecordedOutput:
-        """Return what the command that runs has printed; only how much, with ``counts``."""
+        """Return the output of the running command, or with ``counts`` only its size."""
         with self._asking:
             self.say("output?", counts=counts)
             return self._output(self._outputs.get(timeout=10)["output_index"])
 
     def is_alive(self) -> None:
-        """Say, once a second at most, that this process goes on."""
+        """Report, at most once a second, that this process is alive."""
         if time.monotonic() - self._alive_s > _ALIVE_S:
             self._alive_s = time.monotonic()
             self.say("alive")
 
     def say(self, what: str, **fields: Any) -> None:
-        """Say something to the supervisor; without one this process ends."""
+        """Send a message to the supervisor; exit without one."""
         data = json.dumps({"say": what, **fields}).encode() + b"\n"
         try:
             with self._sending:
@@ -266,7 +264,7 @@ class Link:
         return self._begun
 
     def _next(self, what: str) -> dict[str, Any]:
-        message = self._heard.get()
+        message = self._messages.get()
         if message is not None and message["say"] == "not started":
             raise LaunchError(message["text"], exit_status=message["status"])
         if message is None or message["say"] != what:
@@ -285,21 +283,21 @@ class Link:
                 elif message["say"] == "output":
                     self._outputs.put(message)
                 else:
-                    self._heard.put(message)
+                    self._messages.put(message)
         finally:
-            os._exit(0)  # the supervisor is gone: nobody asks any more
+            os._exit(0)  # the supervisor is gone, so nobody waits for answers
 
 
 _current: Final[list[Link]] = []
 
 
 def current_link() -> Link | None:
-    """Return the link to the supervisor; None in a process that is no analyst."""
+    """Return the link to the supervisor; None in a process that is not an analyst."""
     if _current:
         return _current[-1]
     return None
 
 
 def set_link(link: Link) -> None:
-    """Make a link this process's."""
+    """Set the link of this process."""
     _current[:] = [link]

@@ -1,4 +1,4 @@
-"""Who listens at an address, read from /proc: no packet is sent and no program asked."""
+"""Find out from /proc which processes listen at an address, without network traffic."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from oomguard.engines.server import ListenAddress
-from oomguard.report.presentable import listed
+from oomguard.report.presentable import process_list
 from oomguard.supervisor.tree import pids
-
-# Which processes of this machine have a file or a socket open.
 
 _PROC: Final = Path("/proc")
 
 
-def with_open(is_wanted: Callable[[str], bool]) -> set[int]:
-    """Return the processes that have something open of which ``is_wanted`` holds, as far as they
-    may be read.
+def processes_with_open(is_wanted: Callable[[str], bool]) -> set[int]:
+    """Return the readable processes that have a matching file or socket open.
 
-    It is asked what a descriptor leads to: a path, or ``socket:[number]``.
+    Args:
+        is_wanted: receives the target of each descriptor: a path, or ``socket:[number]``.
     """
     return {pid for pid, target in _open_files() if is_wanted(target)}
 
 
-def in_use(paths: Iterable[str]) -> set[str]:
-    """Return those of some files that a process, as far as it may be read, has open or mapped."""
+def files_in_use(paths: Iterable[str]) -> set[str]:
+    """Return the files that some readable process has open or mapped."""
     wanted = set(paths)
     found = {target for _, target in _open_files() if target in wanted}
     for pid in pids():
@@ -43,7 +41,7 @@ def in_use(paths: Iterable[str]) -> set[str]:
             )
         except OSError:
             continue
-        # Five fields stand before the path, which may hold spaces.
+        # Five fields come before the path, which may contain spaces.
         found |= {path for line in lines if (path := line.split(None, 5)[-1].strip()) in wanted}
     return found
 
@@ -53,59 +51,56 @@ def _open_files() -> Iterator[tuple[int, str]]:
         try:
             for link in (_PROC / str(pid) / "fd").iterdir():
                 yield pid, str(link.readlink())
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
 
 
 _NET: Final = Path("/proc/net")
 _LISTENS: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 _ACCEPTS: Final = 1 << 16  # __SO_ACCEPTCON, include/uapi/linux/net.h
-_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with
+_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningSocket:
-    """A listening socket: its inode, where it is bound, and the user it belongs to where that is
-    told.
-    """
+    """Describe a listening socket: its inode, its address, and its user if known."""
 
     inode: int
     bound: ListenAddress
     uid: int | None
 
 
-def holders(address: ListenAddress) -> str:
-    """Return who listens at an address, to read."""
+def describe_listeners(address: ListenAddress) -> str:
+    """Describe who listens at an address."""
     found = list(_on_path(address.path) if address.path is not None else _on_port(address))
     if not found:
-        return "not told by /proc"
+        return "unknown, because /proc does not show it"
     sockets = {f"socket:[{listener.inode}]" for listener in found}
-    pids = with_open(sockets.__contains__)
+    pids = processes_with_open(sockets.__contains__)
     if pids:
-        return listed(sorted(pids))
+        return process_list(sorted(pids))
     others = sorted(
         {_user(listener.uid) for listener in found if listener.uid not in {None, os.geteuid()}}
     )
     if others:
-        return f"a process of {', '.join(others)}, not ours to read"
-    return "a process that is not ours to read"
+        return f"a process of {', '.join(others)}, which this user cannot inspect"
+    return "a process that this user cannot inspect"
 
 
 def listening_at(address: ListenAddress) -> dict[ListenAddress, set[int]]:
-    """Return where sockets are bound that listen at an address, and their processes, as far as they
-    may be read.
-    """
+    """Return the bound addresses that cover an address, with their readable processes."""
     if address.path is not None:
         found = _on_path(address.path)
     else:
         found = _on_port(address)
-    return {listener.bound: with_open(f"socket:[{listener.inode}]".__eq__) for listener in found}
+    return {
+        listener.bound: processes_with_open(f"socket:[{listener.inode}]".__eq__)
+        for listener in found
+    }
 
 
 def listens_on_path(path: str) -> bool:
-    """Return whether a server is behind the file of a Unix socket, by connecting to it as its
-    clients do.
-    """
+    """Return whether a server accepts connections on a Unix socket, by connecting to it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -114,7 +109,7 @@ def listens_on_path(path: str) -> bool:
             return True
         except ConnectionRefusedError:
             return False
-        except OSError:  # not ours to ask, or not this kind of socket: what stands in /proc counts
+        except OSError:  # no permission, or another kind of socket: /proc decides
             return any(_on_path(path))
     return True
 
@@ -133,7 +128,7 @@ def _on_port(address: ListenAddress) -> Iterator[ListeningSocket]:
 
 
 def _on_path(path: str) -> Iterator[ListeningSocket]:
-    # as it may have been bound, links and all
+    # all spellings under which it may be bound, including links
     spelled = {path, os.path.abspath(path)}  # noqa: PTH100
     for fields in _rows("unix"):
         if len(fields) > 7 and fields[7] in spelled and int(fields[3], 16) & _ACCEPTS:
@@ -149,9 +144,7 @@ def _rows(name: str) -> Iterator[list[str]]:
 
 
 def _decoded(place: str) -> str:
-    """Return an address as the kernel prints it, four bytes at a time in its own byte order, in its
-    usual form.
-    """
+    """Convert an address from the kernel's format (four bytes in native order) to the usual one."""
     packed = b"".join(
         int(place[start : start + 8], 16).to_bytes(4, sys.byteorder)
         for start in range(0, len(place), 8)
@@ -166,12 +159,12 @@ def _decoded(place: str) -> str:
 
 def _resolved(address: ListenAddress) -> set[str]:
     try:
-        told = socket.getaddrinfo(
+        rows = socket.getaddrinfo(
             address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError:
         return set()
-    return {str(row[4][0]) for row in told}
+    return {str(row[4][0]) for row in rows}
 
 
 def _user(uid: int | None) -> str:

@@ -1,6 +1,4 @@
-"""The attempts of ``oomguard run``: run, diagnose, plan, patch, run again, until it fits or nothing
-is left.
-"""
+"""Run the attempts of ``oomguard run``: run, diagnose, plan, patch, and repeat."""
 
 from __future__ import annotations
 
@@ -10,22 +8,29 @@ from logging import DEBUG
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomguard.analyst.attempt_diagnosis import Explained, Explainer
-from oomguard.analyst.attempt_hooks import Companions
-from oomguard.analyst.coordination import Agreed, Alone, OwnDeed, OwnEnd, Together, record_of
+from oomguard.analyst.attempt_diagnosis import AttemptDiagnoser, AttemptDiagnosis
+from oomguard.analyst.attempt_hooks import AttemptHooks
+from oomguard.analyst.coordination import (
+    AttemptReport,
+    Coordinator,
+    NoCoordinator,
+    SideEffectReport,
+    Verdict,
+    record_of,
+)
 from oomguard.analyst.effective_settings import (
     BY_VARIABLE,
-    WithVariables,
-    tell_places,
-    tell_unheeded,
+    EnvLauncher,
+    log_setting_locations,
+    report_ineffective_change,
 )
-from oomguard.analyst.journal_hook import JournalHook, last_start, learn
+from oomguard.analyst.journal_hook import JournalHook, last_start, record_calibration
 from oomguard.analyst.link import Link, LiveOutput, ReceivedSignals
-from oomguard.analyst.nested_run import tell_exhausted
-from oomguard.analyst.outcome import EndedByUs, Outcome, error_of, outcome_of
-from oomguard.analyst.placed_runs import AsGiven, DeviceAssignment
+from oomguard.analyst.nested_run import log_exhausted
+from oomguard.analyst.outcome import Outcome, TerminationReason, error_of, outcome_of
+from oomguard.analyst.placed_runs import DeviceAssignment, NoPlacement
 from oomguard.analyst.refusals import chosen_in, refusal_of
-from oomguard.analyst.restart_gate import Between, cannot_make
+from oomguard.analyst.restart_gate import RestartGate, cannot_make
 from oomguard.analyst.side_effects import OwnFiles, SideEffectMonitor, of_inner_runs, of_journal
 from oomguard.core.errors import DeadlineError, PlacementError, UsageError
 from oomguard.core.facts import FactValue
@@ -43,21 +48,12 @@ from oomguard.report.wording import arrow
 from oomguard.retry.ledger import Ledger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.output import Heard
+    from oomguard.analyst.output import ParsedOutput
     from oomguard.rules.rule_files import RuleSet
 
 
-# Tell a failure of memory: the event, the diagnosis with commands to paste, the places of the
-# settings; and whether our change arrived.
-
-# The commands to paste after a failure: the user's own, with each solved patch and alternative
-# applied.
-
-
 def to_paste(launch: Launch, engine: Launcher, settings: Mapping[str, FactValue]) -> str:
-    """Return a launch with these settings as a line to read and paste, without what only this run
-    needs.
-    """
+    """Return a launch with these settings as a line to paste, without parts of this run only."""
     from oomguard.report.redact import mask_command
 
     return engine.shown(
@@ -72,14 +68,14 @@ def commands_to_paste(
     incident: Incident,
     started: Sequence[StartedEngine],
 ) -> dict[str, str]:
-    """Return the full command with each solved patch and alternative applied, its secrets masked.
+    """Return the full command with each solved patch or alternative, with secrets masked.
 
     Args:
-        launch: the command as the user gave it.
-        engine: how it is started.
-        changed: what was changed so far.
-        incident: the failure, planned for; what is pinned in it is no command.
-        started: the engines that the command started, as far as they were told.
+        launch: the user's command.
+        engine: the launcher.
+        changed: all changes so far.
+        incident: the failure with its plan; pinned settings give no command.
+        started: the engines that the command started, as far as they are known.
     """
     from oomguard.report.redact import mask_command
 
@@ -112,79 +108,78 @@ def _has(engine: Launcher, name: str, launch: Launch) -> bool:
     return engine.carries(name) and bool(own.flags or own.kwarg or SETTINGS[name].env)
 
 
-def tell_failure(
+def report_failure(
     diagnosis: Diagnosis,
     incident: Incident,
     launches: tuple[Launch, Launch],
-    engine: tuple[WithVariables, Insight],
+    engine: tuple[EnvLauncher, Insight],
     ledger: Ledger,
     folder: Path,
     on_failure: Callable[[Diagnosis, dict[str, str]], None],
     *,
     was_refused: bool,
 ) -> tuple[bool, Mapping[str, str]]:
-    """Tell what the attempt that ended last failed of; return whether its changes took effect, and
-    the commands to paste by setting.
+    """Report the last attempt's failure.
 
     Args:
-        diagnosis: of the attempt.
-        incident: what it failed of.
-        launches: the command as it was first, and as the attempt ran it.
-        engine: what the command starts, and what is known of it.
+        diagnosis: the diagnosis of the attempt.
+        incident: its failure.
+        launches: the user's command, and the command of the attempt.
+        engine: the launcher, and the knowledge about its engine.
         ledger: the attempts.
-        folder: of this run, where the engine tells which change it took.
+        folder: the folder of this run, where the engine reports applied changes.
         on_failure: shows the diagnosis with its commands.
-        was_refused: whether a request was refused for our own change.
+        was_refused: whether a request was refused because of our own change.
+
+    Returns:
+        Whether the attempt's changes took effect, and the commands to paste by setting.
     """
     log = get_logger()
     (first, launch) = launches
     (launcher, insight) = engine
-    log.warning(
-        "planned again" if was_refused else "out of memory" if incident.is_oom else "failed",
-        kind=incident.kind,
-        what=incident.headline,
-        cause=incident.causes[0].id,
-    )
-    heeded = not ledger.settings or launcher.took_effect(launch, folder)
-    if not heeded:
+    if was_refused:
+        event = "Planned again"
+    elif incident.is_oom:
+        event = "Out of memory"
+    else:
+        event = "The command failed"
+    log.warning(event, kind=incident.kind, what=incident.headline, cause=incident.causes[0].id)
+    took_effect = not ledger.settings or launcher.took_effect(launch, folder)
+    if not took_effect:
         log.warning(
-            "the change did not reach the engine: no engine in the command's Python took it"
+            "The change did not reach the engine: no engine in the command's Python applied it"
         )
     elif not was_refused:
-        heeded = not tell_unheeded(ledger.attempts[-1], incident, launcher, launch)
-    if heeded:
+        took_effect = not report_ineffective_change(ledger.attempts[-1], incident, launcher, launch)
+    if took_effect:
         reached = ledger.settings
     else:
         reached = {}
     commands = commands_to_paste(first, launcher, reached, incident, insight.started(launch))
     on_failure(diagnosis, commands)
-    tell_places(first.argv, incident)
-    return heeded, commands
-
-
-# What reads and explains a failure is loaded when there is one: the command starts at once.
+    log_setting_locations(first.argv, incident)
+    return took_effect, commands
 
 
 @dataclass(slots=True)
-class Supervision:
-    """What the attempts of one ``oomguard run`` share; ``run`` makes them.
+class AttemptLoop:
+    """Run the attempts of one ``oomguard run``.
 
     Attributes:
-        launch: the command of the attempt under way.
+        launch: the command of the current attempt.
         policy: what may be changed, how often and for how long.
-        load_rules: returns what explains a failure; called when there is one.
+        load_rules: loads the rules, when the first failure needs them.
         keeper: records each attempt.
-        dry_run: say what would change, and run nothing again.
-        on_failure: gets each diagnosis, and the commands to paste by setting.
-        idempotent: run the command again also where it had written files or served requests.
-        companions: what is told of each attempt.
-        placing: which devices each attempt gets.
-        begins_with: what is changed in the first attempt already, as an earlier run found it to
-            work.
-        restarts: run the command again as it was where it failed of something else than memory.
-        ended_by_us: returns why we ended the last attempt; None where it ended by itself.
-        own_files: what oomguard itself writes; the journal is added.
-        together: the other ranks of its job, where it is one of several.
+        dry_run: whether to report the changes without a rerun.
+        on_failure: receives each diagnosis, and the commands to paste by setting.
+        idempotent: whether to rerun even after written files or served requests.
+        companions: the hooks of each attempt.
+        placing: chooses the devices of each attempt.
+        begins_with: changes of the first attempt that worked in an earlier run.
+        restarts: whether to rerun the command unchanged after other failures.
+        ended_by_us: returns why oomguard stopped the last attempt; None if it ended on its own.
+        own_files: files that oomguard itself writes; the journal is added.
+        together: coordinates the ranks, if the command is one of several.
     """
 
     launch: Launch
@@ -194,21 +189,21 @@ class Supervision:
     dry_run: bool = False
     on_failure: Callable[[Diagnosis, dict[str, str]], None] = lambda _diagnosis, _commands: None
     idempotent: bool = False
-    companions: Companions = field(default_factory=Companions)
+    companions: AttemptHooks = field(default_factory=AttemptHooks)
     begins_with: tuple[Patch, ...] = ()
     restarts: bool = False
-    ended_by_us: Callable[[], EndedByUs | None] = lambda: None
-    placing: DeviceAssignment = field(default_factory=AsGiven)
+    ended_by_us: Callable[[], TerminationReason | None] = lambda: None
+    placing: DeviceAssignment = field(default_factory=NoPlacement)
     own_files: OwnFiles = field(default_factory=OwnFiles)
-    together: Together = field(default_factory=Alone)
+    together: Coordinator = field(default_factory=NoCoordinator)
     _first: Launch = field(init=False)
-    _engine: WithVariables = field(init=False)
+    _engine: EnvLauncher = field(init=False)
     _insight: Insight = field(init=False)
     _ledger: Ledger = field(init=False)
-    _explainer: Explainer = field(init=False)
-    _between: Between = field(init=False)
+    _diagnoser: AttemptDiagnoser = field(init=False)
+    _gate: RestartGate = field(init=False)
     _link: Link = field(init=False)
-    _witness: SideEffectMonitor = field(init=False)
+    _side_effects: SideEffectMonitor = field(init=False)
     _refused: str = field(init=False, default="")
     _is_cut: bool = field(init=False, default=False)
     _is_ended_by_us: bool = field(init=False, default=False)
@@ -218,26 +213,28 @@ class Supervision:
         engine = launcher_of(self.launch)
         self._first = self.launch
         self._insight = insight_of(engine)
-        self._engine = WithVariables(engine, self.launch.argv)
+        self._engine = EnvLauncher(engine, self.launch.argv)
         policy = with_needed(self.policy, self._insight.asked_length(self.launch))
         self._ledger = Ledger(policy)
-        self._explainer = Explainer(self._engine, self._insight, self._ledger, self.load_rules)
+        self._diagnoser = AttemptDiagnoser(
+            self._engine, self._insight, self._ledger, self.load_rules
+        )
         self.own_files.add(lambda: of_journal(self.keeper.path))
         self.own_files.add(lambda: of_inner_runs(self._first.argv))
-        self._witness = SideEffectMonitor(self.own_files, idempotent=self.idempotent)
+        self._side_effects = SideEffectMonitor(self.own_files, idempotent=self.idempotent)
 
     def run(self, link: Link) -> Outcome:
-        """Run the command, and again after each choice of patches.
+        """Run the command, and rerun it after each choice of patches.
 
         Raises:
-            LaunchError: the command cannot be started at all.
-            PlacementError: it was to be placed, and no device is there for it.
-            DeadlineError: the time was over before the first attempt.
+            LaunchError: if the command cannot be started.
+            PlacementError: if it needs a device and none is free.
+            DeadlineError: if the deadline passed before the first attempt.
         """
         ledger = self._ledger
         signals = link.signals
         self._link = link
-        self._between = Between(
+        self._gate = RestartGate(
             ledger, self._engine, lambda: signals.stopped_by is not None, self._shown
         )
         ledger.pending = self.begins_with
@@ -254,38 +251,37 @@ class Supervision:
             self._attempt(number, signals, folder)
         self.keeper.finish()
         if ledger.exhausted:
-            tell_exhausted(
-                len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0
-            )
+            log_exhausted(len(ledger.attempts), self.policy, is_time_over=ledger.time_left_s() <= 0)
         return outcome_of(
             ledger, signals, self._carries, is_cut=self._is_cut, is_ended_by_us=self._is_ended_by_us
         )
 
     def _place(self, number: int) -> bool:
-        """Give the attempt that begins its devices; return whether to make it: a first one that has
-        none, or no time, is an error.
+        """Place the next attempt on its devices; return whether to run it.
+
+        For the first attempt, a missing device or a passed deadline is an error.
         """
         try:
             left_s = self._ledger.time_left_s()
             if number > 1 or left_s > 0:
-                self.launch = self.placing.placed(self.launch, self._between.stopped, left_s)
-            if not self._between.stopped():
-                self._ledger.require_time()  # looking and waiting took some
+                self.launch = self.placing.placed(self.launch, self._gate.stopped, left_s)
+            if not self._gate.stopped():
+                self._ledger.require_time()  # choosing and waiting took time
         except (DeadlineError, PlacementError, UsageError) as error:
             if number == 1:
                 raise
-            get_logger().warning(f"not run again: {error}", command=self._shown())
+            get_logger().warning(f"Not retried: {error}", command=self._shown())
             return False
         return (
-            number == 1 or not self._between.stopped()
-        )  # it may have waited, and been stopped there
+            number == 1 or not self._gate.stopped()
+        )  # the placement may have waited, and the user may have stopped it
 
     def _attempt(self, number: int, signals: ReceivedSignals, folder: Path) -> None:
         log = get_logger()
         ledger = self._ledger
-        tell = log.debug if number == 1 else log.info  # while all is well we show nothing
+        write = log.debug if number == 1 else log.info  # a healthy run shows nothing
         if number > 1 or log.isEnabledFor(DEBUG):
-            tell("attempt started", number=number, command=self._shown())
+            write("Attempt started", number=number, command=self._shown())
 
         def begin(pid: int, began_at: float) -> None:
             self.keeper.begin(
@@ -293,29 +289,28 @@ class Supervision:
             )
             self.companions.began(number, self.launch, pid)
 
-        self._between.begins(
+        self._gate.begins(
             self.launch, self._link.facts["began"]["at"] if self._link.is_running else None
         )
         self.companions.begins(number, ledger.patches)
-        witness = self._witness
         cgroup = _control_group(self._link)
-        witness.begins(self.launch)
+        self._side_effects.begins(self.launch)
         with self.placing.watching(LiveOutput(self._link)):
             ended = self._link.run(self.launch.argv, self.launch.env, begin)
-        witness.ended(ended.files, ended.since_ns)
+        self._side_effects.ended(ended.files, ended.since_ns)
         self._is_cut |= ended.is_cut
         if signals.stopped_by is None:
             ours = self.ended_by_us()
         else:
             ours = None
         self._is_ended_by_us = ours is not None
-        heard = self._explainer.hear(ended, witness, self._first)
+        output = self._diagnoser.read_output(ended, self._side_effects, self._first)
         stopped = signals.stopped_by is not None
-        explained = Explained()
+        explained = AttemptDiagnosis()
         launches = (self._first, self.launch)
-        if heard is not None:
-            explained = self._explainer.explain(
-                heard, ended.status, cgroup, launches, stopped=stopped, ended=ours
+        if output is not None:
+            explained = self._diagnoser.explain(
+                output, ended.status, cgroup, launches, stopped=stopped, ended=ours
             )
         if explained.refused:
             self._refused = "request refused"
@@ -323,15 +318,15 @@ class Supervision:
             self._refused = ""
         self._first = without_changes(self._first, explained.refused)
         found = self.placing.moved(explained.diagnosis)
-        agreed = self._agree(number, ended.status, found, heard, folder)
+        agreed = self._agree(number, ended.status, found, output, folder)
         if agreed is None:
             diagnosis = found
         else:
             diagnosis = agreed.diagnosis
         incident = diagnosis.first_cause
         error = self._refused or (error_of(ended.status, incident) if ours is None else ours.why)
-        if heard is not None:
-            measured = heard.comparable(ledger.patches)
+        if output is not None:
+            measured = output.comparable(ledger.patches)
         else:
             measured = {}
         if self._refused:
@@ -348,36 +343,34 @@ class Supervision:
             measured=measured,
             ranks=ranks,
         )
-        self.keeper.end(attempt, last_start(heard, self._engine, self.launch))
+        self.keeper.end(attempt, last_start(output, self._engine, self.launch))
         self.companions.ended(attempt)
-        if signals.stopped_by is None and heard is not None:
-            learn(heard.scanner, self._engine, self.launch, self.keeper)
+        if signals.stopped_by is None and output is not None:
+            record_calibration(output.scanner, self._engine, self.launch, self.keeper)
         if incident is not None or ours is not None:
-            tell = log.info
-        tell(
-            "attempt ended",
+            write = log.info
+        write(
+            "Attempt ended",
             number=number,
             exit_status=ended.status,
             seconds=round(ended.seconds, 1),
         )
         if incident is not None:
             self._after_failure(diagnosis, incident, signals, folder, agreed)
-        if agreed is None and self._goes_on_as_it_was(attempt, signals, of_reader=ended.of_reader):
-            leads_on = self._between.restarts(self.launch, attempt, self.placing.devices())
+        if agreed is None and self._is_rerun_unchanged(attempt, signals, of_reader=ended.of_reader):
+            leads_on = self._gate.permits_restart(self.launch, attempt, self.placing.devices())
         else:
-            leads_on = incident is None or self._between.leads_on(
+            leads_on = incident is None or self._gate.permits_next(
                 self.launch, attempt, folder, self.placing.devices()
             )
-        if not self.together.starts_again(
-            number + 1, agreed, self._between.stopped, is_able=leads_on
-        ):
+        if not self.together.starts_again(number + 1, agreed, self._gate.stopped, is_able=leads_on):
             ledger.stop()
 
     def _agree(
-        self, number: int, status: int, found: Diagnosis, heard: Heard | None, folder: Path
-    ) -> Agreed | None:
-        """Return what all ranks do after an attempt; None where this process is the only one."""
-        if isinstance(self.together, Alone):
+        self, number: int, status: int, found: Diagnosis, output: ParsedOutput | None, folder: Path
+    ) -> Verdict | None:
+        """Return the decision of all ranks after an attempt; None for a single process."""
+        if isinstance(self.together, NoCoordinator):
             return None
         incident = found.first_cause
         patches = (
@@ -390,30 +383,26 @@ class Supervision:
         )
         if patches and self._ledger.settings and not self._engine.took_effect(self.launch, folder):
             refusal = "the change did not reach the engine"
-        told = ("", None) if heard is None else (heard.tail, heard.scanner.found.began_s())
+        printed = ("", None) if output is None else (output.tail, output.scanner.found.began_s())
         chosen = chosen_in(self._engine, self._first)
-        did = OwnDeed(
-            self._witness.seen(),
+        did = SideEffectReport(
+            self._side_effects.seen(),
             self.idempotent,
             self.own_files.paths(),
             self._ledger.policy,
             chosen,
         )
-        own = OwnEnd(
-            number, status, error_of(status, incident), found, patches, refusal, *told, did
+        own = AttemptReport(
+            number, status, error_of(status, incident), found, patches, refusal, *printed, did
         )
-        if (
-            agreed := self.together.agree(own, self._between.stopped)
-        ) and agreed.diagnosis.incidents:
+        if (agreed := self.together.agree(own, self._gate.stopped)) and agreed.diagnosis.incidents:
             self._ledger.diagnosis = agreed.diagnosis
         return agreed
 
-    def _goes_on_as_it_was(
+    def _is_rerun_unchanged(
         self, attempt: Attempt, signals: ReceivedSignals, *, of_reader: bool
     ) -> bool:
-        """Return whether the command is to run again as it was: it failed, not of memory, and
-        nothing is to be changed.
-        """
+        """Return whether to rerun the command unchanged: it failed, but not because of memory."""
         incident = attempt.incident
         ledger = self._ledger
         is_wanted = (
@@ -424,7 +413,7 @@ class Supervision:
             return False
         if self._lacks_input():
             return False
-        if not self._witness.permits_another(incident, self._shown()):
+        if not self._side_effects.permits_another(incident, self._shown()):
             return False
         return ledger.repeat()
 
@@ -434,13 +423,13 @@ class Supervision:
         incident: Incident,
         signals: ReceivedSignals,
         folder: Path,
-        agreed: Agreed | None,
+        agreed: Verdict | None,
     ) -> None:
         log = get_logger()
         started = self._insight.started(self.launch)
         self._first = with_failed_engine(self._first, incident)
         if agreed is None or agreed.tells:
-            told = (
+            context = (
                 diagnosis,
                 incident,
                 (self._first, self.launch),
@@ -448,49 +437,57 @@ class Supervision:
                 self._ledger,
                 folder,
             )
-            heeded, commands = tell_failure(*told, self.on_failure, was_refused=bool(self._refused))
+            took_effect, commands = report_failure(
+                *context, self.on_failure, was_refused=bool(self._refused)
+            )
         if agreed is not None:
             self._follow(agreed, incident, started)
             return
-        if heeded and not self.dry_run and self._ledger.leaves_another():
+        if took_effect and not self.dry_run and self._ledger.leaves_another():
             incident = self.placing.once_free(
-                incident, self._between.stopped, self._ledger.time_left_s()
+                incident, self._gate.stopped, self._ledger.time_left_s()
             )
         wanted = self._ledger.wanted(incident, self._carries)
-        if not heeded:
+        if not took_effect:
             self._ledger.stop()
         elif not wanted:
-            log.info("nothing more to change by itself")
+            log.info("Not retried: oomguard has no permitted change left")
         elif self.dry_run:
             would_change = ", ".join(f"{p.setting} {arrow(p)}" for p in wanted)
-            log.info("dry run: nothing is run again", would_change=would_change)
-            self._witness.permits_another(incident, commands[wanted[0].setting], dry_run=True)
+            log.info("Dry run: the command does not run again", would_change=would_change)
+            self._side_effects.permits_another(incident, commands[wanted[0].setting], dry_run=True)
         elif self._lacks_input():
             pass
         elif (missing := cannot_make(folder)) is not None:
-            log.warning("not run again: it needs a temporary folder", reason=missing)
+            log.warning(
+                "Not retried: oomguard could not create its temporary folder", reason=missing
+            )
         elif signals.stopped_by is None:
             chosen = self._ledger.choose(incident, self._carries)
             if chosen:
                 paste = commands.get(chosen[0].setting) or self._shown()
             else:
                 paste = ""
-            if chosen and not self._witness.permits_another(incident, paste):
-                self._ledger.refuse(self._witness.refusal)
+            if chosen and not self._side_effects.permits_another(incident, paste):
+                self._ledger.refuse(self._side_effects.refusal)
             self._first = with_change(self._first, incident, started, chosen)
 
     def _lacks_input(self) -> bool:
-        """Return whether the command, run again, would not read what it read; say so."""
+        """Return whether a rerun would miss its standard input, and log it."""
         lost = self._link.signals.lost_input
         if lost is not None:
-            hint = "give it as a file, with --input"
+            hint = "give the input as a file with --input"
             get_logger().warning(
-                "not run again: it would not have the same standard input", reason=lost, hint=hint
+                "Not retried: the command would not get the same standard input",
+                reason=lost,
+                hint=hint,
             )
         return lost is not None
 
-    def _follow(self, agreed: Agreed, incident: Incident, started: Sequence[StartedEngine]) -> None:
-        """Change what all ranks change; what any of them failed with is not tried again."""
+    def _follow(
+        self, agreed: Verdict, incident: Incident, started: Sequence[StartedEngine]
+    ) -> None:
+        """Apply the changes that all ranks agreed on; no failed value is tried again."""
         self._ledger.follow(agreed.patches, agreed.left, is_change_left=agreed.is_change_left)
         self._variables = agreed.variables
         self._first = with_change(self._first, incident, started, agreed.patches)
@@ -501,16 +498,14 @@ class Supervision:
         )
 
     def _shown(self) -> str:
-        """Return the attempt, the next one where it is chosen, as a line to read and paste, without
-        what only this run needs.
-        """
+        """Return the next attempt as a line to paste, without parts of this run only."""
         chosen = {
             patch.setting: patch.new for patch in self._ledger.pending if patch.new is not None
         }
         return to_paste(self._first, self._engine, {**self._ledger.settings, **chosen})
 
     def _apply(self, folder: Path) -> None:
-        """Carry the settings changed so far into the command of the attempt that begins."""
+        """Apply all changes so far to the command of the next attempt."""
         ledger = self._ledger
         log = get_logger()
         if ledger.settings:
@@ -519,20 +514,25 @@ class Supervision:
             self.launch = self._insight.watched(self._first, folder)
         self.launch = replace(self.launch, env={**self.launch.env, **self._variables})
         if not ledger.patches:
-            log.info("running again as it was", why=ledger.attempts[-1].error)
+            log.info("Running the command again unchanged", why=ledger.attempts[-1].error)
             return
-        if ledger.attempts:  # of the first attempt it is told which run it takes them from
-            log.info("running again", **{patch.setting: arrow(patch) for patch in ledger.patches})
+        # for the first attempt, another event names the run that the changes come from
+        if ledger.attempts:
+            log.info(
+                "Running the command again",
+                **{patch.setting: arrow(patch) for patch in ledger.patches},
+            )
         if any(patch.effect >= Effect.REDUCES_CAPACITY for patch in ledger.patches):
             log.warning(
-                "this run goes on with reduced settings",
+                "This run continues with reduced settings",
                 **{p.setting: p.new for p in ledger.patches},
             )
 
 
 def _control_group(link: Link) -> Cgroup | None:
-    """Return the counts of our control group, those of before the first attempt where it was
-    started before they could be read.
+    """Return the counts of our control group at the start of the first attempt.
+
+    If the command started before this process, the supervisor has counted.
     """
     found = read_cgroup()
     kills = link.facts["began"]["kills"]

@@ -1,4 +1,4 @@
-"""A run inside another run: the outer one changes and runs again, the inner one only diagnoses."""
+"""Handle a run inside another run: the outer run retries, and the inner one only diagnoses."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from oomguard.supervisor.reaper_process import REAPER_NAME
 
 
 def outer_run() -> int | None:
-    """Return the process of the run around this one; None without one, or where the variable names
-    a run that we are not below.
+    """Return the process of the outer run; None without one.
+
+    The variable may also name a run that is not above this process; that returns None too.
     """
     named = os.environ.get(OUTER, "")
     pid = os.getpid()
     below = 0
     while pid > 1:
         pid, below = tree.parent(pid) or 0, pid
-        if str(pid) == named:  # what is below a run is below its reaper
+        if str(pid) == named:  # processes of a run are below its reaper
             if tree.name_of(below) == REAPER_NAME:
                 return pid
             return None
     return None
 
 
-def tell_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None:
-    """Log that no relaunch is left, for the time or for the count, or that another run
-    makes them.
-    """
+def log_exhausted(attempts: int, policy: Policy, *, is_time_over: bool) -> None:
+    """Log why no relaunch is left: the deadline, the limit, or an outer run that does them."""
     if policy.max_relaunches == 0 and outer_run() is not None:
-        get_logger().info("inside another run: that one changes and runs again")
+        get_logger().info("Another oomguard run is around this one and does the relaunches")
         return
     if is_time_over:
-        told: dict[str, Any] = {"attempts": attempts, "deadline_s": policy.deadline_s}
-        get_logger().warning("no relaunch is left: the deadline has passed", **told)
+        fields: dict[str, Any] = {"attempts": attempts, "deadline_s": policy.deadline_s}
+        get_logger().warning("Not retried: the deadline has passed", **fields)
     else:
         get_logger().warning(
-            "no relaunch is left", attempts=attempts, max_relaunches=policy.max_relaunches
+            "Not retried: the limit of relaunches is reached",
+            attempts=attempts,
+            max_relaunches=policy.max_relaunches,
         )
 
 
-def innermost(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that a run inside a run starts in the end; any other command as it is."""
+def innermost_command(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that nested runs finally start; any other command unchanged."""
     if _is_run(argv):
-        return innermost(argv[argv.index("--") + 1 :])
+        return innermost_command(argv[argv.index("--") + 1 :])
     return argv
 
 
 def options_of_inner_runs(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the words before ``--`` of each run that a command is, from the outside."""
+    """Yield the words before ``--`` of each run in a command, outermost first."""
     while _is_run(argv):
         at = argv.index("--")
         yield argv[:at]
@@ -70,11 +71,9 @@ def _is_run(argv: tuple[str, ...]) -> bool:
     return "--" in argv[:-1] and (names[:2] == ("oomguard", "run") or by_python)
 
 
-def unwrapped(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the commands that run in the end, each as one that nothing is around: no run, wrapper
-    or shell.
-    """
-    for inner in inner_commands(innermost(argv)):
+def unwrap_command(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands that really run, without runs, wrappers and shells around them."""
+    for inner in inner_commands(innermost_command(argv)):
         module = inner.program.removeprefix("module:")
         begins = (inner.program,) if module == inner.program else ("python", "-m", module)
         yield (*begins, *inner.args)

@@ -1,4 +1,4 @@
-"""How a whole run ended: its exit status, its attempts, and the diagnosis that counts."""
+"""Describe how a whole run ended: exit status, attempts, and the decisive diagnosis."""
 
 from __future__ import annotations
 
@@ -13,26 +13,21 @@ from oomguard.core.incident import Attempt, Diagnosis, Incident, Patch
 from oomguard.core.process_state import status_in_words
 from oomguard.retry.ledger import Ledger
 
-# An attempt that we ended ourselves, since it could not go on by itself.
-
-# End a command that cannot go on by itself: it is asked first, then killed with all that it
-# started.
-
 
 @dataclass(frozen=True, slots=True)
 class CommandTerminator:
-    """Ends the command of a run.
+    """Stop the command of a run: first with SIGTERM, then by killing its process tree.
 
     Attributes:
-        signals: of the run.
-        wait_s: time that the command has to end.
+        signals: the signals of the run.
+        wait_s: seconds between both steps.
     """
 
     signals: ReceivedSignals
     wait_s: float
 
     def __call__(self, over: threading.Event) -> None:
-        """End it, unless it is over before; wait until it is."""
+        """Stop the command, unless ``over`` is set; wait until it is."""
         self.signals.watcher.forward(int(signal.SIGTERM), None, None)
         if not over.wait(self.wait_s):
             self.signals.watcher.kill()
@@ -43,36 +38,35 @@ class CommandTerminator:
 
 
 @dataclass(frozen=True, slots=True)
-class EndedByUs:
-    """Why we ended it.
+class TerminationReason:
+    """Explain why oomguard stopped an attempt.
 
     Attributes:
-        why: in one line, with its numbers.
-        is_hang: it hung, and lived: what is printed while it is ended says nothing of the cause.
+        why: one line with the numbers.
+        is_hang: whether it was alive but hung. Its later output then says nothing about the cause.
     """
 
     why: str
     is_hang: bool = True
 
 
-# The run's own status where the command ends with 0 though its engine died, or its output did not
-# arrive, as tee has it; and where we ended it, whatever our signal made of its own.
+# The run's status if the command ends with 0 although its engine died or its output is lost, and if
+# oomguard stopped the command.
 FAILED_STATUS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the whole run ended.
+    """Describe how the whole run ended.
 
     Attributes:
         status: the last exit status.
         attempts: every attempt.
-        diagnosis: the last one with an incident, else the first.
-        is_ended_by_us: we ended the last attempt, which could not go on by itself.
-        is_stopped: the user stopped the run.
-        left: what another attempt would change, where the policy left none.
-        is_change_left: whether a permitted change is left that no attempt was made with, for
-            whatever reason.
+        diagnosis: the last diagnosis with an incident, otherwise the first; None without any.
+        is_ended_by_us: whether oomguard stopped the last attempt, because it could not continue.
+        is_stopped: whether the user stopped the run.
+        left: the changes of another attempt, if only the policy forbids it.
+        is_change_left: whether a permitted change is left that no attempt used, for any reason.
     """
 
     status: int
@@ -92,14 +86,14 @@ def outcome_of(
     is_cut: bool,
     is_ended_by_us: bool = False,
 ) -> Outcome:
-    """Return how a run ended whose attempts are made.
+    """Return how a run ended after all attempts.
 
     Args:
         ledger: its attempts.
-        signals: of the run.
+        signals: the signals of the run.
         carries: whether the command can be given a setting.
-        is_cut: some of its output is lost.
-        is_ended_by_us: we ended the last attempt, which could not go on by itself.
+        is_cut: whether some output is lost.
+        is_ended_by_us: whether oomguard stopped the last attempt.
     """
     last = ledger.attempts[-1]
     if last.exit_status is not None:
@@ -122,9 +116,7 @@ def outcome_of(
 
 
 def _is_change_left(ledger: Ledger, carries: Callable[[str], bool]) -> bool:
-    """Return whether a permitted change is left after the last attempt; several ranks have agreed
-    on that.
-    """
+    """Return whether a permitted change is left; with several ranks, their agreement counts."""
     incident = ledger.attempts[-1].incident
     if incident is None or ledger.is_change_left is not None:
         return incident is not None and bool(ledger.is_change_left)
@@ -132,7 +124,7 @@ def _is_change_left(ledger: Ledger, carries: Callable[[str], bool]) -> bool:
 
 
 def error_of(status: int, incident: Incident | None) -> str:
-    """Return how an attempt failed, empty where it did not."""
+    """Return how an attempt failed, in words; "" if it did not."""
     if incident is None:
         dead = ""
     else:

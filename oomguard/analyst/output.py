@@ -1,6 +1,4 @@
-"""What a command's output says when it has ended: its failures and figures, and what ended it where
-that was no failure of memory.
-"""
+"""Parse the recorded output of a command: failures, figures, and its last exception."""
 
 from __future__ import annotations
 
@@ -28,23 +26,19 @@ from oomguard.scan.skim import Gap, InputPosition, skim
 from oomguard.scan.source import Line
 from oomguard.supervisor.output_buffer import DroppedOutput, RecordedOutput
 
-# What a program in Python said last: the exception that ended it, followed back to what it says it
-# comes from.
-#
-# An exception that was handled may be printed too, and one raised while another is handled shows
-# both. Only the last traceback ended the program, with those that it names as its direct cause.
-
+# An exception that was handled may be printed too, and one raised during handling shows both. Only
+# the last traceback ended the program, with the tracebacks that it names as its direct cause.
 TAIL_BYTES: Final = 1 << 18
 _HEAD: Final = f"{TRACEBACK}:"
 _CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::|\s*$)")
-# Behind its traceback a program prints little: what the interpreter and loggers say while it ends.
+# After its traceback a program prints little more than messages of the interpreter and loggers.
 _MOST_BEHIND: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """The last traceback: its exception's line, and the lines of it and of its direct causes."""
+class FinalTraceback:
+    """Hold the last traceback: its exception line, and its lines with its direct causes."""
 
     exception: str
     lines: tuple[str, ...]
@@ -56,15 +50,13 @@ class LastWords:
 
     @property
     def is_of_a_test(self) -> bool:
-        """Whether it only compares texts, as unittest does: ``AssertionError: 'one' !=
-        'other'``.
-        """
+        """Whether it only compares texts, like unittest: ``AssertionError: 'one' != 'other'``."""
         return self.exception.startswith(("AssertionError: '", 'AssertionError: "'))
 
 
-def last_words(tail: bytes) -> LastWords | None:
-    """Return the traceback that ends the output, None where it does not end with one."""
-    texts = _Peeled(tail)
+def final_traceback(tail: bytes) -> FinalTraceback | None:
+    """Return the traceback at the end of the output; None if the output does not end with one."""
+    texts = _UnprefixedLines(tail)
     heads = (i for i in range(len(texts) - 1, -1, -1) if texts.is_head(i))
     head = next((i for i in heads if not _above(texts, i).startswith(_not_the_end())), None)
     if head is None:
@@ -78,13 +70,11 @@ def last_words(tail: bytes) -> LastWords | None:
     first = head
     while (before := _direct_cause(texts, first)) is not None:
         first = before
-    return LastWords(texts[end].strip(), tuple(texts[i] for i in range(first, len(texts))))
+    return FinalTraceback(texts[end].strip(), tuple(texts[i] for i in range(first, len(texts))))
 
 
-class _Peeled:
-    """The lines of an output without prefixes; each is peeled when it is looked at,
-    most are not.
-    """
+class _UnprefixedLines:
+    """Provide the lines of an output without prefixes, each computed only when it is used."""
 
     def __init__(self, output: bytes) -> None:
         self._lines = output.decode("utf-8", "replace").splitlines()
@@ -104,21 +94,19 @@ class _Peeled:
 
 
 def _ends(text: str) -> bool:
-    """Return whether a line behind a traceback's head is no frame of it: not indented,
-    not empty.
-    """
+    """Return whether a line after a traceback's head is not a frame (not indented, not empty)."""
     return bool(text.strip()) and not text.startswith((" ", "\t"))
 
 
-def _direct_cause(texts: _Peeled, head: int) -> int | None:
-    """Return where the traceback begins that the one at ``head`` names as its direct cause."""
+def _direct_cause(texts: _UnprefixedLines, head: int) -> int | None:
+    """Return the start of the direct cause of the traceback at ``head``; None if it names none."""
     if not _above(texts, head).startswith(_CAUSE):
         return None
     return next((i for i in range(head - 1, -1, -1) if texts.is_head(i)), None)
 
 
-def _above(texts: _Peeled, at: int) -> str:
-    """Return the line above, over empty ones."""
+def _above(texts: _UnprefixedLines, at: int) -> str:
+    """Return the nearest line above that is not empty; "" if there is none."""
     return next((texts[i] for i in range(at - 1, max(-1, at - 5), -1) if texts[i].strip()), "")
 
 
@@ -130,35 +118,33 @@ def _not_the_end() -> tuple[str, ...]:
     return tuple(table["not_the_end"])
 
 
-# Diagnose what a recording has kept: the same lines, numbers and offsets as in a file of the same
-# bytes.
-
 LIMIT_S: Final = 20.0
 END_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """What one stream printed without anything missing; pieces as offset in the file, length, and
-    place in all output.
+    """Hold one stream's output without gaps.
+
+    Each piece is an offset in the file, a length, and a position in all output.
     """
 
     start: InputPosition
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def replayed(
+def replay(
     recording: RecordedOutput,
     rules: RuleSet,
     make_finder: Callable[[], Finder],
     *,
     unrecognized: bool = False,
 ) -> Scanner:
-    """Feed a scanner with what is kept, in the order in which it came; ``unrecognized`` as in
-    ``Scanner``.
+    """Feed the recorded output to a scanner in its original order.
 
-    An output of nothing but failures takes minutes to read: after ``LIMIT_S`` only its end is read,
-    and a warning says so.
+    Lines, numbers and offsets are the same as in a file of the same bytes. Output that consists
+    only of failures takes minutes to read. After ``LIMIT_S`` only its end is read, and a warning
+    says so.
     """
     now_s = 0.0
     scanner = Scanner(rules, lambda: now_s, unrecognized=unrecognized)
@@ -179,7 +165,7 @@ def replayed(
         scanner.push(item, str(number))
     if left_out:
         get_logger().warning(
-            "a part of the output is not diagnosed",
+            "oomguard did not read a part of the output",
             lines=left_out,
             reason=f"reading took over {LIMIT_S:.0f} s",
         )
@@ -207,7 +193,7 @@ def _stretches(recording: RecordedOutput) -> dict[int, list[_Stretch]]:
 def _behind(
     own: list[_Stretch], gap: DroppedOutput | None, number: int, recording: RecordedOutput
 ) -> InputPosition:
-    """Return where a stretch begins: behind the one before it and what is missing between."""
+    """Return the start of a stretch: after the one before it and the missing output between."""
     place = InputPosition()
     if own:
         before = own[-1]
@@ -227,9 +213,7 @@ def _lines(
     recording: RecordedOutput,
     make_finder: Callable[[], Finder],
 ) -> Iterator[tuple[int, int, int, Line | Gap]]:
-    """Yield a stream's lines, each with its place in all output, the stream and a count that keeps
-    the order.
-    """
+    """Yield a stream's lines with their position, the stream, and a count that keeps the order."""
     count = came = 0
     for index, stretch in enumerate(stretches):
         starts = []
@@ -254,7 +238,7 @@ def _lines(
 
 
 class _Pieces:
-    """A stretch as a stream of bytes."""
+    """Read a stretch as a stream of bytes."""
 
     def __init__(self, recording: RecordedOutput, pieces: list[tuple[int, int, int]]) -> None:
         self._recording = recording
@@ -286,65 +270,68 @@ _ALWAYS: Final = {"kv_cache_available_bytes", "kv_cache_capacity_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """The scanned output; ``ended_of`` is the exception that ended the command, where it is no
-    memory failure and passes none on.
+class ParsedOutput:
+    """Hold the scanned output of an attempt.
 
-    ``tail`` is the end of both streams, where the command failed.
+    Attributes:
+        scanner: the scanner that read it.
+        ended_of: the exception that ended the command, if it is unrelated to memory; None
+            otherwise.
+        tail: the end of both streams, if the command failed.
     """
 
     scanner: Scanner
     ended_of: str | None = None
     tail: str = ""
 
-    def or_said(
+    def or_engine_log(
         self,
         scanned: Diagnosis,
         said: tuple[Line, ...],
         rules: RuleSet,
         given: Mapping[str, SettingInForce],
     ) -> Diagnosis:
-        """Return what was found, or where that is nothing, what the engine noted itself: its output
-        went into a file.
+        """Return the findings, or those of the engine's own log if there are none.
 
-        Where its last words stand in the output it was heard, and nothing is taken from them.
+        The log helps if the command wrote its output to a file. It is ignored if the output
+        contains its last line.
         """
         if said:
             last = said[-1].text.rpartition("] ")[2].strip()
         else:
             last = ""
-        is_unheard = bool(last) and last not in self.tail and not scanned.incidents
-        if is_unheard:
+        is_unread = bool(last) and last not in self.tail and not scanned.incidents
+        if is_unread:
             return scan(said, rules, "", given=given, unrecognized=True)
         return scanned
 
     def comparable(self, patches: Iterable[Patch]) -> dict[str, float]:
-        """Return the printed figures that a prediction can be held against, and those of the KV
-        cache.
-        """
+        """Return the printed figures that a prediction can be compared with, plus the KV cache."""
         wanted = {name for patch in patches for name in patch.predicts} | _ALWAYS
         return {name: value for name, value in self.scanner.measured.items() if name in wanted}
 
 
-def hear(recording: RecordedOutput, status: int, rules: RuleSet) -> Heard:
-    """Read a recording whose command ended with ``status``."""
+def parse_output(recording: RecordedOutput, status: int, rules: RuleSet) -> ParsedOutput:
+    """Parse the recorded output of a command that ended with ``status``."""
     if recording.failed:
-        get_logger().warning("a part of the output is not diagnosed", reason=recording.failed)
+        get_logger().warning("oomguard did not read a part of the output", reason=recording.failed)
 
     def make_finder() -> Finder:
         return finder(rules.anchors)
 
     if not status:
-        return Heard(replayed(recording, rules, make_finder))
+        return ParsedOutput(replay(recording, rules, make_finder))
     tail = b"\n".join(recording.tail(stream, TAIL_BYTES) for stream in (1, 2)).decode(
         "utf-8", "replace"
     )
-    scanner = replayed(recording, rules, make_finder, unrecognized=True)
-    return Heard(scanner, _other_end(recording, rules), tail)
+    scanner = replay(recording, rules, make_finder, unrecognized=True)
+    return ParsedOutput(scanner, _other_end(recording, rules), tail)
 
 
 def _other_end(recording: RecordedOutput, rules: RuleSet) -> str | None:
-    words = last_words(recording.tail(2, TAIL_BYTES)) or last_words(recording.tail(1, TAIL_BYTES))
+    words = final_traceback(recording.tail(2, TAIL_BYTES)) or final_traceback(
+        recording.tail(1, TAIL_BYTES)
+    )
     if words is None or words.passes_on:
         return None
     if words.is_of_a_test:

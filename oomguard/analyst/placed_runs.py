@@ -1,6 +1,4 @@
-"""Where the attempts of a run run: as the user's variables say, unless ``--gpus`` has
-them placed.
-"""
+"""Define how the attempts of a run get their devices."""
 
 from __future__ import annotations
 
@@ -14,59 +12,60 @@ from oomguard.engines.command import Launch
 
 
 class DeviceAssignment(Protocol):
-    """Decides about the devices of one run, attempt by attempt."""
+    """Choose the devices of one run, attempt by attempt."""
 
     def placed(self, launch: Launch, stopped: Callable[[], bool], left_s: float) -> Launch:
-        """Return the launch of the attempt that begins with its devices in its variables.
+        """Return the launch of the next attempt, with its devices in its variables.
 
-        It may wait, until ``stopped`` and for ``left_s`` seconds at most.
+        It may wait until ``stopped``, and at most ``left_s`` seconds.
 
         Raises:
-            OomguardError: there is no device for it.
+            OomguardError: if no device is free.
         """
 
     def watching(self, recording: LiveOutput) -> AbstractContextManager[object]:
-        """Return what is entered while the attempt runs: its output tells when others may start on
-        its devices.
+        """Return a context for the running attempt.
+
+        Its output shows when others may start on its devices.
         """
 
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis of a failure with another device as its first remedy, where a
-        neighbour is the cause and one has room.
+        """Return the diagnosis with another device as its first action.
+
+        That applies if a neighbor is the cause and another device has enough memory.
         """
 
     def once_free(self, incident: Incident, stopped: Callable[[], bool], left_s: float) -> Incident:
-        """Wait as ``placed`` may until such a failure's neighbours leave room, where that was asked
-        for.
+        """Wait, as ``placed`` may, until a failure's neighbors free memory, if the user allows it.
 
-        Return it with the device in its plan then.
+        The returned incident then has the device in its plan.
         """
 
     def devices(self) -> Collection[int] | None:
-        """Return the GPUs of the attempt that is next, by index; None where it may use any."""
+        """Return the GPUs of the next attempt by index; None if it may use any."""
 
 
-class AsGiven:
-    """Leaves all of it to the user's variables."""
+class NoPlacement:
+    """Leave the devices to the user's variables."""
 
     def placed(self, launch: Launch, _stopped: Callable[[], bool], _left_s: float) -> Launch:
-        """Return the launch as it is."""
+        """Return the launch unchanged."""
         return launch
 
     def watching(self, _recording: LiveOutput) -> AbstractContextManager[object]:
-        """Return nothing to enter."""
+        """Return an empty context."""
         return nullcontext()
 
     def moved(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis as it is."""
+        """Return the diagnosis unchanged."""
         return diagnosis
 
     def devices(self) -> None:
-        """Return None."""
+        """Return None, because any device may be used."""
         return
 
     def once_free(
         self, incident: Incident, _stopped: Callable[[], bool], _left_s: float
     ) -> Incident:
-        """Return the incident as it is."""
+        """Return the incident unchanged."""
         return incident

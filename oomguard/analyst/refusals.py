@@ -1,8 +1,7 @@
-"""Why a command cannot be run again, or not as all would change it: asked by a rank before all
-ranks decide.
+"""Explain why this rank's command cannot run again; used before all ranks decide.
 
-What it did to the outside world is no part of this: who wrote a file, the command or an oomguard,
-all ranks together know.
+Side effects are not considered here. Only all ranks together know whether the command or an
+oomguard wrote a file.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from oomguard.engines.command import Launch
 from oomguard.engines.protocol import Launcher
 from oomguard.retry.ledger import Ledger
 
-# Of the policy alone: where a scheduler starts the job anew, the change can be made.
-NO_RELAUNCH: Final = "no relaunch is left"
+# Reasons of the policy alone: if a scheduler starts the job again, the change can be made.
+NO_RELAUNCH: Final = "the limit of relaunches is reached"
 NO_TIME: Final = "its --deadline has passed"
 OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 
@@ -24,30 +23,30 @@ OF_POLICY: Final = frozenset({NO_RELAUNCH, NO_TIME})
 def refusal_of(
     number: int, ledger: Ledger, lost_input: str | None, folder: Path, *, dry_run: bool
 ) -> str | None:
-    """Return why a command cannot be run again after an attempt; None where it may be.
+    """Return why a command cannot run again after an attempt; None if it can.
 
     Args:
         number: the attempt that has ended.
-        ledger: those before it, with the policy.
-        lost_input: why it would not have the same standard input; None: it would.
-        folder: a temporary one, which a change may need.
-        dry_run: nothing is run again.
+        ledger: the earlier attempts, with the policy.
+        lost_input: why it would miss its standard input; None if it would not.
+        folder: the temporary folder, which a change may need.
+        dry_run: whether this is a dry run.
     """
     if dry_run:
-        return "a dry run"
+        return "this is a dry run"
     if number > ledger.policy.max_relaunches:
         return NO_RELAUNCH
     if ledger.time_left_s() <= 0:
         return NO_TIME
     if lost_input is not None:
-        return f"it would not have the same standard input: {lost_input}"
+        return f"the command would not get the same standard input: {lost_input}"
     if (missing := cannot_make(folder)) is not None:
-        return f"it needs a temporary folder: {missing}"
+        return f"oomguard could not create its temporary folder: {missing}"
     return None
 
 
 def chosen_in(engine: Launcher, first: Launch) -> tuple[str, ...]:
-    """Return the settings that the user gave a launch, by its words before any change of ours."""
+    """Return the settings in the user's command, before any change of ours."""
     return tuple(
         name for name, found in engine.settings_in_force(first).items() if found.set_by_user
     )

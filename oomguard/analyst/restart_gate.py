@@ -1,4 +1,4 @@
-"""Between a failed attempt and the next: whether there is one, and what it waits for."""
+"""Decide between two attempts whether to run the next one, and wait for what it needs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from oomguard.analyst.listeners import holders, listens_on_path
-from oomguard.analyst.nested_run import innermost
+from oomguard.analyst.listeners import describe_listeners, listens_on_path
+from oomguard.analyst.nested_run import innermost_command
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Attempt, Incident, Patch
 from oomguard.core.log import get_logger
@@ -28,21 +28,18 @@ from oomguard.probe.nvml import Device
 from oomguard.retry import memory_wait
 from oomguard.retry.ledger import Ledger
 
-# Shared memory that a failed attempt left in /dev/shm: it is the host's memory until somebody
-# removes it.
-#
-# It is named and not removed. Nothing says who made a file there: Python's names (psm_) are drawn
-# by chance, a neighbour's run makes the same ones in the same minutes, and a segment that nobody
-# has open just now may be one that is being handed over by its name. What Python made is removed by
-# its own resource tracker, also where its program was killed: little is ever left.
-
-FOLDER: Final = Path("/dev/shm")  # noqa: S108 - it is what is looked at
-_BLOCK_BYTES: Final = 512  # of st_blocks, stat(2)
+# oomguard names shared memory that a failed attempt left in /dev/shm, but does not remove it. It
+# occupies host memory, but its owner is unknown: Python's names (psm_) are random, a neighbor's run
+# creates similar ones at the same time, and a segment that no process has open may be on its way to
+# another process. Python's own resource tracker removes its segments even after a kill, so little
+# is ever left.
+FOLDER: Final = Path("/dev/shm")  # noqa: S108 - the folder to check
+_BLOCK_BYTES: Final = 512  # unit of st_blocks, stat(2)
 _SHOWN: Final = 8
 
 
 class SharedMemoryFile(NamedTuple):
-    """A file of shared memory; ``inode`` tells it from a later one of the same name."""
+    """Describe a shared-memory file; ``inode`` distinguishes it from a later one of that name."""
 
     name: str
     inode: int
@@ -50,11 +47,15 @@ class SharedMemoryFile(NamedTuple):
     made_at: float
 
 
-def known(
+def known_segments(
     patterns: Iterable[str], folder: Path, before: float | None = None
 ) -> frozenset[tuple[str, int]]:
-    """Return this user's files that are named so and were made before then, by name and inode;
-    None: up to now.
+    """Return this user's matching files by name and inode, created before ``before``.
+
+    Args:
+        patterns: name patterns.
+        folder: the folder of shared memory.
+        before: Unix seconds; None for now.
     """
     found = (
         segment
@@ -64,12 +65,10 @@ def known(
     return frozenset((segment.name, segment.inode) for segment in found)
 
 
-def left_since(
+def segments_since(
     before: frozenset[tuple[str, int]], patterns: Iterable[str], folder: Path
 ) -> tuple[SharedMemoryFile, ...]:
-    """Return the segments that were not known before and that no process has open or mapped, the
-    largest first.
-    """
+    """Return new segments that no process has open or mapped, largest first."""
     new = [
         segment
         for segment in _segments(patterns, folder)
@@ -77,9 +76,9 @@ def left_since(
     ]
     if not new:
         return ()
-    from oomguard.analyst.listeners import in_use
+    from oomguard.analyst.listeners import files_in_use
 
-    used = in_use(str(folder / segment.name) for segment in new)
+    used = files_in_use(str(folder / segment.name) for segment in new)
     left = [segment for segment in new if str(folder / segment.name) not in used]
     return tuple(sorted(left, key=lambda segment: (-segment.bytes, segment.name)))
 
@@ -106,8 +105,8 @@ def _segments(patterns: Iterable[str], folder: Path) -> Iterator[SharedMemoryFil
             )
 
 
-def told(left: tuple[SharedMemoryFile, ...], folder: Path) -> dict[str, str]:
-    """Return the text about them: what they take, and the command that removes them."""
+def describe_segments(left: tuple[SharedMemoryFile, ...], folder: Path) -> dict[str, str]:
+    """Return the log fields about segments: their sizes, and the command that removes them."""
     shown = left[:_SHOWN]
     if len(left) > len(shown):
         more = f", {len(left) - len(shown)} more"
@@ -120,10 +119,8 @@ def told(left: tuple[SharedMemoryFile, ...], folder: Path) -> dict[str, str]:
     }
 
 
-# How long a relaunch waits, and how many of them an hour may have.
-
-# An attempt that failed sooner than this did not serve: as kubelet, which forgets a container's
-# restarts after ten minutes.
+# An attempt that failed sooner than this did not serve. kubelet also forgets restarts after ten
+# minutes.
 QUICK_S: Final = 600.0
 LONGEST_PAUSE_S: Final = 60.0
 HOUR_S: Final = 3600.0
@@ -131,20 +128,19 @@ _POLL_S: Final = 0.05
 
 
 def quick_failures(attempts: Sequence[Attempt]) -> int:
-    """Return how many attempts, up to the last one and in a row, ended sooner than ``QUICK_S``."""
+    """Return how many of the last attempts in a row ended sooner than ``QUICK_S``."""
     for count, attempt in enumerate(reversed(attempts)):
         if attempt.seconds >= QUICK_S:
             return count
     return len(attempts)
 
 
-def pause_s(quick: int) -> float:
-    """Return the pause after so many quick failures in a row: none after the first, then 1 s,
-    doubled up to 60 s.
+def backoff_s(quick: int) -> float:
+    """Return the backoff after quick failures in a row: none after the first, then 1 s to 60 s.
 
-    The first relaunch changes what the failure was for, and a pause changes nothing about that.
-    Where it fails again, something else may be at work that takes its time. A random part of up to
-    a second keeps several runs apart.
+    The first relaunch changes the cause of the failure, so a pause would not help. If it fails
+    again, something else may be at work that takes its time. A random part of up to one second
+    separates several runs.
     """
     if quick < 2:
         return 0.0
@@ -155,19 +151,19 @@ def pause_s(quick: int) -> float:
     return tenacity.wait_exponential_jitter(max=LONGEST_PAUSE_S, jitter=1)(state)
 
 
-def rest(seconds: float, stopped: Callable[[], bool]) -> None:
-    """Wait so long, or until ``stopped`` says so."""
+def wait(seconds: float, stopped: Callable[[], bool]) -> None:
+    """Wait for some seconds, or until ``stopped`` returns True."""
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0 and not stopped():
         time.sleep(min(left_s, _POLL_S))
 
 
-class HourBudget:
-    """Counts the relaunches of any sixty minutes.
+class RateLimit:
+    """Limit the relaunches within any sixty minutes.
 
     Args:
-        most: so many may begin within an hour.
-        clock: tells the seconds.
+        most: the maximum number within an hour.
+        clock: returns seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -176,14 +172,12 @@ class HourBudget:
         self._begun_s: deque[float] = deque(maxlen=max(1, most))
 
     def used(self) -> int:
-        """Return the relaunches of the last hour."""
+        """Return the number of relaunches in the last hour."""
         now_s = self._clock()
         return sum(now_s < began_s + HOUR_S for began_s in self._begun_s)
 
     def allowed_in_s(self) -> float | None:
-        """Return in how many seconds the next one may begin, 0 for now; None where none
-        ever may.
-        """
+        """Return the seconds until the next relaunch may begin (0 for now); None if never."""
         if self.most == 0:
             return None
         if len(self._begun_s) < self.most:
@@ -195,14 +189,15 @@ class HourBudget:
         self._begun_s.append(self._clock())
 
 
-# A crash loop: starts that fail alike one after the other, though a change took effect in between.
+# A crash loop: starts fail in the same way one after another, although changes took effect in
+# between.
 
-# So many starts are a loop: two changes were tried, and the failure is the same.
+# This many starts are a loop: two changes were tried, and the failure is the same.
 LOOP_STARTS: Final = 3
-# A figure that is smaller by no more than this is the same: what an engine holds varies a little
-# from start to start.
+# A figure that shrank by no more than this is the same, because an engine's memory varies a little
+# between starts.
 SAME_RATIO: Final = 0.01
-# What was needed, and what was there for it, as failures print it.
+# Needed and available bytes, as failures print them.
 _NEEDED_AND_THERE: Final = (
     ("tried_bytes", "device_free_bytes"),
     ("desired_bytes", "device_free_bytes"),
@@ -213,7 +208,7 @@ _NEEDED_AND_THERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt; ``began_s`` and ``ended_s`` are of one clock."""
+    """Describe one failed attempt; ``began_s`` and ``ended_s`` come from the same clock."""
 
     incident: Incident
     patches: tuple[Patch, ...]
@@ -222,7 +217,7 @@ class Failure:
 
     @property
     def cause(self) -> tuple[str, str, str]:
-        """What it failed of: kind, rule, phase."""
+        """The cause: kind, rule and phase."""
         return self.incident.kind, self.incident.causes[0].rule, self.incident.phase
 
     @property
@@ -232,26 +227,28 @@ class Failure:
 
 
 class CrashLoop:
-    """The last failures of a run that are alike, each after a change that took effect."""
+    """Track the last failures of a run with the same cause, each after an effective change."""
 
     def __init__(self) -> None:
         self._alike: list[Failure] = []
 
     def add(self, attempt: Attempt, began_s: float, *, took_effect: bool) -> None:
-        """Take note of the attempt that failed last.
+        """Record the last failed attempt.
 
         Args:
-            attempt: has an incident with a cause.
+            attempt: an attempt with an incident and a cause.
             began_s: when it began.
-            took_effect: whether what it changed reached the engine.
+            took_effect: whether its changes reached the engine.
         """
         if (
             attempt.incident is None
-        ):  # a request refused by our own change: no failure of memory, and it is taken back
+        ):  # our own change made the engine refuse a request, so this is not a memory failure
             return
         failure = Failure(attempt.incident, attempt.patches, began_s, began_s + attempt.seconds)
-        goes_on = bool(self._alike) and took_effect and failure.cause == self._alike[-1].cause
-        if goes_on and failure.seconds < QUICK_S:
+        continues_loop = (
+            bool(self._alike) and took_effect and failure.cause == self._alike[-1].cause
+        )
+        if continues_loop and failure.seconds < QUICK_S:
             kept = self._alike
         else:
             kept = []
@@ -261,8 +258,8 @@ class CrashLoop:
             self._alike = []
 
     @property
-    def said(self) -> str | None:
-        """Describe the loop, with its times; None without a loop."""
+    def description(self) -> str | None:
+        """A description of the loop with its times; None without a loop."""
         if len(self._alike) < LOOP_STARTS:
             return None
         first = self._alike[0]
@@ -275,7 +272,7 @@ class CrashLoop:
             of = kind
         return (
             f"{len(self._alike)} starts in {_shown_s(last.ended_s - first.began_s)}, each failed "
-            f"of {of}"
+            f"with {of}"
         )
 
     @property
@@ -284,13 +281,13 @@ class CrashLoop:
         return ", ".join(_shown_s(failure.seconds) for failure in self._alike)
 
     def is_another_step(self, patches: Sequence[Patch]) -> bool:
-        """Return whether these patches only go on with changes that did not help, in a loop.
+        """Return whether these patches only continue changes that did not help.
 
-        A change did not help where the failure after it prints the same need and the same shortage;
-        where it prints neither, nothing is concluded. A value that was solved to a predicted figure
-        may be tried in any case.
+        A change did not help if the next failure prints the same need and the same shortage. If it
+        prints neither, the change counts as helpful. A value that was solved for a predicted figure
+        may always be tried.
         """
-        if self.said is None or any(patch.predicts for patch in patches):
+        if self.description is None or any(patch.predicts for patch in patches):
             return False
         helped: dict[str, bool] = {}
         for before, after in zip(self._alike, self._alike[1:], strict=False):
@@ -300,9 +297,7 @@ class CrashLoop:
 
 
 def need_shrank(before: Incident, after: Incident) -> bool | None:
-    """Return whether less was needed, or less was missing, in the later of two failures; None where
-    neither tells.
-    """
+    """Return whether the later failure needed less or missed less; None if neither is printed."""
     answers = []
     for needed, there in _NEEDED_AND_THERE:
         was = _figures(before, needed, there)
@@ -318,17 +313,16 @@ def need_shrank(before: Incident, after: Incident) -> bool | None:
 
 
 def _figures(incident: Incident, needed: str, there: str) -> dict[str, tuple[float, float]]:
-    """Return what is smaller where a change helped, each with what it may vary by.
+    """Return the figures that shrink if a change helped, each with its tolerance.
 
-    They are the need, and what is missing; of a KV cache that nothing is left for only what is
-    missing is printed.
+    These are the need and the shortage. For an empty KV cache, only the shortage is printed.
     """
     need = incident.number(needed)
     room = incident.number(there)
     if need is None:
         if (
             room is None or there == "device_free_bytes"
-        ):  # what is free says nothing without what was asked for
+        ):  # free memory alone says nothing without the requested size
             return {}
         return {"left": (-room, max(SAME_RATIO * abs(room), incident.slack(there)))}
     tolerance = max(SAME_RATIO * need, incident.slack(needed))
@@ -344,10 +338,10 @@ def _shown_s(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-# Wait until a server's address is free: a start that finds it taken fails after it has loaded the
-# model, or before.
+# A start that finds its address taken fails, possibly after loading the model, so wait until the
+# address is free.
 
-# A process that is ending has let go of its port by then; a service that runs keeps it.
+# An ending process releases its port within this time; a running service keeps it.
 LIMIT_S: Final = 10.0
 _PORT_WAIT_POLL_S: Final = 0.1
 
@@ -358,11 +352,12 @@ def wait_until_free(
     """Wait until the address can be bound.
 
     Args:
-        address: what the next attempt binds.
-        stopped: asked while waiting; once true, waiting ends.
+        address: the address that the next attempt binds.
+        stopped: polled while waiting; True ends the wait.
         limit_s: the longest wait.
 
-    Returns who holds it after ``limit_s``, to read; None when it is free, and after a stop.
+    Returns:
+        A description of the holder after ``limit_s``; None if the address is free, or after a stop.
     """
     until_s = time.monotonic() + limit_s
     while is_taken(address) and not stopped():
@@ -375,10 +370,10 @@ def wait_until_free(
 def is_taken(address: ListenAddress) -> bool:
     """Return whether binding the address fails because it is in use.
 
-    It is bound for a moment as uvicorn does, with SO_REUSEADDR: connections in TIME_WAIT are in
-    nobody's way. vLLM with several API servers also sets SO_REUSEPORT, with which it would share
-    the port, and so its requests, with a server that was left
-    there: that one counts as a holder. Any other error is the engine's to tell.
+    It is bound for a moment with SO_REUSEADDR, as uvicorn does, so connections in TIME_WAIT do not
+    matter. vLLM with several API servers also sets SO_REUSEPORT. It would then share the port and
+    its requests with a leftover server, so that server counts as a holder. The engine reports any
+    other error.
     """
     if address.path is not None:
         return os.path.lexists(address.path)
@@ -392,17 +387,15 @@ def is_taken(address: ListenAddress) -> bool:
             probe.bind((address.host, address.port))
     except OSError as error:
         return error.errno == errno.EADDRINUSE
-    except (TypeError, ValueError):  # no name of a host, as bind() says it
+    except (TypeError, ValueError):  # not a host name for bind()
         return False
     return False
 
 
 def remove_left_socket(path: str) -> bool:
-    """Remove the file of a Unix socket that nobody listens on; return whether it was one and is
-    gone.
+    """Remove a Unix socket's file without a listener; return whether it was one and is gone.
 
-    The kernel leaves it where the server does not remove it, as vLLM, and then no server can bind
-    the path again.
+    Some servers, such as vLLM, leave the file, and then no server can bind the path again.
     """
     try:
         found = Path(path).lstat()
@@ -420,34 +413,31 @@ def remove_left_socket(path: str) -> bool:
 
 def _whose(address: ListenAddress) -> str:
     if address.path is None:
-        return holders(address)
+        return describe_listeners(address)
     try:
         is_socket = stat.S_ISSOCK(Path(address.path).lstat().st_mode)
     except OSError:
         is_socket = False
     if not is_socket:
-        return "a file that is no socket"
+        return "a file that is not a socket"
     if listens_on_path(address.path):
-        return holders(address)
-    return "nobody: the file of a socket that was left behind"
+        return describe_listeners(address)
+    return "nobody, but the file of an old socket is still there"
 
 
-# What only a failure needs is loaded when there is one: the command starts at once.
-
-
-# So many starts as they were that end alike are a loop.
+# This many equal starts with the same end are a loop.
 STARTS_ALIKE: Final = 3
 
 
-class Between:
-    """What comes between the attempts of one run.
+class RestartGate:
+    """Decide on and prepare the next attempt of one run.
 
     Args:
-        ledger: the attempts, and the patches that are next.
-        engine: what the command starts.
-        stopped: whether a signal asked to stop: every wait ends then; an attribute too.
+        ledger: the attempts, and the next patches.
+        engine: the launcher.
+        stopped: whether a signal asked to stop, which ends every wait; also an attribute.
         next_command: returns the command with the next patches, to paste.
-        shared_memory: the folder where shared memory has its names.
+        shared_memory: the folder of shared memory.
     """
 
     def __init__(
@@ -463,44 +453,45 @@ class Between:
         self.stopped = stopped
         self._next_command = next_command
         self._shared_memory = shared_memory
-        self._budget = HourBudget(ledger.policy.max_per_hour)
+        self._budget = RateLimit(ledger.policy.max_per_hour)
         self._loop: CrashLoop | None = None
-        # The machine as the attempt under way found it.
+        # The state of the machine when the current attempt began.
         self._began_s = 0.0
         self._devices: Mapping[int, Device] = {}
         self._segments: frozenset[tuple[str, int]] = frozenset()
         self._had_socket = False
 
     def begins(self, launch: Launch, began_at: float | None = None) -> None:
-        """Take note of the machine before an attempt.
+        """Record the state of the machine before an attempt.
 
         Args:
             launch: the command of the attempt.
-            began_at: when one that runs already began, in Unix seconds; None (default): it has not
-                begun.
+            began_at: when an already running attempt began, in Unix seconds; None (default) if it
+                has not begun.
         """
-        address = address_of(innermost(launch.argv), self._engine.NAME)
+        address = address_of(innermost_command(launch.argv), self._engine.NAME)
         if address is None:
             path = None
         else:
             path = address.path
         self._had_socket = path is not None and _is_older(path, began_at)
         names = shared_memory_names(self._engine.NAME)
-        self._segments = known(names, self._shared_memory, began_at)
+        self._segments = known_segments(names, self._shared_memory, began_at)
         self._devices = memory_wait.devices_by_index()
         self._began_s = time.monotonic()
 
-    def leads_on(
+    def permits_next(
         self, launch: Launch, attempt: Attempt, folder: Path, devices: Collection[int] | None = None
     ) -> bool:
-        """Wait for what the next attempt needs; return whether to make it (never after a stop), and
-        tell why not.
+        """Wait for what the next attempt needs; return whether to run it, and log why not.
+
+        After a stop, no attempt follows.
 
         Args:
-            launch: the command of the attempt that failed.
+            launch: the command of the failed attempt.
             attempt: how it failed.
-            folder: of this run, where the engine tells which change it took.
-            devices: the GPUs of the next attempt by index; None: it may use any.
+            folder: the folder of this run, where the engine reports applied changes.
+            devices: the GPUs of the next attempt by index; None if it may use any.
         """
         ended_s = time.monotonic()
         pending = self._ledger.pending
@@ -509,15 +500,16 @@ class Between:
         )
         if not pending or is_same:
             return False
-        return self._waits(launch, ended_s, pause_s(quick_failures(self._ledger.attempts)), devices)
+        return self._waits(
+            launch, ended_s, backoff_s(quick_failures(self._ledger.attempts)), devices
+        )
 
-    def restarts(
+    def permits_restart(
         self, launch: Launch, attempt: Attempt, devices: Collection[int] | None = None
     ) -> bool:
-        """Return whether to make the next attempt with the command as it was, as ``leads_on`` does,
-        with a pause before each.
+        """Return whether to rerun the command unchanged, with a backoff before each rerun.
 
-        ``STARTS_ALIKE`` in a row that ended alike, each sooner than ``QUICK_S``, end the run.
+        ``STARTS_ALIKE`` attempts in a row with the same quick end stop the run.
         """
         ended_s = time.monotonic()
         alike = [
@@ -525,54 +517,54 @@ class Between:
         ]
         if len(alike) == STARTS_ALIKE:
             ran_for = ", ".join(f"{one.seconds:.1f} s" for one in alike)
-            what = f"{STARTS_ALIKE} starts in a row, each ended of the same: {attempt.error}"
-            get_logger().warning("crash loop", what=what, ran_for=ran_for)
-            self._refuse("another start would end alike")
+            what = f"{STARTS_ALIKE} starts in a row ended in the same way: {attempt.error}"
+            get_logger().warning("Crash loop", what=what, ran_for=ran_for)
+            self._refuse("another start would end in the same way")
             self._ledger.refuse(f"crash loop: {what}")
             return False
         return self._waits(
-            launch, ended_s, pause_s(1 + quick_failures(self._ledger.attempts)), devices
+            launch, ended_s, backoff_s(1 + quick_failures(self._ledger.attempts)), devices
         )
 
     def _waits(
         self, launch: Launch, ended_s: float, planned_s: float, devices: Collection[int] | None
     ) -> bool:
-        """Wait for what the next attempt needs; return whether to make it."""
+        """Wait for what the next attempt needs; return whether to run it."""
         if self._is_hour_spent():
             return False
         if planned_s > 0 and planned_s >= self._ledger.time_left_s():
-            self._refuse(
-                "the deadline comes before the end of the pause", pause_s=round(planned_s, 1)
-            )
+            self._refuse("the deadline is before the end of the pause", pause_s=round(planned_s, 1))
             return False
         self._wait_for_memory(devices)
         left_s = ended_s + planned_s - time.monotonic()
         if left_s > 0:
             failures = quick_failures(self._ledger.attempts)
             get_logger().info(
-                "waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures
+                "Waiting before the next attempt", seconds=round(left_s, 1), quick_failures=failures
             )
-            rest(left_s, self.stopped)
+            wait(left_s, self.stopped)
         if not self._is_address_free(launch) or self.stopped():
             return False
         self._budget.spend()
         return True
 
     def _is_crash_loop(self, attempt: Attempt, *, took_effect: bool) -> bool:
-        """Tell a crash loop; return whether it ends the run."""
+        """Log a crash loop; return whether it ends the run."""
 
         loop = self._loop = self._loop or CrashLoop()
         loop.add(attempt, self._began_s, took_effect=took_effect)
-        said = loop.said
+        description = loop.description
         pending = self._ledger.pending
-        if said is None:
+        if description is None:
             return False
         is_last = bool(pending) and loop.is_another_step(pending)
-        get_logger().warning("crash loop", what=said, ran_for=loop.times)
+        get_logger().warning("Crash loop", what=description, ran_for=loop.times)
         if is_last:
             steps = ", ".join(f"{patch.setting} {patch.old} -> {patch.new}" for patch in pending)
-            self._refuse("only another step of a change that did not help is left", next_step=steps)
-            self._ledger.refuse(f"crash loop: {said}")
+            self._refuse(
+                "the only change left is another step of one that did not help", next_step=steps
+            )
+            self._ledger.refuse(f"crash loop: {description}")
         return is_last
 
     def _is_hour_spent(self) -> bool:
@@ -594,42 +586,42 @@ class Between:
         before = {i: was for i, was in self._devices.items() if devices is None or i in devices}
         held = memory_wait.wait_until_free(before, self.stopped, limit_s=limit_s)
         if held:
-            log.warning("memory is still held after the failed attempt", held=held)
+            log.warning("Memory is still in use after the failed attempt", held=held)
         names = shared_memory_names(self._engine.NAME)
-        left = left_since(self._segments, names, self._shared_memory)
+        left = segments_since(self._segments, names, self._shared_memory)
         if left:
-            what = told(left, self._shared_memory)
-            log.warning("shared memory was left behind while the failed attempt ran", **what)
+            what = describe_segments(left, self._shared_memory)
+            log.warning("The failed attempt may have left shared memory behind", **what)
 
     def _is_address_free(self, launch: Launch) -> bool:
-        address = address_of(innermost(launch.argv), self._engine.NAME)
+        address = address_of(innermost_command(launch.argv), self._engine.NAME)
         if address is None:
             return True
 
         if address.path is not None and not self._had_socket and remove_left_socket(address.path):
-            get_logger().info("removed the socket that the failed attempt left", path=address.path)
+            get_logger().info("Removed the socket of the failed attempt", path=address.path)
         limit_s = min(LIMIT_S, max(0.0, self._ledger.time_left_s()))
         began_s = time.monotonic()
         holder = wait_until_free(address, self.stopped, limit_s=limit_s)
         if holder is not None:
             waited_s = round(time.monotonic() - began_s)
             self._refuse(
-                "its address is taken", address=str(address), held_by=holder, waited_s=waited_s
+                "its address is in use", address=str(address), held_by=holder, waited_s=waited_s
             )
         return holder is None
 
-    def _refuse(self, why: str, **told: Any) -> None:
-        get_logger().warning(f"not run again: {why}", **told, command=self._next_command())
+    def _refuse(self, why: str, **fields: Any) -> None:
+        get_logger().warning(f"Not retried: {why}", **fields, command=self._next_command())
 
 
 def _is_quick_and_like(one: Attempt, last: Attempt) -> bool:
-    """Return whether an attempt ended soon, of the same as the last one, and not of memory."""
+    """Return whether an attempt ended quickly, like the last one, and not because of memory."""
     of_memory = one.incident is not None and one.incident.is_oom
     return one.seconds < QUICK_S and one.error == last.error and not of_memory
 
 
 def _is_older(path: str, began_at: float | None) -> bool:
-    """Return whether something of this name is there and was made before then."""
+    """Return whether a file of this name exists and was created before ``began_at``."""
     try:
         made_at = os.lstat(path).st_ctime
     except OSError:
@@ -638,7 +630,7 @@ def _is_older(path: str, began_at: float | None) -> bool:
 
 
 def _clock_time(wait_s: float | None) -> str:
-    """Return the time of day, with its zone, in so many seconds."""
+    """Return the time of day, with its zone, in ``wait_s`` seconds."""
     if wait_s is None:
         return "never"
     then = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=wait_s)
@@ -646,7 +638,7 @@ def _clock_time(wait_s: float | None) -> str:
 
 
 def cannot_make(folder: Path) -> str | None:
-    """Make the folder that a relaunch needs; return why it cannot be made."""
+    """Create the folder that a relaunch needs; return why it cannot be created, or None."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

@@ -1,9 +1,8 @@
-"""What an attempt did to the outside world, as far as was seen, and whether the command may be run
-again after it.
+"""Detect the side effects of an attempt, and decide whether the command may run again.
 
-A command that is run again begins at the beginning: what it wrote it writes twice. What is seen are
-files and requests, each with how it is known; a message to another machine is not, nor is a file
-that was missed (docs/run.md says which).
+A rerun command begins at the beginning, so it writes again what it wrote. oomguard detects files
+and requests, each with its evidence. It does not see a message to another machine, and it may miss
+a file (docs/run.md says which).
 """
 
 from __future__ import annotations
@@ -29,29 +28,24 @@ from oomguard.engines.side_effects import RequestLine, engine_effects
 from oomguard.supervisor.open_files import Identity, identity, open_for_writing
 from oomguard.supervisor.output_buffer import RecordedOutput, Slot
 
-# Files that the processes of a command had open for writing: which of them were written, and are
-# still there.
-
 MOST_ENTRIES: Final = 10_000
 
 
 def is_written(status: os.stat_result, since_ns: int) -> bool:
-    """Return whether a file has bytes, and was written or put in its place since then.
+    """Return whether a file has content, and was written or moved there since ``since_ns``.
 
-    The time of change says it: a position in the file or its size may come from before, and the
-    time of modification can be set to any other.
+    The time of change decides. The position in a file or its size may be older, and the
+    modification time can be set to any value.
     """
     return stat.S_ISREG(status.st_mode) and status.st_size > 0 and status.st_ctime_ns >= since_ns
 
 
 def written_since(seen: Iterable[tuple[int, int, str]], since_ns: int) -> dict[Identity, str]:
-    """Return the files seen that were written since then and are still there, under the name that
-    they have now.
-    """
+    """Return the seen files that were written since then and still exist, by their current name."""
     found = {}
     for device, inode, path in seen:
         file = (device, inode)
-        for name in (path, *_names_beside(path, file)):
+        for name in (path, *_names_in_folder(path, file)):
             with contextlib.suppress(OSError):
                 status = os.stat(name)
                 if identity(status) == file and is_written(status, since_ns):
@@ -60,39 +54,33 @@ def written_since(seen: Iterable[tuple[int, int, str]], since_ns: int) -> dict[I
     return found
 
 
-def _names_beside(path: str, file: Identity) -> Iterator[str]:
-    """Yield the names that a file has in its folder: what is written under another name is then put
-    in its place.
-    """
+def _names_in_folder(path: str, file: Identity) -> Iterator[str]:
+    """Yield the names of a file in its folder, because programs write a file and then rename it."""
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(path)) as entries:
         for _, entry in zip(range(MOST_ENTRIES), entries, strict=False):
             if entry.inode() == file[1]:
                 yield entry.path
 
 
-# Which files count as results of a command: not its caches, logs and temporary files, wherever it
-# has them.
-
-# What parts the words of a shell's or Python's line that is one argument (``sh -c``, ``python
-# -c``).
+# Separators of words in a shell's or Python's line that is one argument (``sh -c``, ``python -c``).
 _BETWEEN_WORDS: Final = re.compile(r"[\s'\"<>|&;=,(){}\[\]]+")
 _MOST_NAMES: Final = 1000
 _VARIABLE: Final = re.compile(r"\$(\w+)(/.*)?\Z")
 
 
-class Places:
-    """The folders and names that decide about a file, for one command.
+class ResultPaths:
+    """Classify files as results of one command, or as caches, logs and temporary files.
 
     Args:
-        argv: the command; files and folders that it names count.
-        env: the variables it was started with.
-        folder: its working folder, None where that was removed.
+        argv: the command; files and folders that it names count as results.
+        env: the variables that it was started with.
+        folder: its working directory; None if that was removed.
 
     Attributes:
         folder: the same, without links.
-        named: the files and folders that the command names and that are there, but those that the
-            working folder or a home lies in.
-        shared: folders whose own folders belong to anybody.
+        named: the existing files and folders that the command names, except those above the working
+            directory or a home.
+        shared: folders whose sub-folders may belong to anyone.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], folder: str | None) -> None:
@@ -110,7 +98,7 @@ class Places:
             named[path] = named.get(path, False) or is_kept
         self._never |= {path for path, is_kept in named.items() if is_kept}
         self._never = {os.path.realpath(path) for path in self._never} - {"/"}
-        # "/", "..", a home: not where results go, and what changes there may be anybody's.
+        # "/", "..", a home: results do not go there, and anyone may change files there.
         home = os.path.realpath(_home(env))
         self.shared = frozenset({"/", home})
         around = f"{self.folder or ''}/", f"{home}/"
@@ -125,9 +113,7 @@ class Places:
         self._always = {*self.named, *([] if self.folder is None else [self.folder])}
 
     def counts(self, path: str) -> bool:
-        """Return whether a file that was written may hold results; ``path`` is absolute and has no
-        links.
-        """
+        """Return whether a written file may contain results; ``path`` is absolute without links."""
         above = [path]
         while above[-1] != "/":
             above.append(os.path.dirname(above[-1]))
@@ -144,18 +130,14 @@ class Places:
         return not any(self._names.match(part) for part in below.split("/"))
 
     def may_be_changed_by_others(self, path: str) -> bool:
-        """Return whether people and their tools change such a file while a command runs: sources,
-        hidden files.
-        """
+        """Return whether people and their tools often change such a file: sources, hidden files."""
         return bool(self._by_others.match(os.path.basename(path)))
 
 
 def _named(
     argv: Sequence[str], folder: str | None, kept_flags: frozenset[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the paths that a command names, and whether the flag before says that they are kept for
-    nothing but speed.
-    """
+    """Yield the paths that a command names, and whether a flag marks them as a cache."""
     flag = ""
     looked = 0
     for word in argv:
@@ -197,24 +179,22 @@ def _data() -> dict[str, Any]:
     )
 
 
-# Files that changed while a command ran, where it works and where its arguments point: who changed
-# them is not known.
-#
-# It finds what was opened, written and closed between two looks at the open files, and what was put
-# in place by another name.
-
-LIMIT_S: Final = 2.0  # a network's file system answers slowly
+# This search finds files that were opened, written and closed between two checks of open files, or
+# moved into place. It does not know which process changed them.
+LIMIT_S: Final = 2.0  # a network file system answers slowly
 _PROC: Final = "/proc"
 
 
-def changed_files(places: Places, since_ns: int, known: Collection[Identity]) -> tuple[str, ...]:
-    """Return the files that count, changed since then, and that the command could have written.
+def changed_files(
+    places: ResultPaths, since_ns: int, known: Collection[Identity]
+) -> tuple[str, ...]:
+    """Return the result files that changed since then and that the command could have written.
 
     Args:
-        places: says which files count, and where to look: the files that the command names, its
-            folder and the folders it names, and what lies below them.
+        places: classifies files, and names where to look: named files and folders, the working
+            directory, and everything below.
         since_ns: when the command started.
-        known: files left out: known already, or our own.
+        known: files to skip: already known, or our own.
     """
     found: dict[Identity, str] = {}
     for name in _candidates(places):
@@ -233,9 +213,10 @@ def changed_files(places: Places, since_ns: int, known: Collection[Identity]) ->
     return tuple(sorted(path for file, path in found.items() if file not in others))
 
 
-def _candidates(places: Places) -> Iterator[str]:
-    """Yield the paths to look at: of folders the nearest first, in all at most ``MOST_ENTRIES``,
-    and for ``LIMIT_S``.
+def _candidates(places: ResultPaths) -> Iterator[str]:
+    """Yield the paths to check, nearest folders first.
+
+    At most ``MOST_ENTRIES`` paths are checked, for at most ``LIMIT_S`` seconds.
     """
     yield from (path for path in places.named if not os.path.isdir(path))
     roots = [path for path in places.named if os.path.isdir(path)]
@@ -262,7 +243,7 @@ def _candidates(places: Places) -> Iterator[str]:
                     folders.append(path)
 
 
-def _is_looked_into(path: str, folder: str, places: Places) -> bool:
+def _is_looked_into(path: str, folder: str, places: ResultPaths) -> bool:
     return (
         folder not in places.shared
         and not places.may_be_changed_by_others(path)
@@ -277,8 +258,9 @@ def _entries(folder: str, most: int) -> Iterator[os.DirEntry[str]]:
 
 
 def _open_now() -> frozenset[Identity]:
-    """Return the files that any process holds open for writing: the command's have ended, so it is
-    another that writes them.
+    """Return the files that a process has open for writing.
+
+    The command's processes have ended, so another process writes these files.
     """
     found: set[Identity] = set()
     with contextlib.suppress(OSError):
@@ -288,19 +270,18 @@ def _open_now() -> frozenset[Identity]:
     return frozenset(found)
 
 
-# Requests that a command served, as its server's own lines tell: which lines those are is the
-# engines' data.
+# Which lines report a served request is data of the engines.
 
-# So many are "many": beyond it nothing is looked for any more.
+# Beyond this count, lines are no longer searched.
 MOST: Final = 1000
-# A line that begins in one slot and ends in the next is put together from so much of the first.
+# A line that spans two slots is joined from this much of the first slot.
 _SEAM_BYTES: Final = 4096
 _STEP_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True)
 class ServedRequests:
-    """Counts lines, slot by slot: when the command has ended."""
+    """Count request lines slot by slot, after the command has ended."""
 
     _counts: dict[bytes, int] = field(default_factory=dict)
     _some: bool = False
@@ -309,14 +290,16 @@ class ServedRequests:
 
     @property
     def count(self) -> int | None:
-        """The least number of requests served, 0 where no line tells of any; None: there were some,
-        and nothing says how many.
+        """The minimum number of served requests, 0 if no line reports any.
+
+        None if there were some, but no line shows how many.
         """
-        most = max(self._counts.values(), default=0)  # two lines may tell of the same request
+        # two kinds of lines may report the same request
+        most = max(self._counts.values(), default=0)
         return most or (None if self._some else 0)
 
     def take(self, number: int, parts: Mapping[int, bytes]) -> None:
-        """Count in one slot; ``parts`` is what each stream printed into it."""
+        """Count in one slot; ``parts`` is the output of each stream in it."""
         self._taken.add(number)
         for stream, data in parts.items():
             before, seam = self._ends.pop(stream, (-2, b""))
@@ -332,7 +315,7 @@ class ServedRequests:
             self._ends[stream] = number, end if whole else (seam + end)[-_SEAM_BYTES:]
 
     def take_rest(self, recording: RecordedOutput) -> None:
-        """Count in the slots that are kept and were not counted yet; nothing follows them."""
+        """Count in the remaining recorded slots."""
         for part in recording.kept():
             if isinstance(part, Slot) and part.number not in self._taken:
                 self.take(part.number, recording.read(part))
@@ -341,8 +324,9 @@ class ServedRequests:
         self._ends.clear()
 
     def _count(self, data: bytes, start: int, stop: int) -> None:
-        """Count in whole lines, a few at a time: the copying thread needs the interpreter in
-        between.
+        """Count in whole lines, a few at a time.
+
+        The copying thread needs the interpreter in between.
         """
         while start < stop:
             reach = min(stop, start + _STEP_BYTES)
@@ -373,9 +357,6 @@ def _requests(line: RequestLine, data: bytes, start: int, stop: int, most: int) 
     return found
 
 
-# The files that oomguard itself writes while a command runs or after it: none of them is a side
-# effect of the command.
-
 _OF_A_JOURNAL: Final = ("", "-journal", "-wal", "-shm")
 _STANDARD: Final = (1, 2)
 # The options of a run that name files which it writes.
@@ -385,12 +366,13 @@ _OPTIONS: Final = frozenset(
 
 
 class OwnFiles:
-    """The one list of them for a run. Whoever writes a file adds it here; where a name is given
-    late, it is asked for late.
+    """List the files that oomguard itself writes; they are not side effects of the command.
+
+    Each part of oomguard that writes a file adds it here.
 
     Args:
-        paths: those whose names are known; None is passed over.
-        late: each returns some whose names are not known before they are written.
+        paths: known files; None entries are ignored.
+        late: functions that return files whose names are not known yet.
     """
 
     def __init__(
@@ -401,11 +383,11 @@ class OwnFiles:
         self.add(lambda: known)
 
     def add(self, named: Callable[[], Iterable[Path]]) -> None:
-        """Add files; ``named`` is called each time that the list is asked for."""
+        """Add files; ``named`` is called each time the list is used."""
         self._named.append(named)
 
     def identities(self) -> set[Identity]:
-        """Return those that are there now, with the files that our own output goes to."""
+        """Return the existing files, including those that receive our own output."""
         found: set[Identity] = set()
         for number in _STANDARD:
             with contextlib.suppress(OSError):
@@ -416,9 +398,7 @@ class OwnFiles:
         return found
 
     def paths(self) -> tuple[str, ...]:
-        """Return those that are there now by their names without links, as another process finds
-        them.
-        """
+        """Return the existing files by their names without links, as another process sees them."""
         found: set[str] = set()
         for path in (
             *(Path(f"/proc/self/fd/{number}") for number in _STANDARD),
@@ -435,12 +415,10 @@ class OwnFiles:
 
 
 def of_inner_runs(argv: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files that the options of runs inside this one name: they write them as we do ours,
-    and repeat nothing by it.
-    """
+    """Yield the files that the options of nested runs name, because those runs write them."""
     for words in options_of_inner_runs(argv):
         for name, value in _values(words):
-            if "://" not in value:  # else it is a database
+            if "://" not in value:  # otherwise it is a database
                 yield from of_journal(Path(value)) if name == "--journal" else (Path(value),)
 
 
@@ -452,12 +430,10 @@ def _values(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def of_journal(journal: Path | None) -> Iterator[Path]:
-    """Yield the journal and what SQLite keeps beside it; nothing where no journal is kept."""
+    """Yield the journal and SQLite's files next to it; nothing without a journal."""
     if journal is not None:
         yield from (Path(f"{journal}{suffix}") for suffix in _OF_A_JOURNAL)
 
-
-# What finds and judges it is loaded when there is a failure: the command starts at once.
 
 _UP: Final = frozenset(
     {"prefill", "decode", "sampling_logits", "prompt_logprobs", "generate", "training"}
@@ -467,15 +443,14 @@ _MOST_NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SideEffects:
-    """What was seen of one attempt.
+    """Describe the detected side effects of one attempt.
 
     Attributes:
-        open_files: written, and open for writing in one of its processes.
-        changed_files: changed while it ran where it works or its arguments point; another process
-            may have done it.
-        requests: at least so many were served; None: some, and nothing says how many.
-        is_server: whether the command is known as an engine's own server, which repeats no request
-            when it starts again.
+        open_files: files that one of its processes wrote and had open.
+        changed_files: changed files in its working area; another process may have changed them.
+        requests: the minimum number of served requests; None if there were some, but no count.
+        is_server: whether the command is an engine's own server, which repeats no request after a
+            restart.
     """
 
     open_files: tuple[str, ...] = ()
@@ -485,68 +460,67 @@ class SideEffects:
 
     @property
     def were_seen(self) -> bool:
-        """Whether anything was."""
+        """Whether anything was detected."""
         return bool(self.open_files or self.changed_files or self.requests != 0)
 
     @property
     def would_be_repeated(self) -> bool:
-        """Whether the command would do it again by itself: a server answers those who ask, and they
-        ask no second time.
+        """Whether a rerun repeats the side effects.
+
+        A server only answers its clients, and they do not repeat their requests.
         """
         return self.were_seen and not self.is_server
 
     @property
     def refusal(self) -> str:
-        """Why the command must not be run again."""
+        """Why the command must not run again."""
         what = "; ".join(
-            f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in self.told()
+            f"{event} ({', '.join(map(str, fields.values()))})" for event, fields in self.events()
         )
-        return f"not run again, it would repeat what it did: {what}"
+        return f"not retried, because the command would repeat its side effects: {what}"
 
     def excuse(self) -> str:
-        """Return why the command may be run again all the same, where the user or nothing else
-        stands against it.
-        """
+        """Return why the command may run again nevertheless."""
         if not self.were_seen:
-            return "it had written nothing that was seen"
+            return "oomguard detected no written files"
         if self.is_server:
-            return "a server repeats no request by that"
-        return "--idempotent permits to repeat what it did"
+            return "a restarted server does not repeat requests"
+        return "--idempotent permits repeating its side effects"
 
-    def told(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield it as events with their fields, a file each, the first few of many."""
+    def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the side effects as events with fields; of many files, only the first few."""
         files = [
-            (path, "a process of it had the file open for writing") for path in self.open_files
+            (path, "one of its processes had the file open for writing") for path in self.open_files
         ]
         files += [
-            (path, "the file changed meanwhile; another process could have done that")
+            (path, "the file changed during the attempt; another process may have changed it")
             for path in self.changed_files
         ]
         for path, known in files[:_MOST_NAMED]:
-            # A name may hold line breaks and bytes that are no text.
+            # A name may contain line breaks and undecodable bytes.
             yield (
-                "it wrote a file",
+                "The command wrote a file",
                 {"path": path if path.isprintable() else repr(path), "known": known},
             )
         if len(files) > _MOST_NAMED:
-            yield "it wrote more files", {"count": len(files) - _MOST_NAMED}
+            yield "The command wrote more files", {"count": len(files) - _MOST_NAMED}
         if self.requests != 0:
             if self.requests is None:
                 count = {}
             else:
                 count = {"at_least": self.requests}
-            yield "it served requests", {**count, "known": "lines of its server"}
+            yield "The command served requests", {**count, "known": "lines of its server"}
 
 
 class SideEffectMonitor:
-    """Gathers what an attempt does while it runs, and decides whether another one may follow.
+    """Collect the side effects of attempts, and decide whether another one may follow.
 
     Args:
-        own_files: what oomguard itself writes.
-        idempotent: the user says that the command may be repeated in any case.
+        own_files: the files that oomguard itself writes.
+        idempotent: whether the user always permits a rerun.
 
     Attributes:
-        refusal: why the command was not run again, None where it was not refused.
+        refusal: why the command was not rerun; None if it was not refused.
     """
 
     def __init__(self, own_files: OwnFiles, *, idempotent: bool) -> None:
@@ -559,30 +533,29 @@ class SideEffectMonitor:
         self._served: ServedRequests | None = None
 
     def begins(self, launch: Launch) -> None:
-        """Note the attempt that begins."""
+        """Record the attempt that begins."""
         self._launch = launch
         self._served = None
         self._files = None
 
     def ended(self, files: tuple[tuple[int, int, str], ...], since_ns: int) -> None:
-        """Note the files that its processes had open for writing, and when it began."""
+        """Record the files that its processes had open for writing, and when it began."""
         self._files = files
         self._since_ns = since_ns
 
     def read(self, recording: RecordedOutput) -> None:
-        """Count requests in the output that was kept."""
+        """Count requests in the recorded output."""
         self._requests().take_rest(recording)
 
     def permits_another(
         self, incident: Incident | None, again: str, *, dry_run: bool = False
     ) -> bool:
-        """Return whether the command may be run again, and say what that repeats, or why it is not
-        done.
+        """Return whether the command may run again, and log what it repeats or why it may not.
 
         Args:
-            incident: what it failed of; None: something else than is read in its output.
+            incident: its failure; None if its output shows no memory failure.
             again: the command with its changes, to paste.
-            dry_run: nothing is run again in any case; say what would be done.
+            dry_run: whether to log only what would be done.
         """
         log = get_logger()
         seen = self.seen()
@@ -592,45 +565,45 @@ class SideEffectMonitor:
         else:
             failed = _when(incident)
         if refused:
-            tell = log.warning
+            write = log.warning
         else:
-            tell = log.info
+            write = log.info
         if refused:
             if dry_run:
-                would = "dry run: it would not be run again"
+                would = "Dry run: the command would not be retried"
             else:
-                would = "not run again"
-            tell(f"{would}: it would repeat from the beginning what it did", **failed)
+                would = "Not retried"
+            write(f"{would}, because it would repeat its side effects", **failed)
         else:
             if dry_run:
-                begins = "dry run: it would run again from the beginning"
+                begins = "Dry run: the command would run again from the beginning"
             else:
-                begins = "may run again from the beginning"
-            tell(f"{begins}; {seen.excuse()}", **failed)
-        for event, fields in seen.told():
-            tell(event, **fields)
+                begins = "The command may run again from the beginning"
+            write(f"{begins}; {seen.excuse()}", **failed)
+        for event, fields in seen.events():
+            write(event, **fields)
         if refused:
-            tell(
-                "to run it again all the same, paste this, or give oomguard run --idempotent",
+            write(
+                "To run it again anyway, paste this command, or use oomguard run --idempotent",
                 command=again,
             )
             self.refusal = seen.refusal
         return not refused
 
     def seen(self) -> SideEffects:
-        """Return what was seen of the attempt that ended last."""
-        from oomguard.analyst.nested_run import innermost
+        """Return the side effects of the last attempt."""
+        from oomguard.analyst.nested_run import innermost_command
         from oomguard.engines.side_effects import is_server
         from oomguard.journal.location import is_journal_file
 
         if self._files is None:
             return SideEffects()
         folder = None
-        with contextlib.suppress(OSError):  # it was removed
+        with contextlib.suppress(OSError):  # the working directory no longer exists
             folder = str(Path.cwd())
-        launch = replace(self._launch, argv=innermost(self._launch.argv))
+        launch = replace(self._launch, argv=innermost_command(self._launch.argv))
         server = is_server(launch)
-        places = Places(self._launch.argv, self._environment(), folder)
+        places = ResultPaths(self._launch.argv, self._environment(), folder)
         own = self._own_files.identities()
         opened = {
             file: path
@@ -638,7 +611,7 @@ class SideEffectMonitor:
             if file not in own
         }
         known = {*own, *opened}
-        # Beside a server its clients may work in the same folder.
+        # A server's clients may work in the same folder.
         changed = () if server else changed_files(places, self._since_ns, known)
         return SideEffects(
             tuple(

@@ -1,6 +1,4 @@
-"""Beginning with what is known to work: the changes under which the same command ran last, on the
-same engine and device.
-"""
+"""Start with the changes under which the same command last worked."""
 
 from __future__ import annotations
 
@@ -10,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.effective_settings import ALLOCATOR, DEVICE, WithVariables
+from oomguard.analyst.effective_settings import ALLOCATOR, DEVICE, EnvLauncher
 from oomguard.analyst.journal_hook import (
+    describe_start,
     device_words,
     host_name,
-    names_a_place_here,
-    started_as,
+    names_local_path,
     user_name,
 )
 from oomguard.core.facts import FactValue
@@ -25,7 +23,7 @@ from oomguard.core.settings import SETTINGS, effect_of
 from oomguard.engines.command import Launch
 from oomguard.engines.registry import insight_of, launcher_of
 from oomguard.engines.start_key import StartKey
-from oomguard.journal.known_good import Known, KnownRun, last_run, tried_before
+from oomguard.journal.known_good import KnownGood, KnownRun, last_run, tried_before
 from oomguard.remedy.policy import Policy, with_needed
 from oomguard.report.history import person
 from oomguard.report.wording import arrow
@@ -34,19 +32,18 @@ if TYPE_CHECKING:
     from oomguard.journal.database import Database
 
 
-# A setting is a flag and a value, and either command may have another spelling of it.
+# A setting is a flag and a value, and both commands may spell it differently.
 _WORDS: Final = 4
 Reading = Callable[[], AbstractContextManager["Database | None"]]
 
 
 def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Patch, ...]:
-    """Return the changes to begin with, and say in one line what is taken from which run, or why
-    nothing is.
+    """Return the changes to begin with, and log their source or why there are none.
 
     Args:
-        launch: the command as the user gave it.
-        policy: what may be changed; it holds here as after a failure.
-        reading: opens the journal; None of it: there is none yet.
+        launch: the user's command.
+        policy: what may be changed; it applies here as after a failure.
+        reading: opens the journal; it gives None if there is none yet.
     """
     log = get_logger()
     try:
@@ -56,25 +53,25 @@ def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Pat
             else:
                 found = _Reuse(launch, policy).chosen(database)
     except Exception as error:  # noqa: BLE001
-        # whatever a journal or an engine's folder holds: the command runs
-        log.warning("nothing is reused: the journal cannot be used", reason=str(error))
+        # Whatever a journal or an engine's folder contains, the command must run.
+        log.warning("No settings reused: the journal cannot be read", reason=str(error))
         return ()
     if found is None or isinstance(found, str):
         log.info(
-            "nothing is reused: the command runs as given",
+            "No settings reused: the command runs as given",
             reason=found or "there is no journal yet",
         )
         return ()
     known, run, patches = found
-    told = {patch.setting: arrow(patch) for patch in patches}
+    changes = {patch.setting: arrow(patch) for patch in patches}
     held = f"{known.held} of {known.held + known.failed} times"
     if patches:
-        event = "reusing what is known to work"
+        event = "Reusing settings that worked before"
     else:
-        event = "nothing is reused: the command as given is known to work"
+        event = "No settings reused: the command worked as given"
     log.info(
         event,
-        **told,
+        **changes,
         of_run=run.number,
         began=_moment(run.began_at),
         held=held,
@@ -86,33 +83,33 @@ def known_changes(launch: Launch, policy: Policy, reading: Reading) -> tuple[Pat
 
 @dataclass(slots=True)
 class _Reuse:
-    """The search for what is known of one command, here and now."""
+    """Search the journal for known settings of one command on this machine."""
 
     launch: Launch
     policy: Policy
     _keys: dict[tuple[str, ...], StartKey | None] = field(default_factory=dict)
 
-    def chosen(self, database: Database) -> tuple[Known, KnownRun, tuple[Patch, ...]] | str:
-        """Return what held last and is permitted, else why there is nothing."""
-        engine = WithVariables(launcher_of(self.launch), self.launch.argv)
+    def chosen(self, database: Database) -> tuple[KnownGood, KnownRun, tuple[Patch, ...]] | str:
+        """Return the last permitted settings that worked, or the reason why there are none."""
+        engine = EnvLauncher(launcher_of(self.launch), self.launch.argv)
         insight = insight_of(launcher_of(self.launch))
         policy = with_needed(self.policy, insight.asked_length(self.launch))
         version = insight.version(self.launch)
         device = device_words()
         reasons = []
-        as_kept = started_as(self.launch.argv)
+        as_kept = describe_start(self.launch.argv)
         if not as_kept["hides_secrets_alone"]:
             return (
-                "the journal masks more of this command than its secrets, and other commands would "
-                "look like it"
+                "the journal masks more of this command than its secrets, so other commands would "
+                "look the same"
             )
         tried = [known for known in tried_before(database) if self._is_same(known, engine, as_kept)]
         for known in (_of_all(known, tried) for known in tried if known.held):
             differs = _differs(known, version, device)
             if differs is None and known.files != as_kept["files"]:
-                differs = "the files that the command names have changed"
+                differs = "a file that the command names has changed"
             if differs is None and known.has_failed_since:
-                differs = "it has failed since"
+                differs = "it has run out of memory since"
             run = last_run(database, known)
             if differs is None:
                 patches = self._patches(known, run, engine)
@@ -123,21 +120,21 @@ class _Reuse:
             reasons.append(f"run {run.number}: {differs}")
         if reasons:
             return reasons[0]
-        return "no run of this command is known to have worked"
+        return "no recorded run of this command worked"
 
-    def _is_same(self, known: Known, engine: WithVariables, as_kept: Mapping[str, Any]) -> bool:
-        """Return whether what is known is of this command, or of the same start in other words.
+    def _is_same(self, known: KnownGood, engine: EnvLauncher, as_kept: Mapping[str, Any]) -> bool:
+        """Return whether known settings belong to this command, or to an equivalent start.
 
-        Of this command: the same words, but for settings that were changed, and the same files
-        here. Of the same start: what decides its memory is the same, and the engine's version is
-        recorded; a path of the working directory is the same in that folder alone.
+        This command means the same words, except for changed settings, and the same local files. An
+        equivalent start has the same settings that decide its memory, and a recorded engine
+        version. A path in the working directory matches only in that folder.
         """
-        is_here = names_a_place_here(self.launch.argv)
+        is_here = names_local_path(self.launch.argv)
         if is_here and known.folder != as_kept["folder"]:
             return False
         asked = Launch(tuple(as_kept["original"]))
         before = Launch(known.original)
-        # Most are told apart at once.
+        # This cheap test excludes most other commands.
         may_be = len({*asked.argv} ^ {*known.original}) <= _WORDS * len(known.settings)
         if may_be and engine.shown(asked, known.settings) == engine.shown(before, known.settings):
             return True
@@ -154,13 +151,13 @@ class _Reuse:
             self._keys[launch.argv] = insight_of(launcher_of(launch)).start_key(launch)
         return self._keys[launch.argv]
 
-    def _patches(self, known: Known, run: KnownRun, engine: WithVariables) -> tuple[Patch, ...]:
-        """Return what has to be changed, for what the command does not already say."""
+    def _patches(self, known: KnownGood, run: KnownRun, engine: EnvLauncher) -> tuple[Patch, ...]:
+        """Return the changes that the command does not contain yet."""
         given = _explicit(engine, self.launch)
         reason = f"known to work: run {run.number} of {_moment(run.began_at)}"
         patches = []
         for name, value in known.settings.items():
-            # Which device had room then says nothing of now.
+            # A device that had free memory then says nothing about now.
             if name not in SETTINGS or name == DEVICE or given.get(name) == value:
                 continue
             was = run.patches.get(name)
@@ -173,18 +170,18 @@ class _Reuse:
         return tuple(patches)
 
     def _blocked(
-        self, patch: Patch, known: Known, run: KnownRun, engine: WithVariables, policy: Policy
+        self, patch: Patch, known: KnownGood, run: KnownRun, engine: EnvLauncher, policy: Policy
     ) -> str | None:
-        """Return why a change is not permitted now, None where it is."""
+        """Return why a change is not permitted now; None if it is."""
         name = patch.setting
         now = _explicit(engine, self.launch)
         if name in now and now[name] != _explicit(engine, Launch(known.original)).get(name):
-            return f"{name} is {now[name]} in the command, {patch.new} was known to work"
+            return f"{name} is {now[name]} in the command, but {patch.new} worked before"
         insight = insight_of(launcher_of(self.launch))
         if not engine.carries(name) or (
             name != ALLOCATOR and not insight.carries(self.launch, name)
         ):
-            return f"{name} cannot be carried into this command"
+            return f"oomguard cannot set {name} in this command"
         is_own = engine.is_own_command(self.launch.argv)
         by_user = run.set_by_user.get(name, True if name in now else False if is_own else None)
         settings = {name: SettingInForce(name, patch.old, by_user, "journal")}
@@ -194,9 +191,10 @@ class _Reuse:
         return f"{name} {arrow(patch)} is not permitted ({why})"
 
 
-def _of_all(known: Known, tried: Sequence[Known]) -> Known:
-    """Return what is known with how often it held and failed in other words, or elsewhere, on the
-    same version and device.
+def _of_all(known: KnownGood, tried: Sequence[KnownGood]) -> KnownGood:
+    """Return known settings with all their successes and failures.
+
+    Equivalent commands, and other folders, on the same version and device count too.
     """
     ran_on = known.settings, known.engine, known.engine_version, known.device
     alike = [
@@ -210,36 +208,34 @@ def _of_all(known: Known, tried: Sequence[Known]) -> Known:
     return replace(known, held=held, failed=failed, has_failed_since=has_failed_since)
 
 
-def _explicit(engine: WithVariables, launch: Launch) -> Mapping[str, FactValue | None]:
+def _explicit(engine: EnvLauncher, launch: Launch) -> Mapping[str, FactValue | None]:
     return {name: setting.value for name, setting in engine.settings_in_force(launch).items()}
 
 
-def _differs(known: Known, version: str | None, device: str | None) -> str | None:
-    """Return how what is known differs from what is here; a version that neither tells is no
-    difference.
-    """
+def _differs(known: KnownGood, version: str | None, device: str | None) -> str | None:
+    """Return how the known machine differs from this one; an unknown version is no difference."""
     if known.device != device:
         return (
-            f"it ran on {known.device or 'a machine without GPUs'}, here is "
-            f"{device or 'none that NVML tells'}"
+            f"it ran on {known.device or 'a machine without GPUs'}, but this machine has "
+            f"{device or 'no GPU that NVML reports'}"
         )
     if (
         known.engine_version is not None
         and version is not None
         and _public(known.engine_version) != _public(version)
     ):
-        return f"it ran on {known.engine} {known.engine_version}, here is {version}"
+        return f"it ran on {known.engine} {known.engine_version}, but this engine is {version}"
     return None
 
 
 def _by(run: KnownRun) -> dict[str, str]:
-    """Return who measured it, where that was somebody else or elsewhere."""
+    """Return who measured it, if it was another user or host."""
     if run.who is None or (run.who, run.host) == (user_name(), host_name()):
         return {}
     return {"by": person(run.who, run.host)}
 
 
-def _unsure(known: Known) -> dict[str, str]:
+def _unsure(known: KnownGood) -> dict[str, str]:
     if known.settings and known.engine_version is None:
         return {"engine_version": "not recorded"}
     return {}

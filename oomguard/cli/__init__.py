@@ -1,4 +1,4 @@
-"""The ``oomguard`` command: one file per sub-command, loaded when it is called."""
+"""Define the ``oomguard`` command; the file of a sub-command is loaded when it is called."""
 
 from __future__ import annotations
 
@@ -11,52 +11,57 @@ import click
 
 from oomguard._version import __version__
 from oomguard.cli.config import read_configuration
-from oomguard.cli.standard_output import GONE_STATUS, OutputLostError, pass_on, told_apart
+from oomguard.cli.standard_output import (
+    GONE_STATUS,
+    OutputLostError,
+    flush_stream,
+    separate_lost_output,
+)
 from oomguard.core.errors import OomguardError, exit_status_of
 
-# Name -> (module, one line for --help): the help page needs no sub-command's imports.
+# Name -> (module, one line for --help). The help page imports no sub-command.
 _COMMANDS: Final = {
     "run": (
         "oomguard.cli.run",
-        "Run a command; when it dies of memory, say why, change the least that fits, run it again.",
+        "Run a command; if it runs out of memory, explain why, change settings, and retry.",
     ),
     "diagnose": (
         "oomguard.cli.diagnose",
-        "Say why memory ran out, from saved logs or standard input.",
+        "Explain why memory ran out, from saved logs or standard input.",
     ),
     "diff": (
         "oomguard.cli.diff",
-        "Say what changed between a start that worked and one that did not.",
+        "Compare an engine start that worked with one that failed.",
     ),
     "plan": (
         "oomguard.cli.plan",
-        "Say where the bytes of each GPU will go, before anything is started.",
+        "Estimate the memory of each GPU before you start anything.",
     ),
     "gpus": (
         "oomguard.cli.gpus",
-        "Show each GPU: who holds what, who has a lease, what is hidden from here.",
+        "Show each GPU with its processes, its lease, and hidden devices.",
     ),
     "report": (
         "oomguard.cli.report",
-        "Write what a start measured as a record without names, to contribute.",
+        "Write the figures of a start as an anonymous record to contribute.",
     ),
     "history": (
         "oomguard.cli.history",
-        "List past runs: what failed, what was changed, predicted beside measured.",
+        "List past runs with their failures, changes, predictions and results.",
     ),
     "rules": ("oomguard.cli.rules", "List, show, check and test rule files."),
     "doctor": (
         "oomguard.cli.doctor",
-        "Look at this machine: versions, devices, plugin, variables, limits.",
+        "Check this machine: versions, devices, plugin, variables, limits.",
     ),
 }
-# Commands that tell themselves what was read of the files of options: they know -q, -v and where
+# Commands that report the configuration files themselves, because they know -q, -v and where
 # messages go.
-_TELLING: Final = frozenset({"run", "diagnose"})
+_REPORTING: Final = frozenset({"run", "diagnose"})
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a sub-command when it is named."""
+    """Import a sub-command only when the user names it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -68,11 +73,11 @@ class _LazyGroup(click.Group):
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with told_apart():
+        with separate_lost_output():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with told_apart():
+        with separate_lost_output():
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,31 +92,28 @@ class _LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="oomguard", message="%(prog)s %(version)s")
 @click.pass_context
 def _group(ctx: click.Context) -> None:
-    """When LLM inference runs out of memory: say why with numbers, change the least that fits, run
-    again.
+    """When LLM inference runs out of memory: explain why, change settings, and run it again.
 
-    Every option can also be given as OOMGUARD_<OPTION>, or in your own file,
-    ~/.config/oomguard/config.toml. [tool.oomguard] of the working directory's pyproject.toml only
-    restricts.
+    You can also give every option as OOMGUARD_<OPTION>, or in your own file
+    ~/.config/oomguard/config.toml. [tool.oomguard] in the working directory's pyproject.toml can
+    only restrict oomguard.
     """
     ctx.obj = read_configuration()
     ctx.default_map = dict.fromkeys(_COMMANDS, ctx.obj.options)
-    if ctx.invoked_subcommand not in _TELLING:
-        ctx.obj.tell(lambda text: click.echo(f"oomguard: {text}", err=True), lambda _text: None)
+    if ctx.invoked_subcommand not in _REPORTING:
+        ctx.obj.report(lambda text: click.echo(f"oomguard: {text}", err=True), lambda _text: None)
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run the command line and exit; a user's mistake is one message and status 2, never a
-    traceback.
-    """
+    """Run the command line and exit; a user's mistake gives one message and status 2."""
     if argv is None:
         words = sys.argv[1:]
     else:
         words = argv
     status = _status_of(words)
-    if (lost := pass_on(1)) is not None and not status:
-        status = _told(lost)
-    pass_on(2)
+    if (lost := flush_stream(1)) is not None and not status:
+        status = _report_lost(lost)
+    flush_stream(2)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -120,7 +122,7 @@ def _status_of(words: list[str]) -> Any:
     try:
         return run_group(words)
     except Exception as error:  # noqa: BLE001
-        # a failure of oomguard's own has a status that no command has
+        # An internal error has a status that no command has.
         show_error(OomguardError(f"internal error: {type(error).__name__}: {error}"))
         if "-v" in words or "--verbose" in words:
             with contextlib.suppress(OSError):
@@ -131,15 +133,16 @@ def _status_of(words: list[str]) -> Any:
 
 
 def run_group(words: list[str]) -> Any:
-    """Run the command line; return its exit status, where it is not oomguard itself that fails."""
+    """Run the command line; return its exit status. Internal errors are raised."""
     try:
         return _group.main(args=words, prog_name="oomguard", standalone_mode=False)
     except OutputLostError as error:
-        return _told(error)
+        return _report_lost(error)
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
-        with contextlib.suppress(OSError):  # nobody reads it: the exit status still tells
+        # without a reader, the exit status still reports the error
+        with contextlib.suppress(OSError):
             error.show()
         return 2
     except OomguardError as error:
@@ -147,8 +150,8 @@ def run_group(words: list[str]) -> Any:
         return exit_status_of(error)
 
 
-def _told(lost: OutputLostError) -> int:
-    """Say why our output is lost, but for a reader that wanted no more; return the exit status."""
+def _report_lost(lost: OutputLostError) -> int:
+    """Report why output is lost, unless its reader just stopped; return the exit status."""
     if lost.exit_status != GONE_STATUS:
         show_error(OomguardError(f"standard output: {lost}"))
     return lost.exit_status
@@ -158,14 +161,14 @@ def show_error(error: OomguardError) -> None:
     """Print an error on standard error: what happened, then what to do."""
     from oomguard.report.presentable import (
         drawn,
-    )  # what it quotes may be a command's secret, or a stranger's path
+    )  # the message may quote a secret of a command, or a stranger's path
     from oomguard.report.redact import homes_kept
 
     hint = getattr(error, "hint", None)
     with contextlib.suppress(
         OSError, AttributeError
-    ):  # nobody reads it: the exit status still tells
+    ):  # without a reader, the exit status still reports the error
         click.echo(drawn(f"oomguard: {error}"), err=True)
         if hint:
-            with homes_kept():  # it may be a command to paste
+            with homes_kept():  # the hint may be a command to paste
                 click.echo(drawn(f"  {hint}"), err=True)

@@ -1,6 +1,4 @@
-"""The analyst's process: it reads the command line of ``oomguard run``, follows the attempts and
-says what comes next.
-"""
+"""Run the analyst's process, which diagnoses the attempts of ``oomguard run``."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from oomguard.analyst.link import Link, set_link
 from oomguard.supervisor.process_control import die_with_parent, set_name
 from oomguard.supervisor.signal_sets import STOPS
 
-# All that it holds of its own: reading a long log takes far less.
+# Limit of the process's own memory. Reading a long log takes far less.
 _MOST_BYTES: Final = 4 << 30
 _IGNORED: Final = (
     *STOPS,
@@ -29,7 +27,7 @@ _IGNORED: Final = (
 
 
 def main(fd: int) -> None:
-    """Serve the supervisor at the other end of a socket; end without a word where it goes."""
+    """Serve the supervisor on a socket; end silently if the supervisor is gone."""
     link = Link(socket.socket(fileno=fd))
     _prepare()
     try:
@@ -37,7 +35,7 @@ def main(fd: int) -> None:
         set_link(link)
         link.say("end", status=_status(link))
     except BaseException as error:  # noqa: BLE001
-        # the command's own status stands, whatever failed here
+        # Whatever failed here, the command's own status stands.
         if os.environ.get("OOMGUARD_TRACEBACKS"):
             import traceback
 
@@ -51,9 +49,7 @@ def main(fd: int) -> None:
 
 
 def _prepare() -> None:
-    """Leave signals to the supervisor, end with it, and take no more memory than a
-    diagnosis may.
-    """
+    """Leave signals to the supervisor, end together with it, and limit the memory."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

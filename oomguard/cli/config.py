@@ -1,9 +1,8 @@
-"""Options from files: the user's own, which may say anything, and the working directory's, which
-only restricts.
+"""Read options from files: the user's own file, and the working directory's pyproject.toml.
 
-The user's own file is ``oomguard/config.toml`` in the folder of XDG_CONFIG_HOME.
-``[tool.oomguard]`` of the nearest pyproject.toml is a stranger's word (restrictions.py), and
-whatever it holds, the command goes on. Flags and OOMGUARD_* variables win over both.
+The user's own file is ``oomguard/config.toml`` in the folder of XDG_CONFIG_HOME, and it may set any
+option. ``[tool.oomguard]`` of the nearest pyproject.toml may come from a stranger, so it can only
+restrict oomguard, and it never stops the command. Flags and OOMGUARD_* variables override both.
 """
 
 from __future__ import annotations
@@ -24,15 +23,11 @@ from oomguard.core.setting_spellings import parse_assignment
 from oomguard.core.text import strip_escapes
 from oomguard.remedy.policy import DEFAULT_MAX_PER_HOUR, DEFAULT_MAX_RELAUNCHES, pinned_name
 
-# What a stranger's table of options may say: less than the user allows, and how the output looks;
-# never more.
-#
-# ``oomguard run`` is started in folders that were cloned or downloaded. Their ``[tool.oomguard]``
-# must not permit a change, name a file to write or a rule to trust, add relaunches or time, hide a
-# message, or keep the command from running.
-
-# From the least that may be changed to the most; None is the default: capacity only on settings
-# that were left alone.
+# Users start ``oomguard run`` in folders that they cloned or downloaded. Such a folder's
+# ``[tool.oomguard]`` must not permit a change, name a file to write or a rule to trust, add
+# relaunches or time, hide a message, or stop the command.
+# Sorted by how much may change. None is the default: reduced capacity only for settings that the
+# user did not set.
 _ALLOWED: Final = (
     str(Effect.OUTPUT_PRESERVING),
     None,
@@ -40,23 +35,21 @@ _ALLOWED: Final = (
     str(Effect.CHANGES_OUTPUTS),
 )
 _LONGEST_S: Final = 10**9
-# Times that may be shortened, each with what it is where nobody says.
+# Times that may be shortened, each with its default.
 _RESTRICTIONS_TIMES: Final = {"deadline": math.inf, "wait": 0.0}
 _COUNTS: Final = {"max_relaunches": DEFAULT_MAX_RELAUNCHES, "max_per_hour": DEFAULT_MAX_PER_HOUR}
-# How the output looks: the words that do no harm. A page (html) ends a --follow.
+# Harmless output formats. html is not one of them, because it ends a --follow.
 _LOOKS: Final = {
     "format": ("terminal", "json", "markdown"),
     "color": ("auto", "always", "never"),
     "log_format": ("console", "json"),
 }
 _MAX_ENTRIES: Final = 256
-_MAX_CHARS: Final = 100  # of a name or value that is compared with known ones, or told
+_MAX_CHARS: Final = 100  # limit of a name or value that is compared with known ones, or shown
 
 
 class Restrictions:
-    """Reads one table; what it may say is in ``taken`` by option, every other option with its
-    reason in ``left_out``.
-    """
+    """Read a stranger's table: accepted options go to ``taken``, others to ``left_out``."""
 
     def __init__(self, own: Mapping[str, Any], options: Collection[str]) -> None:
         self.taken: dict[str, Any] = {}
@@ -65,21 +58,19 @@ class Restrictions:
         self._options = options
 
     def read(self, table: Any) -> None:
-        """Take what the table may say."""
+        """Accept the permitted options of the table."""
         if not isinstance(table, dict):
-            self._leave("", f"it is a {type(table).__name__}, not a table")
+            self._leave("", f"[tool.oomguard] is a {type(table).__name__}, not a table")
             return
         if len(table) > _MAX_ENTRIES:
-            self._leave("", f"it has more than {_MAX_ENTRIES} options")
+            self._leave("", f"[tool.oomguard] has more than {_MAX_ENTRIES} options")
             return
         for key, value in table.items():
             self._option(key.replace("-", "_"), value)
 
     def _option(self, name: str, value: Any) -> None:
         if name not in self._options:
-            self._leave(
-                name[:_MAX_CHARS], f"unknown option, {said_of_unknown(name, self._options)}"
-            )
+            self._leave(name[:_MAX_CHARS], f"unknown option, {suggest_option(name, self._options)}")
         elif name == "allow":
             self._allow(value)
         elif name in _COUNTS or name in _RESTRICTIONS_TIMES:
@@ -95,15 +86,16 @@ class Restrictions:
         elif name in _LOOKS:
             self._look(name, value)
         else:
-            self._leave(name, f"only a flag, OOMGUARD_{name.upper()} or your own file may set it")
+            self._leave(name, f"only a flag, OOMGUARD_{name.upper()} or your own file can set it")
 
     def _allow(self, value: Any) -> None:
         own = self._own.get("allow")
         if value not in _ALLOWED or value is None:
-            self._leave("allow", f"one of {', '.join(filter(None, _ALLOWED))}")
+            self._leave("allow", f"must be one of {', '.join(filter(None, _ALLOWED))}")
         elif own in _ALLOWED and _ALLOWED.index(value) > _ALLOWED.index(own):
             self._leave(
-                "allow", f"{value} allows more than {own or 'the default'}: {_who('allow')} may"
+                "allow",
+                f"{value} allows more than {own or 'the default'}; only {_who('allow')} can",
             )
         else:
             self.taken["allow"] = value
@@ -118,16 +110,17 @@ class Restrictions:
             value = given
         if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
             self._leave(
-                name, "a whole number" if whole else "a time such as 30m, or a number of seconds"
+                name,
+                "must be a whole number" if whole else "must be a time such as 30m or 90 (seconds)",
             )
         elif not 0 <= value <= _LONGEST_S:
             if whole and value > 0:
-                of = f"more than {most}: {_who(name)} may say so"
+                of = f"more than {most}; only {_who(name)} can raise it"
             else:
-                of = f"between 0 and {_LONGEST_S}"
+                of = f"must be between 0 and {_LONGEST_S}"
             self._leave(name, of)
         elif value > most:
-            self._leave(name, f"more than {most}: {_who(name)} may say so")
+            self._leave(name, f"more than {most}; only {_who(name)} can raise it")
         else:
             self.taken[name] = value
 
@@ -135,7 +128,7 @@ class Restrictions:
         if value == "no":
             self.taken["restart"] = value
         else:
-            self._leave("restart", f"only no: {_who('restart')} may have the command run again")
+            self._leave("restart", f"must be no; only {_who('restart')} can allow restarts")
 
     def _pins(self, value: Any) -> None:
         pins = list(self._own.get("pin", ()))
@@ -148,7 +141,7 @@ class Restrictions:
             self.taken["pin"] = list(dict.fromkeys(pins))
 
     def _floors(self, value: Any) -> None:
-        """Take the higher of two floors of one setting: the table's cannot lower the user's."""
+        """Take the higher of two floors, because the table cannot lower the user's own."""
         floors: dict[str, tuple[FactValue, str]] = {}
         if isinstance(value, dict):
             given = [f"{key}={entry}" for key, entry in value.items()]
@@ -164,7 +157,7 @@ class Restrictions:
             except (OomguardError, ValueError, OverflowError) as error:
                 if (
                     entry in own
-                ):  # the user's own mistake is told where all of the command line is read
+                ):  # a later check of the whole command line reports the user's own mistake
                     floors[entry] = (entry, entry)
                 else:
                     self._leave("min", str(error))
@@ -177,17 +170,17 @@ class Restrictions:
 
     def _switch(self, name: str, value: Any) -> None:
         if not isinstance(value, bool):
-            self._leave(name, "true or false")
+            self._leave(name, "must be true or false")
         elif value:
             self.taken[name] = True
         elif self._own.get(name):
-            self._leave(name, f"only {_who(name)} may turn it off")
+            self._leave(name, f"only {_who(name)} can turn it off")
 
     def _look(self, name: str, value: Any) -> None:
         if isinstance(value, str) and value in _LOOKS[name]:
             self.taken[name] = value
         else:
-            self._leave(name, f"one of {', '.join(_LOOKS[name])}")
+            self._leave(name, f"must be one of {', '.join(_LOOKS[name])}")
 
     def _entries(self, name: str, value: Any) -> list[Any]:
         if isinstance(value, list):
@@ -203,8 +196,8 @@ class Restrictions:
         self.left_out.append((name, why))
 
 
-def said_of_unknown(name: str, options: Collection[str]) -> str:
-    """Return the nearest option to an unknown name, all of them where none is near."""
+def suggest_option(name: str, options: Collection[str]) -> str:
+    """Suggest the option nearest to an unknown name, or list all options."""
     import difflib
 
     near = difflib.get_close_matches(name[:_MAX_CHARS], options, n=1)
@@ -288,13 +281,13 @@ _SWITCHES: Final = frozenset(
         "slurm_comment",
     }
 )
-# Text that may be a number alone.
+# Options with text that may be only a number.
 _PORTS_AND_COUNTS: Final = frozenset({"gpus", "metrics", "probes"})
 _NUMBERS: Final = frozenset(
     {"max_relaunches", "max_per_hour", "slurm_requeue", "rank", "world_size"}
 )
 _TIMES: Final = frozenset({"deadline", "grace", "wait", "hang_after", "rank_timeout"})
-# Option -> parameter of the sub-commands, where the option's own name is taken in Python.
+# Option -> parameter of the sub-commands, if Python already uses the option's name.
 _PARAMETERS: Final = {
     "format": "form",
     "input": "input_file",
@@ -303,18 +296,16 @@ _PARAMETERS: Final = {
     "set": "given",
 }
 _TABLE: Final = "[tool.oomguard]"
-# A stranger's file is read no further than this. tomllib takes a time and a memory that grow with
-# the square of a key's dots.
+# Limits for a stranger's file. tomllib needs time and memory that grow with the square of the
+# number of dots in a key.
 _MAX_BYTES: Final = 256 * 1024
 _MAX_DOTS_A_LINE: Final = 200
-_MAX_TOLD: Final = 10
+_MAX_REPORTED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class OptionsFile:
-    """One file that was read: ``taken`` is what it says by option, ``left_out`` holds an option and
-    why, for each that is not.
-    """
+    """Hold the options of one file; ``left_out`` holds rejected options with the reasons."""
 
     place: str
     taken: Mapping[str, Any] = field(default_factory=dict)
@@ -323,32 +314,30 @@ class OptionsFile:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What all files together say, by the sub-commands' parameters, and each file that was read."""
+    """Hold the options of all files, by parameter name, and each file that was read."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[OptionsFile, ...] = ()
 
-    def tell(self, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
-        """Say what was left out and why (``warn``), and which file was read for what
-        (``detail``).
-        """
+    def report(self, warn: Callable[[str], None], detail: Callable[[str], None]) -> None:
+        """Report rejected options to ``warn``, and each file's accepted options to ``detail``."""
         for file in self.files:
             taken = " ".join(f"{option}={_shown(value)}" for option, value in file.taken.items())
             detail(_line(f"options of {file.place}: {taken or 'none'}"))
-            for option, why in file.left_out[:_MAX_TOLD]:
-                warn(_line(f"{file.place}: left out, {f'{option}: ' if option else ''}{why}"))
-            if len(file.left_out) > _MAX_TOLD:
-                warn(_line(f"{file.place}: left out, {len(file.left_out) - _MAX_TOLD} more"))
+            for option, why in file.left_out[:_MAX_REPORTED]:
+                warn(_line(f"{file.place}: ignored {f'{option}: ' if option else ''}{why}"))
+            if len(file.left_out) > _MAX_REPORTED:
+                warn(_line(f"{file.place}: ignored {len(file.left_out) - _MAX_REPORTED} more"))
 
 
 def read_configuration(start: Path | None = None) -> Configuration:
     """Read both files.
 
     Args:
-        start: where the search for pyproject.toml begins, upwards; the working directory if None.
+        start: where the search for pyproject.toml begins, upwards; None for the working directory.
 
     Raises:
-        UsageError: the user's own file holds an unknown option or a wrong value.
+        UsageError: if the user's own file has an unknown option or a wrong value.
     """
     own = _own_options()
     project = _project_options(start, own.taken if own else {})
@@ -364,8 +353,9 @@ def read_configuration(start: Path | None = None) -> Configuration:
 
 
 def own_file() -> Path:
-    """Where the user's own options lie; a relative XDG_CONFIG_HOME would be the working directory's
-    and does not count.
+    """Return the path of the user's own options.
+
+    A relative XDG_CONFIG_HOME is ignored, because it would mean the working directory.
     """
     named = os.environ.get("XDG_CONFIG_HOME", "")
     if named and not Path(named).is_absolute():
@@ -387,31 +377,31 @@ def _own_options() -> OptionsFile | None:
     except OSError as error:
         if not os.access(
             path.parent, os.X_OK
-        ):  # another user's folder: a changed user keeps HOME in many containers
+        ):  # another user's folder: many containers change the user but keep HOME
             return None
         raise UsageError(
-            f"{path}: {error.strerror}", hint="oomguard reads your own options there"
+            f"{path}: {error.strerror}", hint="oomguard reads your own options from this file"
         ) from None
     except (ValueError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{path}: {why}", hint="oomguard reads your own options there") from None
+        why = "the file is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(
+            f"{path}: {why}", hint="oomguard reads your own options from this file"
+        ) from None
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in OPTIONS:
-            raise UsageError(f"{path}: unknown option {key!r}", hint=said_of_unknown(name, OPTIONS))
+            raise UsageError(f"{path}: unknown option {key!r}", hint=suggest_option(name, OPTIONS))
         values[name] = _value(name, value, path)
     return OptionsFile(str(path), values)
 
 
 def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile | None:
-    """Return what the nearest table says, None without one; whatever stands there, nothing is
-    raised.
-    """
+    """Return the options of the nearest table; None if there is none. Never raises."""
     place = "pyproject.toml"
     try:
         folder = start or Path.cwd()
-    except OSError:  # it was removed
+    except OSError:  # the working directory no longer exists
         return None
     try:
         for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
@@ -424,18 +414,20 @@ def _project_options(start: Path | None, own: Mapping[str, Any]) -> OptionsFile 
                     f"{place}, {_TABLE}", restrictions.taken, tuple(restrictions.left_out)
                 )
     except Exception as error:  # noqa: BLE001
-        # a stranger wrote it: no content of it ends the user's command
+        # A stranger wrote the file, so no content of it may stop the user's command.
         why = str(error)[:200] or type(error).__name__
-        return OptionsFile(f"{place}, {_TABLE}", {}, (("", f"it cannot be read: {why}"),))
+        return OptionsFile(f"{place}, {_TABLE}", {}, (("", f"oomguard cannot read it: {why}"),))
     return None
 
 
 def _table(path: Path) -> Any:
-    """Return the table of a stranger's file, None where it has none; raises ValueError for one that
-    is not safe to read.
+    """Return the table of a stranger's file; None if it has none.
+
+    Raises:
+        ValueError: if the file is not safe to read.
     """
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would wait for a writer
             return None
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -444,7 +436,7 @@ def _table(path: Path) -> Any:
     if b"oomguard" not in content:
         return None
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"it is larger than {_MAX_BYTES // 1024} KiB")
+        raise ValueError(f"the file is larger than {_MAX_BYTES // 1024} KiB")
     if any(line.count(b".") > _MAX_DOTS_A_LINE for line in content.splitlines()):
         raise ValueError(f"a line has more than {_MAX_DOTS_A_LINE} dots")
     import tomllib
@@ -456,9 +448,7 @@ def _table(path: Path) -> Any:
 
 
 def _value(name: str, value: Any, path: Path) -> Any:
-    """Return a value as the command line would have it: several for a repeatable option, one for
-    any other.
-    """
+    """Return a value as the command line would: a list for a repeatable option."""
     if name in _REPEATABLE:
         if isinstance(value, dict):
             return [f"{key}={entry}" for key, entry in value.items()]
@@ -469,7 +459,7 @@ def _value(name: str, value: Any, path: Path) -> Any:
         seconds = seconds_in(value)
         if seconds is None:
             raise UsageError(
-                f"{path}: {name} is a time such as 30m, 1h30m, or 90 (seconds), not {value!r}"
+                f"{path}: {name} must be a time such as 30m, 1h30m or 90 (seconds), not {value!r}"
             )
         return seconds
     if name in _PORTS_AND_COUNTS and type(value) is int:
@@ -484,12 +474,12 @@ def _value(name: str, value: Any, path: Path) -> Any:
             kind = "a number"
         else:
             kind = "text"
-        raise UsageError(f"{path}: {name} is {kind}, not {value!r}")
+        raise UsageError(f"{path}: {name} must be {kind}, not {value!r}")
     return value
 
 
 def _shown(value: object) -> str:
-    """Return a value without the password of a URL."""
+    """Return a value without the password in a URL."""
     if "://" not in str(value):
         return str(value)
     from oomguard.report.redact import mask

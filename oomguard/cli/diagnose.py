@@ -1,4 +1,4 @@
-"""``oomguard diagnose``: saved or growing logs in, panel, JSON lines, Markdown or HTML out."""
+"""Run ``oomguard diagnose``: read saved or growing logs, and write diagnoses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oomguard.cli.options import (
     console,
     option,
     policy_options,
-    tell_configuration,
+    report_configuration,
 )
 from oomguard.cli.read_inputs import reading
 from oomguard.cli.render import RenderOptions, Screen, text_of, unmasked_if
@@ -27,8 +27,6 @@ from oomguard.cluster.fleet.groups import FleetSummary, summed
 from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, find_inputs, read_once
 from oomguard.scan.source import shown
-
-# ``oomguard diagnose --summary``: what failed over all inputs, in groups, in the form asked for.
 
 
 def summarize(
@@ -42,11 +40,14 @@ def summarize(
     since: float | None,
     left_out: int,
 ) -> bool:
-    """Read all inputs and write their summary; return whether an out-of-memory is in it.
+    """Read all inputs and write their summary; return whether any input is an out-of-memory.
 
-    The arguments are those of ``read_all``; ``errors`` has one already for each path that leads to
-    no input. ``since`` (Unix seconds) leaves out incidents printed before then, ``left_out`` counts
-    the inputs that were last written before then.
+    Most arguments are those of ``read_all``.
+
+    Args:
+        errors: the errors of paths that lead to no input; more are added.
+        since: Unix seconds; incidents printed earlier are left out. None for all.
+        left_out: the number of inputs that were last written before ``since``.
     """
     findings: list[IncidentSummary] = []
     failed = unread = 0
@@ -89,14 +90,14 @@ def _rendered(summary: FleetSummary, work: RenderOptions) -> str:
     return text_of(screen, lambda console: print_summary(console, summary))
 
 
-# Where a command writes what it found: standard output, or a file that is cut back to what was
-# written whole.
-
-
 @contextlib.contextmanager
 def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes text out at once; raises UsageError for a file that cannot be
-    written.
+    """Yield a function that writes text at once to standard output or a file.
+
+    After a failed write, the file is cut back to its last complete text.
+
+    Raises:
+        UsageError: if the file cannot be written.
     """
     to_file = output is not None and output != "-"
     if sys.stdout is not None:
@@ -104,8 +105,8 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
     else:
         standard = None
     stream = _opened(str(output), inputs) if to_file else standard
-    # What other programs read is UTF-8 whatever the terminal speaks; a name's undecodable bytes
-    # become \udcNN, which is how JSON writes them too.
+    # Text for other programs is UTF-8, whatever the terminal's encoding. Undecodable bytes of a
+    # name become \udcNN, as in JSON.
     if to_file or form != "terminal" or sys.stdout is None:
         encoding = "utf-8"
     else:
@@ -126,12 +127,11 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
         except OSError as error:
             if not to_file:
                 raise
-            _cut_back(
-                str(output), 0 if form == "html" else whole_bytes
-            )  # half a page tells nothing
+            _cut_back(str(output), 0 if form == "html" else whole_bytes)  # half a page is useless
             reason = error.strerror or error
             raise UsageError(
-                f"--output {shown(str(output))}: {reason}", hint="name a file where there is room"
+                f"--output {shown(str(output))}: {reason}",
+                hint="name a file on a disk with free space",
             ) from None
         whole_bytes += size_bytes
 
@@ -143,7 +143,7 @@ def sink(output: str | None, inputs: list[str], form: str) -> Iterator[Callable[
 
 
 def _cut_back(output: str, size_bytes: int) -> None:
-    """Leave of a file that did not take all what was written whole; without any, no file."""
+    """Cut a file back to its complete texts; remove the file if there are none."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(Path(output).stat().st_mode):
             os.truncate(output, size_bytes) if size_bytes else Path(output).unlink()
@@ -159,9 +159,11 @@ def _opened(output: str, inputs: list[str]) -> IO[bytes]:
                 and Path(path).samefile(output)
             ):
                 raise UsageError(
-                    f"--output {shown(output)}: is one of the inputs", hint="name another file"
+                    f"--output {shown(output)}: this file is one of the inputs",
+                    hint="name another file",
                 )
-        return Path(output).open("wb", buffering=0)  # what fails is not tried again at the end
+        # unbuffered: a failed write is not tried again at the end
+        return Path(output).open("wb", buffering=0)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
@@ -181,7 +183,7 @@ _FORM_BY_SUFFIX: Final = {
 
 
 class _Jobs(click.IntRange):
-    """A number of processes; 0 stands for ``auto``."""
+    """Accept a number of processes; 0 means ``auto``."""
 
     name = "number of processes, or auto"
 
@@ -197,32 +199,32 @@ class _Jobs(click.IntRange):
     "--format",
     "form",
     type=click.Choice(FORMS),
-    help="Output form. [default: by the name of --output, else terminal]",
+    help="Output format. [default: from the name of --output, otherwise terminal]",
 )
-@option("--output", metavar="FILE", help="Write there instead of to standard output (-).")
+@option("--output", metavar="FILE", help="Write the result to FILE. [default: standard output]")
 @option(
     "--gpu-memory",
     metavar="SIZE",
-    help="The device's total memory, where the log leaves it out: 24GiB.",
+    help="Total memory of the device if the log does not show it, for example 24GiB.",
 )
 @option(
     "--set",
     "given",
     multiple=True,
     metavar="SETTING=VALUE",
-    help="A setting in force that the log leaves out. Repeatable.",
+    help="Effective setting that the log does not show. Repeatable.",
 )
 @option(
     "--model",
     metavar="MODEL",
-    help="The model's folder, config.json or hub name: solves what the log leaves open.",
+    help="Model folder, config.json or hub name, to compute values that the log lacks.",
 )
 @option(
     "--follow",
     is_flag=True,
     help=(
-        "Read on as the log grows, also when it is cut or replaced; each incident is told once. "
-        "Ctrl-C ends it."
+        "Keep reading as the log grows or is replaced, and report each incident once. Stop with "
+        "Ctrl-C."
     ),
 )
 @option(
@@ -230,7 +232,7 @@ class _Jobs(click.IntRange):
     type=_Jobs(0, 1024),
     default="auto",
     metavar="N|auto",
-    help="Processes that read inputs. [default: auto]",
+    help="Number of processes that read inputs. [default: auto]",
 )
 @option(
     "--on",
@@ -239,42 +241,46 @@ class _Jobs(click.IntRange):
     type=click.Choice(["local", "ray"]),
     default="local",
     help=(
-        "Where inputs are read: by processes here, or by the workers of a Ray cluster "
-        "(RAY_ADDRESS, or the one that runs here)."
+        "Where to read the inputs: local processes, or workers of a Ray cluster (RAY_ADDRESS, or "
+        "the local one)."
     ),
 )
 @option(
     "--summary",
     is_flag=True,
-    help="Group the incidents of all inputs, and show the patch that would have fixed most.",
+    help="Group the incidents of all inputs, and show the change that fixes most of them.",
 )
 @option(
     "--since",
     type=Moment(),
     metavar="AGE|DATE",
     help=(
-        "Leave out inputs last written before then (24h, 7d, 2026-11-20), of a summary older "
-        "incidents too."
+        "Skip inputs (and, with --summary, incidents) older than this: 24h, 7d, 2026-11-20. "
+        "[default: all]"
     ),
 )
-@option("--exit-code", is_flag=True, help="Exit with 1 when an out-of-memory was found.")
+@option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit with status 1 if an input shows an out-of-memory failure.",
+)
 @policy_options
 @option(
     "--no-mask",
     is_flag=True,
-    help="Print secrets, prompts and home folders as they stand in the log.",
+    help="Print secrets, prompts and home folders as they are in the log.",
 )
 @option(
     "-q",
     "--quiet",
     is_flag=True,
-    help="Print incidents only: nothing for a clean input, except in JSON.",
+    help="Print incidents only, and nothing for a clean input (except in JSON).",
 )
 @option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="On the terminal, also the settings in force and the facts, with sources.",
+    help="Also print effective settings and facts with their sources (terminal only).",
 )
 @color_option
 @click.pass_context
@@ -301,24 +307,25 @@ def command(
     verbose: bool,
     color: str,
 ) -> int:
-    """Say why memory ran out: each incident with its numbers, its cause, and what to change.
+    """Explain why memory ran out: each incident with its numbers, cause and actions.
 
     PATH is a log, a memory snapshot of torch, a folder, a pattern, s3:// or gs://, or - for
-    standard input. A folder means the files in it, sorted, and the logs in its sub-folders: hidden,
-    binary and source files are left out there. gzip, zstd, xz and bzip2 are read directly. Results
-    come in the order of the inputs.
+    standard input. From a folder, oomguard reads all files in it and the logs in its sub-folders.
+    In sub-folders it skips hidden, binary and source files. It reads gzip, zstd, xz and bzip2
+    directly. Results have the order of the inputs.
 
-    Exit status: 0 ran (also when Ctrl-C ended --follow), 2 bad usage, an unreadable or damaged
-    input (told after all the rest is done) or a full disk for the output, 1 with --exit-code when
-    an out-of-memory was found.
+    Exit status: 0 after success (also after Ctrl-C with --follow). 1 with --exit-code if an input
+    shows an out-of-memory failure. 2 after bad usage, an unreadable or damaged input, or a full
+    disk. Errors of inputs are reported after all other inputs are done.
     """
     from oomguard.cli.render import RenderOptions, Screen
 
-    _tell_configuration(ctx, quiet=quiet, verbose=verbose)
+    _report_configuration(ctx, quiet=quiet, verbose=verbose)
     if not paths:
         if sys.stdin is not None and sys.stdin.isatty():
             raise click.UsageError(
-                "name a log, a folder, or - for standard input: oomguard diagnose error.log"
+                "no input: name a log, a folder, or - for standard input, as in: oomguard diagnose "
+                "error.log"
             )
         paths = ("-",)
     form = form or _form_of(output)
@@ -328,7 +335,7 @@ def command(
         check_follow(paths, form, summary=summary, on=on)
     elif summary and form == "html":
         raise UsageError(
-            "--summary writes no page: only single diagnoses have one",
+            "--summary cannot write HTML",
             hint="use terminal, json or markdown: oomguard diagnose --summary --format markdown",
         )
     inputs, errors, left_out = (
@@ -379,15 +386,15 @@ def command(
 
 
 def _form_of(output: str | None) -> str:
-    """Return the form that the name of a file asks for.
+    """Return the output format for the name of a file.
 
     Raises:
-        UsageError: it asks for one that there is not.
+        UsageError: if no format has this ending.
     """
     suffix = Path(output or "").suffix.lower()
     if suffix not in _FORM_BY_SUFFIX and suffix[1:].isalpha():
         raise UsageError(
-            f"--output {shown(str(output))}: nothing is written as {suffix}",
+            f"--output {shown(str(output))}: oomguard has no output format {suffix}",
             hint=(
                 "name it .json, .md, .html or .txt, or give --format: terminal, json, markdown or "
                 "html"
@@ -396,36 +403,34 @@ def _form_of(output: str | None) -> str:
     return _FORM_BY_SUFFIX.get(suffix, "terminal")
 
 
-def _tell_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> None:
-    def say(text: str) -> None:
+def _report_configuration(ctx: click.Context, *, quiet: bool, verbose: bool) -> None:
+    def write_line(text: str) -> None:
         click.echo(f"oomguard: {text}", err=True)
 
     def nothing(_text: str) -> None:
         pass
 
-    tell_configuration(ctx, nothing if quiet else say, say if verbose else nothing)
+    report_configuration(ctx, nothing if quiet else write_line, write_line if verbose else nothing)
 
 
 def _expand(
     paths: tuple[str, ...], since: float | None, *, summary: bool, quiet: bool
 ) -> tuple[list[Input], list[InputError], int]:
-    """Return the inputs that the paths name, an error for each that cannot be listed, and how many
-    are older than ``since``.
+    """Return the inputs of the paths, errors for unreadable paths, and the number of old inputs.
 
-    An empty folder is told, what is left out, and how many paths led to files of others: a summary
-    counts each file once, also one that was named twice.
+    Messages name empty folders, skipped files, and paths that lead to the same file. A summary
+    counts each file once, even if the user named it twice.
     """
     inputs = find_inputs(paths)
     for path in inputs.empty if not quiet else ():
-        click.echo(f"oomguard: {shown(path)}: there is no file in this folder", err=True)
+        click.echo(f"oomguard: {shown(path)}: this folder contains no files", err=True)
     if inputs.dangling and not quiet:
         if len(inputs.dangling) > 1:
             others = f" and {len(inputs.dangling) - 1:,} more"
         else:
             others = ""
         click.echo(
-            "oomguard: left out, as a link that leads nowhere: "
-            f"{shown(inputs.dangling[0])}{others}",
+            f"oomguard: skipped a link without a target: {shown(inputs.dangling[0])}{others}",
             err=True,
         )
     if inputs.no_logs and not quiet:
@@ -434,7 +439,7 @@ def _expand(
         else:
             files = f"{inputs.no_logs:,} files"
         click.echo(
-            f"oomguard: left out {files} of sub-folders: binary or source code; name a file to "
+            f"oomguard: skipped {files} in sub-folders (binary or source code). Name a file to "
             "read it",
             err=True,
         )
@@ -444,7 +449,7 @@ def _expand(
             led = "1 path led to a file that is"
         else:
             led = f"{repeated:,} paths led to files that are"
-        click.echo(f"oomguard: {led} read under another name", err=True)
+        click.echo(f"oomguard: {led} already read under another name", err=True)
     listed = len(found)
     if since is not None:
         found = [one for one in found if one.modified_at is None or one.modified_at >= since]
@@ -454,28 +459,30 @@ def _expand(
             what = "1 input was"
         else:
             what = f"{left_out:,} inputs were"
-        click.echo(f"oomguard: {what} last written before --since and left out", err=True)
+        click.echo(
+            f"oomguard: {what} last written before --since, so oomguard skipped it", err=True
+        )
     return found, inputs.errors, left_out
 
 
 def _follow(path: str, work: RenderOptions, write: Callable[[str], None]) -> bool:
-    """Follow one log until it ends or Ctrl-C; return whether an out-of-memory was found."""
+    """Follow one log until it ends or Ctrl-C; return whether it shows an out-of-memory failure."""
     from oomguard.cli.follow_log import follow_input
     from oomguard.cli.render import InputRenderer
 
-    def say(text: str) -> None:
+    def write_line(text: str) -> None:
         if not work.quiet:
             click.echo(f"oomguard: {text}", err=True)
 
     found = False
-    with contextlib.suppress(KeyboardInterrupt):  # the way a follow ends, not a failure
-        for oom in follow_input(path, InputRenderer(work), write, say):
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end of --follow
+        for oom in follow_input(path, InputRenderer(work), write, write_line):
             found = found or oom
     return found
 
 
 def _console(output: str | None, color: str) -> Any:
-    """Return the console that the panels are for; a file gets plain text."""
+    """Return the console for the panels; a file gets plain text."""
     if output is None or output == "-":
         return console(color)
     import io

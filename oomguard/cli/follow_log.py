@@ -1,6 +1,4 @@
-"""``oomguard diagnose --follow``: one log that still grows, each incident told once, as soon as its
-message is whole.
-"""
+"""Follow one growing log for ``oomguard diagnose --follow``, and report each incident once."""
 
 from __future__ import annotations
 
@@ -20,27 +18,27 @@ from oomguard.scan.follow import Event, LogChange, follow, follow_stream
 from oomguard.scan.inputs import is_url
 from oomguard.scan.source import LineSplitter, encoding_of, open_log, raw_standard_input, shown
 
-# A log that is never quiet is looked at this often.
+# How often to look at a log that never pauses.
 BUSY_S: Final = 5.0
-# Words that no signature has speak of one failure on so many lines.
+# Unrecognized messages within this many lines belong to one failure.
 SAME_FAILURE_LINES: Final = 400
 
 
 def follow_input(
     path: str, renderer: InputRenderer, write: Callable[[str], None], say: Callable[[str], None]
 ) -> Iterator[bool]:
-    """Write every new incident of a log; yield, each time, whether an out-of-memory was among them.
+    """Write every new incident of a log; yield each time whether one was an out-of-memory.
 
     The end of a pipe ends it; a file never does.
 
     Args:
         path: the log, or ``-`` for standard input.
-        renderer: what diagnoses and renders.
+        renderer: diagnoses and renders the log.
         write: receives the text of new incidents.
-        say: receives what happened to the file.
+        say: receives events of the file.
 
     Raises:
-        InputError: the log cannot be read or followed.
+        InputError: if the log cannot be read or followed.
     """
     reading = _Reading(path, renderer)
     written_s = time.monotonic()
@@ -66,14 +64,14 @@ def _events(path: str) -> Iterator[Event]:
         return
     try:
         mode = Path(path).stat().st_mode
-    except (OSError, ValueError):  # not there yet; anything else reading it reports
+    except (OSError, ValueError):  # not there yet; reading reports any other error
         mode = stat.S_IFREG
     if stat.S_ISFIFO(mode):
         with Path(path).open("rb", buffering=0) as pipe:
             yield from follow_stream(pipe)
         return
     if not stat.S_ISREG(mode):
-        open_log(path).close()  # reports why it is not a log
+        open_log(path).close()  # this reports why it is not a log
     yield from follow(path)
 
 
@@ -94,7 +92,7 @@ def _write_new(
 
 
 class _Reading:
-    """One file from its start: its lines so far, and the incidents that have been told."""
+    """Hold one file from its start: its lines so far, and the reported incidents."""
 
     def __init__(self, path: str, renderer: InputRenderer) -> None:
         from oomguard.scan.scan import Scanner
@@ -107,11 +105,11 @@ class _Reading:
         self._pieces = Pieces()
         self._head = b""
         self._wide = False
-        self._told: set[tuple[object, ...]] = set()
-        self._told_lines: list[int] = []
+        self._reported: set[tuple[object, ...]] = set()
+        self._reported_lines: list[int] = []
 
     def feed(self, data: bytes) -> None:
-        """Take more bytes; keep the first few until they tell the encoding."""
+        """Take more bytes; keep the first few until they show the encoding."""
         if self._splitter is None:
             self._head += data
             if len(self._head) < HEAD_BYTES:
@@ -120,45 +118,47 @@ class _Reading:
         self._push(data)
 
     def settle(self) -> None:
-        """Take a line without its end as it is, since nothing more comes for now."""
+        """Take an unfinished line as it is, because nothing more comes for now."""
         if self._splitter is None and self._head:
             data = self._begin()
         else:
             data = b""
         if self._splitter is not None:
             self._push(data)
-            if not self._wide:  # half a character of two bytes must wait for its other half
+            if not self._wide:  # half of a two-byte character must wait for its other half
                 self._push(b"", final=True)
 
     def new(self, *, is_quiet: bool) -> Diagnosis:
-        """Return the incidents that have not been told yet, as scanned.
+        """Return the incidents that were not reported yet, as scanned.
 
-        Words that no signature has are told once nothing more comes for now: what follows may be a
-        message that one has.
+        Unrecognized messages are reported only during a pause, because a recognized message may
+        follow.
         """
         diagnosis = self._scanner.diagnosis(self._path, given=self._renderer.settings)
         new = [
-            incident for incident in diagnosis.incidents if _identity(incident) not in self._told
+            incident
+            for incident in diagnosis.incidents
+            if _identity(incident) not in self._reported
         ]
         new = [
             incident
             for incident in new
             if incident.certainty_ratio is None or (is_quiet and self._is_another(incident))
         ]
-        self._told |= {_identity(incident) for incident in new}
-        self._told_lines += [incident.location.line or 0 for incident in new]
+        self._reported |= {_identity(incident) for incident in new}
+        self._reported_lines += [incident.location.line or 0 for incident in new]
         return replace(diagnosis, incidents=tuple(new))
 
     def _is_another(self, incident: Incident) -> bool:
         line = incident.location.line or 0
-        return all(abs(line - told) > SAME_FAILURE_LINES for told in self._told_lines)
+        return all(abs(line - reported) > SAME_FAILURE_LINES for reported in self._reported_lines)
 
     def _begin(self) -> bytes:
         form = format_of(self._head, self._path)
         if form is not None:
             raise InputError(
-                f"{shown(self._path)}: is {form.name} data, which cannot be followed",
-                hint="leave --follow out",
+                f"{shown(self._path)}: this is {form.name} data, which oomguard cannot follow",
+                hint="run it without --follow",
             )
         encoding, first_byte = encoding_of(self._head)
         self._wide = encoding.startswith("utf-16")
@@ -185,17 +185,19 @@ def _identity(incident: Incident) -> tuple[object, ...]:
 
 
 def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> None:
-    """Raise UsageError for what cannot be followed: several logs, a folder, an object elsewhere, a
-    form that has to end.
+    """Check that the input can be followed: one local log, and a format without an end.
+
+    Raises:
+        UsageError: if it cannot.
     """
     if len(paths) > 1:
         raise UsageError(
-            f"--follow reads one log, not {len(paths)}", hint="start one oomguard for each log"
+            f"--follow takes one log, got {len(paths)}", hint="start one oomguard for each log"
         )
     if form == "html":
         raise UsageError(
-            "--follow cannot write a page: it has no end",
-            hint="--format json, markdown or terminal",
+            "--follow cannot write HTML, because its output has no end",
+            hint="use --format json, markdown or terminal",
         )
     if summary or on != "local":
         if summary:
@@ -203,16 +205,16 @@ def check_follow(paths: Sequence[str], form: str, *, summary: bool, on: str) -> 
         else:
             other = f"--engine {on}"
         raise UsageError(
-            f"--follow cannot go with {other}: what is followed has no end",
+            f"--follow does not work with {other}, because a followed log has no end",
             hint="leave out one of them",
         )
     if is_url(paths[0]):
         raise UsageError(
-            f"{shown(paths[0])}: an object does not grow, so it cannot be followed",
-            hint="leave out --follow",
+            f"{shown(paths[0])}: oomguard cannot follow a remote object",
+            hint="run it without --follow",
         )
-    # takes any name, also one with a null byte
+    # accepts any name, even one with a null byte
     if paths[0] != "-" and os.path.isdir(paths[0]):  # noqa: PTH112
         raise UsageError(
-            f"{shown(paths[0])}: a folder cannot be followed", hint="name the log in it"
+            f"{shown(paths[0])}: oomguard cannot follow a folder", hint="name the log in it"
         )

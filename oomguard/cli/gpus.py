@@ -1,6 +1,4 @@
-"""``oomguard gpus``: each device of this machine, who holds what of it, who has a lease, and what
-is hidden from here.
-"""
+"""Run ``oomguard gpus``: show each device, its processes, its lease, and hidden devices."""
 
 from __future__ import annotations
 
@@ -23,16 +21,15 @@ _FORMS: Final = ("terminal", "json")
     default="terminal",
     show_default=True,
     metavar="[terminal|json]",
-    help="Output form.",
+    help="Output format of the devices.",
 )
 @lease_folder_option
 @color_option
 @click.pass_context
 def command(ctx: click.Context, form: str, lease_folder: str | None, color: str) -> int:
-    """Show each GPU: its size, who holds what of it, its instances (MIG), its lease, and what is
-    hidden from here.
+    """Show each GPU: its size, processes, MIG instances and lease, and hidden devices.
 
-    Exit status: 0, also where NVML does not answer: the reason is shown.
+    Exit status: 0, even if NVML does not answer; the output then gives the reason.
     """
     from oomguard.cluster.placement.gpus_report import gpus_record, look, print_gpus
     from oomguard.cluster.placement.leases import LeaseFolder

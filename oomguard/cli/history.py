@@ -1,6 +1,4 @@
-"""``oomguard history``: what ran, what failed, what was changed for it; the command as it was;
-forgetting what was learned.
-"""
+"""Run ``oomguard history``: list past runs, print their commands, forget settings."""
 
 from __future__ import annotations
 
@@ -20,25 +18,26 @@ if TYPE_CHECKING:
     from oomguard.journal.queries import RunQuery
 
 
-# ``oomguard history --forget``: drop what runs learned, after saying what that is.
-
 _HINT = "oomguard history --forget 12, --forget --all, or --forget --model MODEL"
 
 
 def forget_learned(
     path: Location | None, number: int | None, model: str | None, *, everything: bool, yes: bool
 ) -> int:
-    """Drop what run ``number``, runs of ``model`` or all learned; return the exit status.
+    """Forget the settings learned by run ``number``, by runs of ``model``, or by all runs.
 
-    What happened stays written. Dropped is what later runs would take from it: settings for
-    ``--reuse``, and calibrations of plans.
+    The history itself stays. Later runs lose only learned settings (``--reuse``) and calibrations
+    of plans. The user sees the list first and confirms it.
+
+    Returns:
+        The exit status.
 
     Raises:
-        UsageError: it is not said of which runs, or nobody can be asked.
-        InputError: the journal or the calibrations cannot be read or written.
+        UsageError: if the runs are not specified, or nobody can confirm.
+        InputError: if the journal or the calibrations cannot be read or written.
     """
     if sum((number is not None, model is not None, everything)) != 1:
-        raise UsageError("--forget what?", hint=_HINT)
+        raise UsageError("--forget needs a run, --all or --model", hint=_HINT)
     from oomguard.engines.registry import launchers
     from oomguard.report.history import learned_words
     from oomguard.report.presentable import drawn
@@ -52,17 +51,17 @@ def forget_learned(
     for engine in launchers():
         lines += engine.measured(sessions, model)
     if not lines:
-        click.echo("nothing to forget: nothing was learned from " + _of(number, model))
+        click.echo("nothing to forget: oomguard learned nothing from " + _of(number, model))
         return 0
     for line in lines:
         click.echo(drawn(line))
     if not yes and not _is_agreed(len(lines)):
-        click.echo("nothing is forgotten")
+        click.echo("oomguard forgot nothing")
         return 0
     _forget(path, [run.number for run in runs])
     for engine in launchers():
         engine.forget_measured(sessions, model)
-    click.echo("forgotten; the runs stay in the history")
+    click.echo("oomguard forgot these settings; the runs stay in the history")
     return 0
 
 
@@ -82,14 +81,17 @@ def _chosen(path: Location | None, number: int | None, model: str | None) -> lis
         runs = [run for run in runs if run.model == model]
         if not runs and known:
             click.echo(
-                drawn(f"no run of {model} is recorded; of these: {', '.join(known)}"), err=True
+                drawn(f"no run of {model} is recorded; recorded models: {', '.join(known)}"),
+                err=True,
             )
     return [run for run in runs if not run.is_forgotten]
 
 
 def _is_agreed(count: int) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("nobody can be asked whether to forget that", hint="--yes asks nothing")
+        raise UsageError(
+            "--forget needs a confirmation, but there is no terminal", hint="confirm with --yes"
+        )
     return click.confirm(f"Forget {'this' if count == 1 else f'these {count}'}?")
 
 
@@ -108,10 +110,6 @@ def _of(number: int | None, model: str | None) -> str:
     return "any run"
 
 
-# ``oomguard history`` of a journal that several share: what is known to work, delivering what waits
-# here, removing what is old.
-
-
 def show_fleet(
     place: Location | None,
     model: str | None,
@@ -120,11 +118,13 @@ def show_fleet(
     form: str,
     color: str,
 ) -> int:
-    """Print under which settings each model ran, for all who write the journal; return the exit
-    status.
+    """Print the settings under which each model ran, for all users of the journal.
+
+    Returns:
+        The exit status.
 
     Raises:
-        InputError: the journal cannot be read.
+        InputError: if the journal cannot be read.
     """
     from oomguard.journal.known_good import known_settings
     from oomguard.journal.queries import open_journal
@@ -143,58 +143,62 @@ def show_fleet(
         print_known_settings(console(color), shown)
     else:
         if model is None and since is None:
-            which = "no attempt of an engine"
+            which = "no attempt of an engine is recorded"
         else:
-            which = "no attempt that these options ask for"
-        click.echo(f"nothing is known to work: {which} is recorded in {place or default_path()}")
+            which = "no recorded attempt matches these options"
+        click.echo(f"no known settings: {which} in {place or default_path()}")
     if len(shown) < len(found):
         click.echo(
-            f"oomguard: the last {len(shown)} of {len(found)}; --limit 0 shows all", err=True
+            f"oomguard: showing the last {len(shown)} of {len(found)}; --limit 0 shows all",
+            err=True,
         )
     return 0
 
 
 def deliver_waiting(place: Location | None) -> int:
-    """Bring what waits on this machine into a shared journal; return the exit status.
+    """Deliver this machine's waiting records to a shared journal; return the exit status.
 
     Raises:
-        UsageError: the journal is a file.
-        InputError: the database cannot be reached or written.
+        UsageError: if the journal is a file.
+        InputError: if the database cannot be reached or written.
     """
     if not isinstance(place, JournalUrl):
         raise UsageError(
-            "--deliver is for a journal that several share",
+            "--deliver needs a shared journal",
             hint="oomguard history --deliver --journal postgresql://USER@HOST/DATABASE",
         )
-    from oomguard.journal.outbox import deliver_left_behind, require_tables
+    from oomguard.journal.outbox import deliver_abandoned, require_tables
 
     try:
         require_tables(place)
-        delivered = deliver_left_behind(place)
+        delivered = deliver_abandoned(place)
     except (JournalError, OSError) as error:
         hint = (
             getattr(error, "hint", None)
-            or "what waits here stays; try again when the database is there"
+            or "the records stay on this machine; try again when the database is reachable"
         )
         raise InputError(f"{place}: {error}", hint=hint) from None
     click.echo(
         f"delivered: {_count(delivered.attempts, 'attempt')} of {_count(delivered.runs, 'run')}"
     )
     if delivered.writing:
-        click.echo(f"left to runs that go on: {delivered.writing}")
+        click.echo(f"left to runs that still write: {delivered.writing}")
     for path, why in (delivered.left or {}).items():
-        click.echo(f"oomguard: left where it is: {path}: {why}", err=True)
+        click.echo(f"oomguard: not delivered: {path}: {why}", err=True)
     if delivered.left:
         return 2
     return 0
 
 
 def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
-    """Remove runs that ended longer ago, after saying how many; return the exit status.
+    """Remove runs that ended longer ago than ``keep_s`` seconds, after a confirmation.
+
+    Returns:
+        The exit status.
 
     Raises:
-        UsageError: nobody can be asked.
-        InputError: the journal cannot be written.
+        UsageError: if nobody can confirm.
+        InputError: if the journal cannot be written.
     """
     from oomguard.journal.queries import old_runs, remove_old
 
@@ -207,17 +211,16 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
         if not found.not_ended:
             which = "all"
         else:
-            which = f"all but {found.not_ended} that may still go on"
-        click.echo(f"nothing to remove: {which} of {_count(found.runs, 'run')} ended since")
-        return 0
-    click.echo(f"{found.old} of {_count(found.runs, 'run')} in {where} ended before")
-    if found.not_ended:
+            which = f"all except {found.not_ended} that may still run"
         click.echo(
-            f"kept beside those that ended since: {_count(found.not_ended, 'run')} that may still "
-            "go on"
+            f"nothing to remove: {which} of {_count(found.runs, 'run')} ended after that time"
         )
+        return 0
+    click.echo(f"{found.old} of {_count(found.runs, 'run')} in {where} ended before that time")
+    if found.not_ended:
+        click.echo(f"also kept: {_count(found.not_ended, 'run')} that may still run")
     if not yes and not _shared_history_is_agreed(found.old):
-        click.echo("nothing is removed")
+        click.echo("oomguard removed nothing")
         return 0
     click.echo(f"removed: {_count(remove_old(where, keep_s), 'run')}")
     return 0
@@ -225,9 +228,11 @@ def keep_only(place: Location | None, keep_s: float, *, yes: bool) -> int:
 
 def _shared_history_is_agreed(count: int) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("nobody can be asked whether to remove that", hint="--yes asks nothing")
+        raise UsageError(
+            "--keep needs a confirmation, but there is no terminal", hint="confirm with --yes"
+        )
     return click.confirm(
-        f"Remove {'this run' if count == 1 else f'these {count}'}? It cannot be taken back"
+        f"Remove {'this run' if count == 1 else f'these {count}'}? You cannot undo this"
     )
 
 
@@ -237,12 +242,12 @@ def _count(number: int, what: str) -> str:
 
 FORMS: Final = ("table", "json")
 _DEFAULT_LIMIT: Final = 20
-# What is asked for, the first that is given: by which options, and those that it heeds beside
-# --journal and --color.
+# Mode -> the options that select it, and the options that it uses. The first mode with a given
+# option counts.
 _ALWAYS: Final = frozenset({"journal", "color"})
 _FILTERS: Final = frozenset(
     {"words", "since", "failed"}
-)  # forgetting more than these name cannot be taken back
+)  # forgetting too much cannot be undone, so even a variable for these is refused
 _MODES: Final = {
     "--deliver": (("deliver",), _ALWAYS | {"deliver"}),
     "--keep": (("keep",), _ALWAYS | {"keep", "yes"}),
@@ -255,23 +260,26 @@ _MODES: Final = {
 
 @click.command("history")
 @click.argument("number", metavar="[N]", required=False, type=click.IntRange(min=1))
-@journal_option("Which journal")
+@journal_option("Location of the journal")
 @option(
-    "--command", "words", metavar="TEXT", help="Only runs whose command holds TEXT, in any case."
+    "--command",
+    "words",
+    metavar="TEXT",
+    help="Show only runs whose command contains TEXT (case-insensitive).",
 )
 @option(
     "--since",
     type=Moment(),
     metavar="AGE|DATE",
-    help="Only runs that began since then: 90m, 12h, 7d, 2026-11-20.",
+    help="Show only runs that began since then: 90m, 12h, 7d, 2026-11-20.",
 )
-@option("--failed", is_flag=True, help="Only runs that failed in the end.")
+@option("--failed", is_flag=True, help="Show only runs that failed in the end.")
 @option(
     "--limit",
     type=click.IntRange(min=0),
     default=_DEFAULT_LIMIT,
     show_default=True,
-    help="So many runs at most; 0: all.",
+    help="Show at most N runs (0 = all).",
 )
 @option(
     "--format",
@@ -279,38 +287,45 @@ _MODES: Final = {
     default="table",
     show_default=True,
     metavar="[table|json]",
-    help="Output form.",
+    help="Output format of the list.",
 )
 @click.option("--html", "page", hidden=True)
 @click.option(
     "--original",
     is_flag=True,
-    help="Print the command of run N as it was before any patch, to paste.",
+    help="Print the command of run N before any patch, ready to paste.",
 )
 @click.option(
     "--forget",
     is_flag=True,
-    help="Drop what was learned from run N, from all (--all), or of a model (--model).",
+    help="Forget settings learned from run N, from all runs (--all) or of a model (--model).",
 )
-@click.option("--all", "everything", is_flag=True, help="With --forget: from all runs.")
+@click.option(
+    "--all", "everything", is_flag=True, help="With --forget: forget the settings of all runs."
+)
 @click.option(
     "--model",
     metavar="MODEL",
-    help="With --forget: from runs of this model. With --fleet: only models so named.",
+    help="With --forget or --fleet: use only runs of this model.",
 )
-@click.option("--yes", is_flag=True, help="With --forget and --keep: ask nothing.")
+@click.option("--yes", is_flag=True, help="With --forget and --keep: do not ask for confirmation.")
 @click.option(
     "--fleet",
     is_flag=True,
-    help="Under which settings each model ran, how often that held, and who measured it where.",
+    help=(
+        "Show the settings under which each model ran, how often they worked, and who measured it."
+    ),
 )
 @click.option(
-    "--keep", type=Age(), metavar="AGE", help="Remove runs that ended longer ago: 90d, 26w."
+    "--keep",
+    type=Age(),
+    metavar="AGE",
+    help="Remove runs that ended longer ago than AGE: 90d, 26w.",
 )
 @click.option(
     "--deliver",
     is_flag=True,
-    help="Bring what runs of this machine left behind into the shared journal.",
+    help="Deliver this machine's waiting records to the shared journal.",
 )
 @color_option
 @click.pass_context
@@ -334,12 +349,12 @@ def command(
     deliver: bool,
     color: str,
 ) -> int:
-    """List the runs that the journal holds, the newest first; with N show one in full.
+    """List the runs in the journal, newest first; with N, show one run in full.
 
-    Each with its command before any patch, what failed and why, what was changed, what was
-    predicted beside what was measured.
+    The list shows each command before any patch, its failures and their causes, the changes, and
+    predicted and measured values.
 
-    Exit status: 0 ran, 2 bad usage, or a journal that cannot be read.
+    Exit status: 0 after success, 2 after bad usage or if the journal is unreadable.
     """
     if page is not None:
         raise UsageError(
@@ -355,7 +370,7 @@ def command(
         return show_fleet(journal, model, since, limit, form_of(ctx, form, FORMS), color)
     if everything or model is not None or yes:
         raise UsageError(
-            "--all, --model and --yes go with --forget", hint="oomguard history --forget --all"
+            "--all, --model and --yes need --forget", hint="oomguard history --forget --all"
         )
     if original:
         return _print_original(journal, number)
@@ -385,10 +400,10 @@ def _change(
 
 
 def _refuse_together(ctx: click.Context) -> None:
-    """Refuse an option that what is asked for does not heed, rather than leave it out.
+    """Refuse an option that the selected mode would ignore.
 
     Raises:
-        UsageError: one is given.
+        UsageError: if such an option is given.
     """
     for mode, (is_of, heeded) in _MODES.items():
         if not any(_is_given(ctx, name) for name in is_of):
@@ -404,8 +419,9 @@ def _refuse_together(ctx: click.Context) -> None:
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
-    """Return whether an option was written on the command line; what the environment says may be
-    for another mode, but for a filter.
+    """Return whether the user wrote an option on the command line.
+
+    A variable may be meant for another mode, so it counts only if it is a filter of --forget.
     """
     source = ctx.get_parameter_source(name)
     is_written = source is click.core.ParameterSource.COMMANDLINE
@@ -437,7 +453,7 @@ def _list(path: Location | None, asked: RunQuery, limit: int, form: str, color: 
             last = "the last run"
         else:
             last = f"the last {limit} runs"
-        click.echo(f"oomguard: {last}; --limit 0 shows all", err=True)
+        click.echo(f"oomguard: showing {last}; --limit 0 shows all", err=True)
     return 0
 
 
@@ -450,7 +466,7 @@ def _show_one(path: Location | None, number: int, form: str, color: str) -> int:
         return 0
     print_run(console(color), run)
     if run.patches:
-        click.echo(f"the command without these changes: oomguard history {run.number} --original")
+        click.echo(f"command without these changes: oomguard history {run.number} --original")
     return 0
 
 
@@ -459,12 +475,12 @@ def _print_original(path: Location | None, number: int | None) -> int:
 
     if number is None:
         raise UsageError(
-            "--original is of one run",
+            "--original needs the number of a run",
             hint="oomguard history --original 12; oomguard history lists them",
         )
     line, notes = to_paste(_run(path, number))
     click.echo(line)
-    for note in notes:  # what is on standard output is the command alone
+    for note in notes:  # standard output contains only the command
         click.echo(f"oomguard: {note}", err=True)
     return 0
 
@@ -502,5 +518,5 @@ def _run(path: Location | None, number: int) -> PastRun:
 
 def _nothing(path: Location | None, asked: RunQuery) -> str:
     if asked.command is not None or asked.since is not None or asked.failed:
-        return f"no such run is recorded in {path or default_path()}"
-    return f"no run is recorded in {path or default_path()}: oomguard run writes there"
+        return f"no recorded run matches these options in {path or default_path()}"
+    return f"no run is recorded in {path or default_path()}; oomguard run records there"

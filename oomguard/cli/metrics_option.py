@@ -1,6 +1,4 @@
-"""``run --metrics``, and the spans that OpenTelemetry's variables ask for: what goes along with the
-run, and ends with it.
-"""
+"""Add ``run --metrics`` and OpenTelemetry spans to a run."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import Companion
+    from oomguard.analyst.attempt_hooks import AttemptHook
     from oomguard.analyst.link import Link
-    from oomguard.analyst.loop import Supervision
+    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.outcome import Outcome
     from oomguard.telemetry.metrics import Exporter
     from oomguard.telemetry.run_metrics import MetricsAddress, Outlet
@@ -29,38 +27,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def metrics_option(function: F) -> F:
-    """Add --metrics."""
+    """Add the option --metrics."""
     return option(
         "--metrics",
         metavar="[HOST:]PORT|FILE",
         help=(
-            "Serve Prometheus metrics of this run on a port of this machine, 0 for any, or keep "
-            "them in FILE, whose name ends in .prom."
+            "Serve Prometheus metrics on a port (0 = any free port), or write them to FILE, whose "
+            "name ends in .prom. [default: no metrics]"
         ),
     )(function)
 
 
-def run_told(
-    supervision: Supervision, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
+def run_observed(
+    supervision: AttemptLoop, link: Link, ctx: click.Context, metrics: str | None, *, is_inner: bool
 ) -> Outcome:
-    """Run the command, with what counts and tells its attempts beside what goes along already.
+    """Run the command with metrics and spans, in addition to its other listeners.
 
     Args:
         supervision: the run.
-        link: to the supervisor, which tells whether the user has stopped it.
-        ctx: tells whether a flag or a variable asks for metrics.
-        metrics: where they go; None: nowhere.
-        is_inner: whether another run is around this one, which heeds the same variables.
+        link: the link to the supervisor, which knows whether the user stopped the run.
+        ctx: shows whether a flag or a variable gives ``metrics``.
+        metrics: where the metrics go; None for no metrics.
+        is_inner: whether another run is around this one, which uses the same variables.
 
     Raises:
-        UsageError: ``metrics`` is no place for metrics, or prometheus-client is not installed.
-        LaunchError: the command cannot be started at all.
+        UsageError: if ``metrics`` is not an address or file, or prometheus-client is missing.
+        LaunchError: if the command cannot be started.
     """
 
     def stopped() -> bool:
         return link.signals.stopped_by is not None
 
-    from oomguard.analyst.attempt_hooks import Companions
+    from oomguard.analyst.attempt_hooks import AttemptHooks
 
     argv = supervision.launch.argv
     along = list(supervision.companions.of_run)
@@ -68,12 +66,12 @@ def run_told(
         along.append(_counting(metrics, supervision, stopped))
     tracing = _tracing()
     if tracing is None:
-        supervision.companions = Companions(tuple(along))
+        supervision.companions = AttemptHooks(tuple(along))
         return supervision.run(link)
     from oomguard.telemetry.spans import RunSpans
 
     spans = RunSpans(tracing.provider, argv, stopped)
-    supervision.companions = Companions((*along, spans))
+    supervision.companions = AttemptHooks((*along, spans))
     status = None
     try:
         outcome = supervision.run(link)
@@ -83,14 +81,18 @@ def run_told(
             spans.end(status)
             tracing.deliver()
         except Exception as error:  # noqa: BLE001
-            # the command has ended, and its status is told whatever becomes of the spans
-            get_logger().warning("spans are lost", reason=f"{type(error).__name__}: {error}")
+            # The command has ended, and a failed span must not hide its status.
+            get_logger().warning(
+                "Trace spans dropped: the collector did not accept them",
+                reason=f"{type(error).__name__}: {error}",
+            )
     return outcome
 
 
 def _tracing() -> Tracing | None:
-    """Return what sends spans; None where the environment does not ask for it, which
-    loads nothing.
+    """Return the sender of spans; None if no OTEL_ variable asks for spans.
+
+    Without such a variable nothing is imported.
     """
     if not any(name.startswith("OTEL_") for name in os.environ):
         return None
@@ -102,14 +104,15 @@ def _tracing() -> Tracing | None:
 
 
 def _is_inherited(ctx: click.Context) -> bool:
-    """Return whether no flag of this run asks for metrics: a variable or a file speaks to the run
-    around it too.
+    """Return whether only a variable or a file asks for metrics, not a flag of this run.
+
+    The outer run uses the same variable or file.
     """
     return ctx.get_parameter_source("metrics") is not click.core.ParameterSource.COMMANDLINE
 
 
-def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) -> Companion:
-    """Return what counts a run's attempts; the file that it writes is one of the run's own."""
+def _counting(text: str, supervision: AttemptLoop, stopped: Callable[[], bool]) -> AttemptHook:
+    """Return the listener that counts attempts; a metrics file is one of the run's own files."""
     from oomguard.telemetry.metrics import Exporter, Tally, require_library
     from oomguard.telemetry.run_metrics import RunMetrics, TextFile, parse_target, sampled
 
@@ -129,24 +132,26 @@ def _counting(text: str, supervision: Supervision, stopped: Callable[[], bool]) 
 
 
 def _leave_the_commands_port(address: MetricsAddress, argv: tuple[str, ...]) -> None:
-    """Raise UsageError for the port that the command's own server will need."""
-    from oomguard.analyst.nested_run import unwrapped
+    """Refuse the port that the command's own server needs.
+
+    Raises:
+        UsageError: if the ports are the same.
+    """
+    from oomguard.analyst.nested_run import unwrap_command
     from oomguard.engines.command import Launch
     from oomguard.engines.registry import launcher_of
     from oomguard.engines.server import address_of
 
-    own = (address_of(words, launcher_of(Launch(words)).NAME) for words in unwrapped(argv))
+    own = (address_of(words, launcher_of(Launch(words)).NAME) for words in unwrap_command(argv))
     if address.port and address.port in {one.port for one in own if one is not None}:
         raise UsageError(
-            f"--metrics {address}: the command itself listens on port {address.port}",
-            hint="--metrics 0 takes any that is free",
+            f"--metrics {address}: the command itself uses port {address.port}",
+            hint="choose another port, or --metrics 0 for any free port",
         )
 
 
 def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
-    """Return what serves the metrics; None, with a warning, where it cannot listen there: the
-    command runs all the same.
-    """
+    """Return the metrics server; None, with a warning, if it cannot listen on the address."""
     from oomguard.telemetry.http_server import Endpoint
 
     log = get_logger()
@@ -157,8 +162,8 @@ def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
             taken = {"held_by": f"ss -ltnp 'sport = :{address.port}'"}
         else:
             taken = {}
-        # The system's words, without the address that Python adds to them; a name that is not found
-        # has a number below 0.
+        # Use the system's words without the address that Python adds. An unknown host name has a
+        # number below 0.
         if error.errno in errno.errorcode:
             number = error.errno
         else:
@@ -168,15 +173,15 @@ def _serving(address: MetricsAddress, exporter: Exporter) -> Outlet | None:
         else:
             why = error.strerror or str(error)
         log.warning(
-            "no metrics are served: the run goes on without",
+            "Metrics are not served, because oomguard cannot listen on this address",
             address=str(address),
             reason=why,
             **taken,
         )
         return None
     if address.port == 0:
-        tell = log.info
+        write = log.info
     else:
-        tell = log.debug
-    tell("metrics are served", url=endpoint.url)
+        write = log.debug
+    write("Serving metrics", url=endpoint.url)
     return endpoint

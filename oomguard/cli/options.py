@@ -1,4 +1,4 @@
-"""The options that several sub-commands share, and what reads them."""
+"""Define the options that several sub-commands share, and read their values."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from oomguard.rules.rule_files import RuleSet
 
 
-# Times that a user writes: ``90``, which are seconds, ``30m``, ``1h30m``, ``1d2h``; one form for
-# every option that takes one.
-
-# What the units are worth.
+# Every option with a time accepts ``90`` (seconds), ``30m``, ``1h30m`` or ``1d2h``.
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PARTS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhdw])+")
 _PART: Final = re.compile(r"([0-9.]+)([smhdw])")
@@ -36,8 +33,10 @@ _LONGEST_S: Final = 10**9
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a time in seconds, one without a unit is in seconds already; None where the text is no
-    time.
+    """Return a time in seconds; None if the text is not a time.
+
+    >>> seconds_of("1h30m")
+    5400.0
     """
     text = text.strip().lower()
     if _PARTS.fullmatch(text):
@@ -48,8 +47,9 @@ def seconds_of(text: str) -> float | None:
 
 
 def seconds_in(value: object) -> float | None:
-    """Return a time of a file of options in seconds: a number, or text as a flag takes it; None
-    where it is neither.
+    """Return a time from a configuration file in seconds: a number, or text as a flag takes it.
+
+    None if the value is neither.
     """
     if isinstance(value, str):
         return seconds_of(value)
@@ -59,41 +59,42 @@ def seconds_in(value: object) -> float | None:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time of at most 10^9 seconds."""
+    """Accept a time of at most 10^9 seconds."""
 
     name = "duration"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return it in seconds."""
+        """Return the time in seconds."""
         seconds = float(value) if isinstance(value, (int, float)) else seconds_of(str(value))
         if seconds is None or not 0 <= seconds <= _LONGEST_S:
-            self.fail(f"{value!r} is no time such as 30m, 1h30m, or 90 (seconds)", param, ctx)
+            self.fail(f"{value!r} is not a time such as 30m, 1h30m or 90 (seconds)", param, ctx)
         return seconds
 
 
 class Age(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time before now. It needs a unit: who writes 7 may mean days."""
+    """Accept a time before now. It needs a unit, because a bare 7 may mean days."""
 
     name = "age"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return it in seconds."""
+        """Return the age in seconds."""
         text = str(value)
         seconds = None if _NUMBER.fullmatch(text.strip().lower()) else seconds_of(text)
         if seconds is None or seconds >= time.time():
             self.fail(
-                f"{value!r} is no time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx
+                f"{value!r} is not a time before now: write 90m, 12h, 7d, 2w or 1d12h", param, ctx
             )
         return seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A moment: an age as ``Age`` takes it, or a date or time of ISO 8601, which may be to come;
-    one without a zone is local.
+    """Accept an age or an ISO 8601 date or time, which may be in the future.
+
+    A time without a zone is local.
     """
 
     name = "moment"
@@ -101,7 +102,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return it in Unix seconds."""
+        """Return the moment in Unix seconds."""
         if isinstance(value, float):
             return value
         text = str(value).strip()
@@ -113,24 +114,21 @@ class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         now = time.time()
         if seconds is None or seconds >= now:
             self.fail(
-                f"{value!r} is no moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00", param, ctx
+                f"{value!r} is not a moment: write 24h, 7d, 2026-11-20 or 2026-11-20T14:00",
+                param,
+                ctx,
             )
         return now - seconds
 
-
-# A command line of two parts: our own options, ``--``, and the user's command, which is not read
-# as ours.
 
 _OWN_WORDS: Final = f"{__name__}.own_words"
 
 
 class CommandAfterDashes(click.Command):
-    """A command whose own options end at ``--``: what follows belongs to the user's command,
-    whatever it looks like.
-    """
+    """Parse our own options up to ``--``; the rest is the user's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read our own options, and keep how they were written."""
+        """Read our own options, and remember how the user wrote them."""
         if "--" in args:
             own = args[: args.index("--")]
         else:
@@ -153,7 +151,7 @@ class CommandAfterDashes(click.Command):
 
 
 def _is_value(command: click.Command, ctx: click.Context, args: list[str], index: int) -> bool:
-    """Whether the word at ``index`` is the value of the option before it."""
+    """Return whether the word at ``index`` is the value of the option before it."""
     if index:
         before = args[index - 1]
     else:
@@ -165,7 +163,7 @@ def _is_value(command: click.Command, ctx: click.Context, args: list[str], index
 
 
 def words_before_dashes() -> tuple[str, ...]:
-    """Return the words before ``--`` of the command that is under way, as they were written."""
+    """Return the words before ``--`` of the current command, as the user wrote them."""
     return tuple(click.get_current_context().meta.get(_OWN_WORDS, ()))
 
 
@@ -179,21 +177,21 @@ def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
     return click.option(*names, envvar=f"OOMGUARD_{long.upper().replace('-', '_')}", **kwargs)
 
 
-def decorated(function: F, options: Sequence[Callable[[F], F]]) -> F:
-    """Add options to a command, in the order in which its help lists them."""
+def add_options(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    """Add options to a command, in the order of its help."""
     for decorate in reversed(options):
         function = decorate(function)
     return function
 
 
 def policy_options(function: F) -> F:
-    """Add --allow, --pin, --min and --rules."""
+    """Add the options --allow, --pin, --min and --rules."""
     allow = (
-        "Highest effect a patch may have, on any setting. "
-        "[default: output-preserving, and reduces-capacity on settings you left alone]"
+        "Highest effect that a change may have, on any setting. [default: output-preserving, and "
+        "reduces-capacity on settings that you did not set]"
     )
-    floors = "Never go below this value. Repeatable."
-    return decorated(
+    floors = "Never lower SETTING below VALUE. Repeatable."
+    return add_options(
         function,
         (
             option("--allow", type=EFFECTS, help=allow),
@@ -202,7 +200,7 @@ def policy_options(function: F) -> F:
                 "pinned",
                 multiple=True,
                 metavar="SETTING",
-                help="Never touch this setting. Repeatable.",
+                help="Never change this setting. Repeatable.",
             ),
             option("--min", "floors", multiple=True, metavar="SETTING=VALUE", help=floors),
             rules_option,
@@ -211,26 +209,29 @@ def policy_options(function: F) -> F:
 
 
 def rules_option(function: F) -> F:
-    """Add --rules."""
-    what = "A folder of your own rule files. Repeatable."
+    """Add the option --rules."""
+    what = "Folder with your own rule files. Repeatable."
     return option("--rules", multiple=True, type=click.Path(), metavar="DIR", help=what)(function)
 
 
 def color_option(function: F) -> F:
-    """Add --color."""
+    """Add the option --color."""
     kinds = click.Choice(["auto", "always", "never"])
-    return option("--color", type=kinds, default="auto", help="Colour. NO_COLOR is respected.")(
-        function
-    )
+    return option(
+        "--color",
+        type=kinds,
+        default="auto",
+        help="When to use color (respects NO_COLOR). [default: auto]",
+    )(function)
 
 
 def output_options(function: F) -> F:
-    """Add -q, -v and --color."""
-    return decorated(
+    """Add the options -q, -v and --color."""
+    return add_options(
         function,
         (
-            option("-q", "--quiet", is_flag=True, help="Print only errors."),
-            option("-v", "--verbose", is_flag=True, help="Print every event."),
+            option("-q", "--quiet", is_flag=True, help="Print only error messages."),
+            option("-v", "--verbose", is_flag=True, help="Print every event of oomguard."),
             color_option,
         ),
     )
@@ -239,37 +240,49 @@ def output_options(function: F) -> F:
 def read_policy(
     allow: str | None, pinned: Iterable[str], floors: Iterable[str], **limits: Any
 ) -> Policy:
-    """Read the policy from its options; raises SettingError for an unknown setting."""
+    """Return the policy from its options.
+
+    Raises:
+        SettingError: if a setting is unknown.
+    """
     return make_policy(allow, pinned, dict(parse_assignment(text) for text in floors), **limits)
 
 
 def read_rules(folders: Iterable[str], *, check: bool = False) -> RuleSet:
-    """Load the shipped rules and those in the folders given; raises RuleError. ``check`` also
-    compiles every pattern.
+    """Load the shipped rules and the rules in the given folders.
+
+    Args:
+        folders: folders of the user's own rule files.
+        check: whether to compile every pattern too.
+
+    Raises:
+        RuleError: if a rule file cannot be used.
     """
     from oomguard.rules.rule_files import load_rules
 
     return load_rules([Path(folder) for folder in folders], check=check)
 
 
-def tell_configuration(
+def report_configuration(
     ctx: click.Context, warn: Callable[[str], None], detail: Callable[[str], None]
 ) -> None:
-    """Say what was read of the files of options, and what was left out and why; a command called by
-    itself read none.
+    """Report the accepted and the rejected options of the configuration files.
+
+    A command that is called on its own has read no file.
     """
     from oomguard.cli.config import Configuration
 
     if isinstance(read := ctx.find_root().obj, Configuration):
-        read.tell(warn, detail)
+        read.report(warn, detail)
 
 
 def form_of(ctx: click.Context, form: str, forms: Sequence[str]) -> str:
-    """Return the output form asked for, the first of ``forms`` where a variable or table asks for
-    one that is not among them.
+    """Return the output format; the first of ``forms`` if a variable asks for another one.
 
-    One variable or table sets the form of all commands, and not all have the same. Raises
-    BadParameter for the command line's own.
+    One variable or table sets the format of all commands, but not all commands have every format.
+
+    Raises:
+        BadParameter: if the command line itself asks for an unknown format.
     """
     if form in forms:
         return form
@@ -287,38 +300,35 @@ def console(color: str, *, file: TextIO | None = None) -> Console:
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            # it is called where the error is caught: the program's end has a status for it
+            # rich calls this inside its handler; main() has an exit status for the error
             raise  # noqa: PLE0704
 
     return _Console(
         file=file,
         force_terminal={"always": True, "never": False}.get(
             color
-        ),  # bold and its like are escapes too
+        ),  # bold and similar styles are escapes too
         highlight=False,
     )
 
 
-# ``--journal PATH|URL``: a file, or a database that a team shares.
-
-
-class JournalPlace(click.Path):  # type: ignore[type-arg, unused-ignore]
-    """A path, or the URL of a database that a journal can be kept in."""
+class JournalLocation(click.Path):  # type: ignore[type-arg, unused-ignore]
+    """Accept a path, or the URL of a database for the journal."""
 
     def convert(  # type: ignore[override]
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Location:
-        """Return it as a place."""
+        """Return the value as a location."""
         if isinstance(value, str):
             return parse_location(value)
-        place: Location = value
-        return place
+        location: Location = value
+        return location
 
 
 def journal_option(what: str) -> Callable[[F], F]:
-    """Add --journal; ``what`` begins its help."""
-    told = (
-        f"{what}: a file, or a database that a team shares, postgresql://USER@HOST/DATABASE. "
-        "[default: the user's state folder]"
+    """Add the option --journal; ``what`` begins its help."""
+    text = (
+        f"{what}: a file, or a shared database postgresql://USER@HOST/DATABASE. "
+        "[default: a file in your state folder]"
     )
-    return option("--journal", type=JournalPlace(), metavar="PATH|URL", help=told)
+    return option("--journal", type=JournalLocation(), metavar="PATH|URL", help=text)

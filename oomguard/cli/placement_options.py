@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` that place a command: which devices, how long to wait for them,
-and until when they are leased.
-"""
+"""Add the options of ``oomguard run`` that choose devices, wait for them and lease them."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from oomguard.cli.options import Duration, F, decorated, option, words_before_dashes
+from oomguard.cli.options import Duration, F, add_options, option, words_before_dashes
 from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """What was given of them; a command without ``--gpus`` is not placed."""
+    """Hold the placement options; a command without ``--gpus`` is not placed."""
 
     gpus: str | None
     wait_s: float | None
@@ -34,20 +32,20 @@ class PlacementOptions:
     def placing(
         self, argv: Sequence[str], pinned: Sequence[str], outer_pid: int | None
     ) -> DeviceAssignment:
-        """Return what places the attempts of a run.
+        """Return the placement of a run's attempts.
 
         Raises:
-            UsageError: an option cannot be understood, or needs ``--gpus``.
+            UsageError: if an option is invalid, or needs ``--gpus``.
         """
         if self.gpus is None:
             if self.wait_s is not None:
                 raise UsageError(
-                    "--wait waits for a device, and no --gpus says which",
-                    hint="oomguard run --gpus auto --wait 30m -- …",
+                    "--wait needs --gpus",
+                    hint="for example: oomguard run --gpus auto --wait 30m -- …",
                 )
-            from oomguard.analyst.placed_runs import AsGiven
+            from oomguard.analyst.placed_runs import NoPlacement
 
-            return AsGiven()
+            return NoPlacement()
         from oomguard.analyst.effective_settings import DEVICE
         from oomguard.cluster.placement.leases import LeaseFolder
         from oomguard.cluster.placement.need import read_gpus
@@ -68,21 +66,19 @@ class PlacementOptions:
 
 def _folder_named(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise UsageError(
-            "--lease-folder '' names no folder", hint="leave it out for /tmp/oomguard-leases"
-        )
+        raise UsageError("--lease-folder is empty", hint="leave it out to use /tmp/oomguard-leases")
     return value
 
 
 def lease_folder_option(function: F) -> F:
-    """Add --lease-folder."""
+    """Add the option --lease-folder."""
     return option(
         "--lease-folder",
         type=click.Path(file_okay=False),
         callback=_folder_named,
         metavar="DIR",
         help=(
-            "Where leases of devices lie; the same for all who share them. [default: "
+            "Folder for leases of devices, the same for everyone who shares them. [default: "
             "/tmp/oomguard-leases]"
         ),
     )(function)
@@ -102,22 +98,22 @@ def placement_options(function: F) -> F:
     ) -> Any:
         source = click.get_current_context().get_parameter_source("wait")
         if gpus is None and source is click.core.ParameterSource.DEFAULT_MAP:
-            wait = None  # a file of options is for runs with --gpus and for those without
+            wait = None  # a configuration file serves runs with --gpus and runs without
         return function(
             *args,
             placement=PlacementOptions(gpus, wait, lease, lease_folder, words_before_dashes()),
             **kwargs,
         )
 
-    return decorated(
+    return add_options(
         cast("F", with_placement),
         (
             option(
                 "--gpus",
                 metavar="auto|N|LIST",
                 help=(
-                    "Choose the devices before the start: as many as the command needs, N of them, "
-                    "or these (0,1 or 1, or UUIDs)."
+                    "Choose devices before the start: as many as the command needs (auto), N of "
+                    "them, or these (0,1 or UUIDs). [default: as given]"
                 ),
             ),
             option(
@@ -125,8 +121,8 @@ def placement_options(function: F) -> F:
                 type=Duration(),
                 metavar="TIME",
                 help=(
-                    "With --gpus: wait so long for a device that others have, first come first "
-                    "served. [default: do not wait]"
+                    "With --gpus: how long to wait for a busy GPU (first come, first served). "
+                    "[default: do not wait]"
                 ),
             ),
             option(
@@ -134,9 +130,8 @@ def placement_options(function: F) -> F:
                 type=click.Choice(["start", "job"]),
                 default="start",
                 show_default=True,
-                help="With --gpus: keep other starts off the devices until the engine has taken "
-                "its memory, or until the job ends. A "
-                "command whose memory is not known keeps them until it ends.",
+                help="With --gpus: keep other starts off the devices until the engine has "
+                "reserved its memory (start) or until the command ends (job).",
             ),
             lease_folder_option,
         ),

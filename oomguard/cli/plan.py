@@ -1,4 +1,4 @@
-"""``oomguard plan``: where the bytes of each GPU will go, before anything is started."""
+"""Run ``oomguard plan``: estimate the memory of each GPU before anything starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oomguard.cli.options import F, color_option, console, decorated, form_of, option
+from oomguard.cli.options import F, add_options, color_option, console, form_of, option
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import GIB, parse_size
 from oomguard.core.setting_spellings import surfaces
@@ -18,142 +18,156 @@ if TYPE_CHECKING:
     from oomguard.planning.start import AskedStart
 
 
-# The many options of ``oomguard plan``: the engine's own settings, and those of a call of
-# ``generate``.
-
 POSITIVE: Final = click.IntRange(1)
 
 
 def engine_options(function: F) -> F:
-    """Add vLLM's settings, each with the flags of vLLM's own data file."""
-    return decorated(
+    """Add vLLM's settings, with the flags of vLLM's own data file."""
+    return add_options(
         function,
         (
             _setting(
-                "tensor_parallel_size", type=POSITIVE, default=1, help="GPUs that share each layer."
+                "tensor_parallel_size",
+                type=POSITIVE,
+                default=1,
+                help="Number of GPUs that share each layer. [default: 1]",
             ),
             _setting(
                 "pipeline_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Groups of GPUs that share the layers.",
+                help="Number of GPU groups that share the layers. [default: 1]",
             ),
             _setting(
                 "data_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Copies of the model; experts are spread over them.",
+                help="Number of model copies; they share the experts. [default: 1]",
             ),
             _setting(
                 "decode_context_parallel_size",
                 type=POSITIVE,
                 default=1,
-                help="Ranks of those that share a request's cache by its tokens.",
+                help="Number of ranks that share a request's cache by tokens. [default: 1]",
             ),
             _setting(
                 "enable_expert_parallel",
                 is_flag=True,
-                help="Whole experts on each GPU, not parts of all.",
+                help="Put whole experts on each GPU instead of parts of all.",
             ),
-            _setting("disable_custom_all_reduce", is_flag=True, help="NCCL alone between ranks."),
             _setting(
-                "max_model_len", type=POSITIVE, help="Longest request. [default: the model's own]"
+                "disable_custom_all_reduce", is_flag=True, help="Use only NCCL between ranks."
+            ),
+            _setting(
+                "max_model_len",
+                type=POSITIVE,
+                help="Longest request in tokens. [default: the model's own]",
             ),
             _setting(
                 "max_num_seqs",
                 type=POSITIVE,
-                help="Requests in one step. [default: vllm serve's for the GPU]",
+                help="Maximum requests in one step. [default: vllm serve's for the GPU]",
             ),
             _setting(
                 "max_num_batched_tokens",
                 type=POSITIVE,
-                help="Tokens in one step. [default: vllm serve's for the GPU]",
+                help="Maximum tokens in one step. [default: vllm serve's for the GPU]",
             ),
             _setting(
                 "gpu_memory_utilization",
                 type=click.FloatRange(0, 1, min_open=True),
-                help="Share of the GPU. [default: the version's]",
+                help="Share of the GPU for vLLM. [default: the version's]",
             ),
             _setting(
                 "kv_cache_memory_bytes",
                 metavar="SIZE",
-                help="Size of the KV cache on each GPU; the utilization then decides nothing.",
+                help="Size of the KV cache on each GPU; replaces the utilization.",
             ),
             _setting(
-                "kv_cache_dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, …"
+                "kv_cache_dtype",
+                default="auto",
+                metavar="DTYPE",
+                help="Data type of the KV cache: auto, fp8, bfloat16, … [default: auto]",
             ),
             _setting(
-                "dtype", default="auto", metavar="DTYPE", help="auto, bfloat16, float16, float32."
+                "dtype",
+                default="auto",
+                metavar="DTYPE",
+                help="Data type of the weights: auto, bfloat16, float16, float32.",
             ),
             _setting(
                 "quantization",
                 metavar="METHOD",
-                help="While loading: fp8, bitsandbytes. A quantised checkpoint says so itself.",
+                help="Quantize on load: fp8 or bitsandbytes. Quantized checkpoints are detected.",
             ),
             _setting(
                 "block_size",
                 type=POSITIVE,
-                help="Tokens in a block of the KV cache. [default: the platform's]",
+                help="Tokens in one block of the KV cache. [default: the platform's]",
             ),
-            _setting("enforce_eager", is_flag=True, help="No CUDA graphs."),
+            _setting("enforce_eager", is_flag=True, help="Run without CUDA graphs."),
             _setting(
                 "cudagraph_capture_sizes",
                 metavar="SIZES",
-                help="Sizes of the CUDA graphs. [default: the version's for max_num_seqs]",
+                help="Batch sizes of the CUDA graphs. [default: the version's for max_num_seqs]",
             ),
             _setting(
                 "max_cudagraph_capture_size",
                 type=POSITIVE,
-                help="The largest of them. [default: the version's]",
+                help="Largest batch size of the CUDA graphs. [default: the version's]",
             ),
             _setting(
                 "enable_prefix_caching",
                 default=None,
-                help="Keep prefixes. [default: the version's]",
+                help="Keep the KV cache of shared prefixes. [default: the version's]",
             ),
             _setting(
                 "cpu_offload_bytes",
                 parameter="cpu_offload_gb",
                 type=click.FloatRange(0),
                 default=0.0,
-                help="GiB of weights on each GPU that stay in host memory.",
+                help="GiB of each GPU's weights that stay in host memory. [default: 0]",
             ),
             _setting(
                 "mamba_ssm_cache_dtype",
                 default="auto",
                 metavar="DTYPE",
-                help="Recurrent states: auto, float32, bfloat16, float16.",
+                help="Data type of recurrent states: auto, float32, bfloat16, float16.",
             ),
             _setting(
                 "speculative_config",
                 metavar="JSON",
-                help='Drafts: {"model": "DRAFT", "num_speculative_tokens": 5}, as vLLM takes it.',
+                help=(
+                    'Speculative decoding as JSON: {"model": "DRAFT", "num_speculative_tokens": 5}.'
+                ),
             ),
-            _setting("enable_lora", is_flag=True, help="Slots for LoRA adapters."),
+            _setting("enable_lora", is_flag=True, help="Reserve slots for LoRA adapters."),
             _setting(
                 "max_loras",
                 type=POSITIVE,
                 default=1,
-                help="LoRA adapters in one step. [default: 1]",
+                help="Maximum LoRA adapters in one step. [default: 1]",
             ),
             _setting(
                 "max_lora_rank",
                 type=POSITIVE,
                 default=16,
-                help="Largest rank of an adapter. [default: 16]",
+                help="Largest rank of a LoRA adapter. [default: 16]",
             ),
             _setting(
                 "limit_mm_per_prompt",
                 metavar="JSON",
-                help='Images and video of a prompt: {"image": 2, "video": 0}.',
+                help='Maximum images and videos of one prompt: {"image": 2, "video": 0}.',
             ),
             _setting(
                 "mm_processor_kwargs",
                 metavar="JSON",
-                help='What the processor of images gets: {"max_pixels": 1003520}.',
+                help='Options of the image processor: {"max_pixels": 1003520}.',
             ),
             _setting(
-                "skip_mm_profiling", is_flag=True, help="No room kept for the encoder's own peak."
+                "skip_mm_profiling",
+                is_flag=True,
+                help="Reserve no memory for the encoder's own peak.",
             ),
             option(
                 "--prompt-logprobs",
@@ -165,51 +179,51 @@ def engine_options(function: F) -> F:
 
 
 def call_options(function: F) -> F:
-    """Add the numbers of a call of transformers' generate."""
-    return decorated(
+    """Add the options of a call of transformers' generate."""
+    return add_options(
         function,
         (
             option(
                 "--batch-size",
                 type=POSITIVE,
                 default=1,
-                help="transformers: rows of the call. [default: 1]",
+                help="transformers: number of rows in the call. [default: 1]",
             ),
             option(
                 "--prompt-tokens",
                 type=POSITIVE,
                 default=1024,
-                help="transformers: prompt length, padding included. [default: 1024]",
+                help="transformers: prompt length in tokens, with padding. [default: 1024]",
             ),
             option(
                 "--max-new-tokens",
                 type=POSITIVE,
                 default=256,
-                help="transformers: tokens that it may generate. [default: 256]",
+                help="transformers: maximum number of new tokens. [default: 256]",
             ),
             option(
                 "--num-beams",
                 type=POSITIVE,
                 default=1,
-                help="transformers: beams of a row. [default: 1]",
+                help="transformers: number of beams for each row. [default: 1]",
             ),
             option(
                 "--attn-implementation",
                 default="sdpa",
                 metavar="NAME",
-                help="transformers: sdpa or eager. [default: sdpa]",
+                help="transformers: attention, sdpa or eager. [default: sdpa]",
             ),
             option(
                 "--cache-implementation",
                 metavar="NAME",
-                help="transformers: static, … [default: the dynamic cache]",
+                help="transformers: kind of KV cache, such as static. [default: dynamic]",
             ),
             option(
                 "--trace",
                 is_flag=True,
                 help=(
-                    "transformers: run the model's own code under fake tensors; seconds, exact, no "
-                    "GPU."
+                    "transformers: run the model's own code on fake tensors (takes seconds, exact, "
+                    "needs no GPU)."
                 ),
             ),
         ),
@@ -217,8 +231,9 @@ def call_options(function: F) -> F:
 
 
 def _setting(name: str, *, parameter: str | None = None, **kwargs: Any) -> Callable[[F], F]:
-    """Return the option of one setting, spelled as vLLM spells it; yes/no with a default of None
-    also takes its off form.
+    """Return the option of one setting, with vLLM's flags.
+
+    A yes/no setting with a default of None also gets its off flag.
     """
     own = surfaces("vllm")[name]
     long, *short = own.flags
@@ -227,24 +242,22 @@ def _setting(name: str, *, parameter: str | None = None, **kwargs: Any) -> Calla
     return option(long, *short, parameter or name, **kwargs)
 
 
-# A whole ``vllm serve`` command given to ``plan``: its settings become options, and flags that are
-# not counted are told of.
+# PlanCommand accepts a whole ``vllm serve`` command: its settings become options, and the plan
+# names flags that it does not count.
 
 OTHER_FLAGS: Final = "oomguard.other_flags"
 KEPT_WORDS: Final = "oomguard.kept_words"
 
 
 class PlanCommand(click.Command):
-    """A command that takes vLLM's flags as vLLM does; those that are no option go to ``ctx.meta``,
-    and which of them are not counted.
-    """
+    """Parse vLLM's flags as vLLM does; flags that are not an option go to ``ctx.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments with vLLM's settings as options, without its other flags.
 
         Raises:
-            NoSuchOption: a flag is neither ours nor one of any version of vLLM.
-            InputError: the file of ``--config`` cannot be read.
+            NoSuchOption: if a flag is neither ours nor a flag of any vLLM version.
+            InputError: if the file of ``--config`` cannot be read.
         """
         from oomguard.engines.vllm.pasted_command import read_pasted
 
@@ -272,42 +285,42 @@ _FORMS: Final = ("terminal", "json")
     "--gpu",
     type=click.IntRange(0),
     metavar="INDEX",
-    help="The GPU of this machine with this index.",
+    help="Use the GPU of this machine with this index.",
 )
-@option("--gpu-name", metavar="NAME", help="A GPU by its name, for example H100 or 'RTX 4090'.")
+@option("--gpu-name", metavar="NAME", help="Name of the GPU, for example H100 or 'RTX 4090'.")
 @option(
     "--driver-version",
     metavar="VERSION",
-    help="The NVIDIA driver's, for example 535.129. [default: this machine's]",
+    help="Version of the NVIDIA driver, for example 535.129. [default: this machine's]",
 )
 @option(
     "--memory-kind",
     type=click.Choice(KINDS),
-    help="Whose memory it is. [default: by GPU and host]",
+    help="Kind of the GPU's memory. [default: from GPU and host]",
 )
 @option(
     "--gpu-replicas",
     type=POSITIVE,
     default=1,
-    help="Engines that a time-sliced GPU is shared by. [default: 1]",
+    help="Number of engines that share a time-sliced GPU. [default: 1]",
 )
 @option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
-    help="vLLM's backend: another block size, another state.",
+    help="Backend of vLLM, which changes block size and state. [default: cuda]",
 )
 @option(
     "--engine",
     type=click.Choice(["vllm", "transformers"]),
     default="vllm",
     show_default=True,
-    help="What runs the model.",
+    help="Engine that runs the model.",
 )
 @option(
     "--engine-version",
     metavar="VERSION",
-    help="vLLM's version. [default: the installed one, else the newest known]",
+    help="Version of vLLM to plan for. [default: the installed or newest known one]",
 )
 @engine_options
 @call_options
@@ -316,38 +329,38 @@ _FORMS: Final = ("terminal", "json")
     metavar="LOG",
     multiple=True,
     help=(
-        "A start-up log of this model: what it measured replaces the priors, now and later. "
+        "Start-up log of this model; its measurements replace the priors, now and later. "
         "Repeatable."
     ),
 )
 @option(
     "--ask-engine",
     is_flag=True,
-    help="Let the installed vLLM lay out the KV cache itself: about ten seconds, no device.",
+    help="Let the installed vLLM lay out the KV cache (about ten seconds, no GPU).",
 )
 @option(
     "--compile-cache",
     metavar="DIR",
     help=(
-        "vLLM's cache folder, to tell whether the next start compiles. [default: this machine's, "
-        "for a GPU of it]"
+        "Cache folder of vLLM, which shows whether the next start compiles. [default: this "
+        "machine's, if the GPU is local]"
     ),
 )
 @option(
     "--no-calibration",
     is_flag=True,
-    help="Plan with the priors, whatever starts have been measured.",
+    help="Use the priors even if starts were measured.",
 )
-@option("--sweep", metavar="SETTING=V1,V2,…", help="One row for each value of a setting.")
+@option("--sweep", metavar="SETTING=V1,V2,…", help="Print one row for each value of a setting.")
 @option(
     "--format",
     "form",
     default="terminal",
     show_default=True,
     metavar="[terminal|json]",
-    help="Output form.",
+    help="Output format of the plan.",
 )
-@option("--exit-code", is_flag=True, help="Exit with 1 when it does not fit.")
+@option("--exit-code", is_flag=True, help="Exit with status 1 if it does not fit.")
 @color_option
 @click.pass_context
 def command(
@@ -374,23 +387,22 @@ def command(
     color: str,
     **settings: Any,
 ) -> int:
-    """Say where the bytes of each GPU will go when vLLM starts with MODEL, or when transformers
-    generates with it.
+    """Estimate the memory of each GPU for a vLLM start or a transformers generate call.
 
-    MODEL is a folder, a config.json, a GGUF file beside one, or a name on the hub. Nothing is
-    loaded or started: weights are read from the headers of safetensors files, else counted from the
-    configuration. A whole vllm serve command can stand in place of MODEL; of its flags those that
-    take memory and are not counted are named.
+    MODEL is a folder, a config.json, a GGUF file, or a name on the hub. oomguard loads and starts
+    nothing: it reads the weights' sizes from safetensors headers, or computes them from the
+    configuration. You can give a whole vllm serve command instead of MODEL. The plan names those of
+    its flags that take memory but are not counted.
 
-    Exit status: 0 ran, 2 bad usage or a model that cannot be read, 1 with --exit-code when it does
-    not fit.
+    Exit status: 0 after success, 1 with --exit-code if it does not fit, 2 after bad usage or if the
+    model is unreadable.
     """
     from oomguard.planning.setting_values import CALL_SETTINGS, START_SETTINGS
     from oomguard.planning.start import ask_for_start
 
     form = form_of(ctx, form, _FORMS)
     if ask_engine and (sweep or engine == "transformers"):
-        raise UsageError("--ask-engine answers one plan of vLLM", hint="leave --sweep out")
+        raise UsageError("--ask-engine works for one plan of vLLM only", hint="leave out --sweep")
     gpu_options: dict[str, Any] = {
         "gpu_memory": _total_bytes(gpu_memory),
         "gpu": gpu,
@@ -429,14 +441,14 @@ def _total_bytes(size: str | None) -> int | None:
     total = parse_size(size).bytes
     if total <= 0:
         raise SettingError(
-            f"--gpu-memory is {size}", hint="give the total memory of one GPU, for example 24GiB"
+            f"--gpu-memory must be above zero, got {size}", hint="for example --gpu-memory 24GiB"
         )
     return total
 
 
 def _bytes_of_gib(size_gib: float) -> int:
     if not math.isfinite(size_gib):
-        raise SettingError(f"cpu_offload_gb is {size_gib}")
+        raise SettingError(f"--cpu-offload-gb must be a finite number, got {size_gib}")
     return round(size_gib * GIB)
 
 
@@ -473,8 +485,10 @@ def _sweep_start(asked: AskedStart, sweep: str, form: str, color: str) -> bool:
 
 
 def _plan_call(model: str, sweep: str | None, form: str, color: str, **options: Any) -> bool:
-    """Print the budget of a call of transformers' generate, or one row for each value; return
-    whether all of them fit.
+    """Print the budget of a generate call, or one row for each value.
+
+    Returns:
+        Whether all of them fit.
     """
     from oomguard.planning.plan import ask_for_call, sweep_call
     from oomguard.report.json import json_line

@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` for a command that is one rank of a job: which it is, and where
-the ranks meet.
-"""
+"""Add the options of ``oomguard run`` for a command that is one rank of a job."""
 
 from __future__ import annotations
 
@@ -12,27 +10,28 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from oomguard.cli.options import Duration, F, decorated, option
+from oomguard.cli.options import Duration, F, add_options, option
 from oomguard.core.errors import UsageError
 from oomguard.core.log import get_logger
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import Companion
-    from oomguard.analyst.coordination import Together
+    from oomguard.analyst.attempt_hooks import AttemptHook
+    from oomguard.analyst.coordination import Coordinator
     from oomguard.analyst.link import ReceivedSignals
-    from oomguard.analyst.outcome import EndedByUs
+    from oomguard.analyst.outcome import TerminationReason
     from oomguard.cluster.ranks.coordinator import RankOfAJob
     from oomguard.engines.command import Launch
 
 DEFAULT_RANK_TIMEOUT_S: Final = 30.0
-# A rank that is ended for another one has this part of the time; the rest is for the agreement.
+# Share of the timeout for stopping a rank because another one failed. The rest is for the
+# agreement.
 _GRACE_RATIO: Final = 1 / 3
 _OFF: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class RanksOptions:
-    """What was given of them; without any, the launcher's variables tell."""
+    """Hold the rank options; without any, the launcher's variables decide."""
 
     rank: int | None
     world_size: int | None
@@ -41,26 +40,25 @@ class RanksOptions:
 
     def beside(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, *, is_inside: bool
-    ) -> BesideRanks:
-        """Return what goes along with a run whose command may be one rank of a job; inside another
-        run that one agrees.
+    ) -> RankContext:
+        """Return the run's connection to the other ranks; inside another run, none.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another, or another process is
-                this rank already.
+            UsageError: if an option is invalid or needs another, or another process already is this
+                rank.
         """
-        return BesideRanks(
+        return RankContext(
             None if is_inside else self._of_a_job(launch, signals, grace_s, os.environ)
         )
 
     def _of_a_job(
         self, launch: Launch, signals: ReceivedSignals, grace_s: float, environ: Mapping[str, str]
     ) -> RankOfAJob | None:
-        """Return this process as one rank of a job; None where it is none.
+        """Return this process as one rank of a job; None if it is not a rank.
 
         Raises:
-            UsageError: an option cannot be understood, or misses another, or another process is
-                this rank already.
+            UsageError: if an option is invalid or needs another, or another process already is this
+                rank.
         """
         if self.rendezvous == _OFF:
             return None
@@ -68,8 +66,8 @@ class RanksOptions:
 
         if self.rendezvous == "":
             raise UsageError(
-                "--rendezvous '': it names no place",
-                hint="--rendezvous DIR, a folder that all ranks see",
+                "--rendezvous is empty",
+                hint="for example: --rendezvous DIR, a folder that all ranks see",
             )
         own = self._asked() or launched(environ)
         if own is None:
@@ -83,10 +81,8 @@ class RanksOptions:
         if own is None and self.rendezvous is not None:
             own = launched(environ, is_one_job=True)
             if own is None:
-                why = (
-                    "--rendezvous is for one of several ranks, and nothing tells which one this is"
-                )
-                raise UsageError(why, hint="--rank I --world-size N")
+                why = "--rendezvous needs the rank of this process, which oomguard could not detect"
+                raise UsageError(why, hint="add --rank I --world-size N")
         if own is None:
             return None
         from oomguard.analyst.outcome import CommandTerminator
@@ -96,7 +92,7 @@ class RanksOptions:
 
         end = CommandTerminator(signals, min(grace_s, _GRACE_RATIO * self.timeout_s))
         place = rendezvous(own, self.rendezvous)
-        if own.size == 1:  # a script that starts N ranks starts one too
+        if own.size == 1:  # a script that starts N ranks may start only one
             return None
         claim = Claim(place.folder, own.rank, own.size, leaves_word=self.rendezvous is not None)
         try:
@@ -105,13 +101,13 @@ class RanksOptions:
             if self.rendezvous is not None:
                 raise
             get_logger().error(
-                "the ranks cannot meet: none starts again by itself",
+                "Ranks could not reach each other, so none is relaunched automatically",
                 reason=str(error),
                 hint=error.hint,
             )
             place = replace(
                 place, problem=str(error)
-            )  # a launcher's variables may tell two jobs from each other badly
+            )  # a launcher's variables may not distinguish two jobs
         return RankOfAJob(place, self.timeout_s, end, claim)
 
     def _asked(self) -> Any:
@@ -119,25 +115,26 @@ class RanksOptions:
             return None
         if self.rank is None or self.world_size is None or self.rendezvous is None:
             raise UsageError(
-                "--rank, --world-size and --rendezvous belong together",
+                "--rank, --world-size and --rendezvous must be given together",
                 hint="--rank 0 --world-size 4 --rendezvous DIR",
             )
         if self.rank >= self.world_size:
             raise UsageError(
-                f"--rank {self.rank} of --world-size {self.world_size}", hint="ranks count from 0"
+                f"--rank {self.rank} is not below --world-size {self.world_size}",
+                hint="ranks count from 0",
             )
         from oomguard.cluster.ranks.launcher import Launched
 
         return Launched(self.rank, self.world_size, "--rank")
 
 
-class BesideRanks:
-    """One rank of a job, or a command that is none."""
+class RankContext:
+    """Connect a run to the other ranks of its job, if it is a rank."""
 
     def __init__(self, job: RankOfAJob | None) -> None:
         self._job = job
 
-    def __enter__(self) -> BesideRanks:
+    def __enter__(self) -> RankContext:
         return self
 
     def __exit__(self, *_of_error: object) -> None:
@@ -146,56 +143,56 @@ class BesideRanks:
             self._job.close()
 
     @property
-    def tells(self) -> bool:
-        """Whether this process tells of the run, and keeps its journal and report: of several ranks
-        one does.
+    def is_reporter(self) -> bool:
+        """Whether this process reports the run and writes its journal and report.
+
+        Of several ranks one does.
         """
         return self._job is None or self._job.tells
 
     @property
-    def speaks(self) -> bool | None:
-        """Whether this process speaks for all ranks; None: it is none of several."""
+    def is_reporter_of_ranks(self) -> bool | None:
+        """Whether this process reports for all ranks; None if it is not one of several."""
         if self._job is None:
             return None
         return self._job.tells
 
     def may_reuse(self) -> bool:
-        """Return whether the first attempt may begin with what a journal knows: ranks of one job
-        may read different ones.
+        """Return whether the first attempt may use settings that a journal knows.
+
+        Ranks of one job may read different journals.
         """
         if self._job is not None:
             get_logger().warning(
-                "--reuse is left out: this is one of several ranks, and all begin alike"
+                "Ignored --reuse: all ranks of a job must begin with the same settings"
             )
         return self._job is None
 
     @property
-    def companions(self) -> tuple[Companion, ...]:
-        """What hears of each attempt."""
+    def companions(self) -> tuple[AttemptHook, ...]:
+        """The listeners of each attempt."""
         if self._job is None:
             return ()
         return (self._job,)
 
     @property
-    def together(self) -> Together:
-        """What decides after an attempt."""
-        from oomguard.analyst.coordination import Alone
+    def together(self) -> Coordinator:
+        """The coordinator that decides after an attempt."""
+        from oomguard.analyst.coordination import NoCoordinator
 
         if self._job is None:
-            return Alone()
+            return NoCoordinator()
         return self._job
 
-    def ended_by_us(self) -> EndedByUs | None:
-        """Return why the last attempt was ended for another rank; None where it was not."""
+    def ended_by_us(self) -> TerminationReason | None:
+        """Return why oomguard stopped the last attempt for another rank; None if it did not."""
         if self._job is None:
             return None
         return self._job.ended_by_us()
 
 
 def ranks_options(function: F) -> F:
-    """Add --rank, --world-size, --rendezvous and --rank-timeout; the command gets them as
-    ``ranks``.
-    """
+    """Add --rank, --world-size, --rendezvous and --rank-timeout, passed as ``ranks``."""
 
     @functools.wraps(function)
     def with_ranks(
@@ -210,36 +207,32 @@ def ranks_options(function: F) -> F:
             *args, ranks=RanksOptions(rank, world_size, rendezvous, rank_timeout), **kwargs
         )
 
-    return decorated(
+    return add_options(
         cast("F", with_ranks),
         (
             option(
                 "--rank",
                 type=click.IntRange(min=0),
                 metavar="I",
-                help="Which rank of its job the command is, from 0: needed where no launcher "
-                "tells. [default: as torchrun, srun, mpirun, "
-                "RANK and WORLD_SIZE, or vLLM's own options tell]",
+                help="Rank of the command in its job, from 0. "
+                "[default: from torchrun, srun, mpirun, RANK, or vLLM's own options]",
             ),
             option(
                 "--world-size",
                 type=click.IntRange(min=1),
                 metavar="N",
                 help=(
-                    "How many ranks the job has, each under an oomguard run of its own: needed "
-                    "with --rank, else told as that is."
+                    "Number of ranks, each started with its own `oomguard run`. Required with "
+                    "--rank. [default: detected]"
                 ),
             ),
             option(
                 "--rendezvous",
                 metavar="WHERE",
-                help="Where the ranks agree on one change: a folder that all see, tcp://HOST:PORT "
-                "of rank 0, ray (the cluster that runs "
-                "here), or none to have each rank alone. Needed with --rank, and for tasks of srun "
-                "or mpirun without MASTER_ADDR, "
-                "which may be no ranks of one job. [default: the store at MASTER_ADDR:MASTER_PORT, "
-                "on one host a folder of its "
-                "temporary files]",
+                help="Where the ranks agree on one change: a shared folder, tcp://HOST:PORT of "
+                "rank 0, ray, or none to let each rank act alone. Required with --rank, and for "
+                "srun or mpirun without MASTER_ADDR. [default: MASTER_ADDR:MASTER_PORT, or a "
+                "temporary folder on one host]",
             ),
             option(
                 "--rank-timeout",
@@ -248,8 +241,8 @@ def ranks_options(function: F) -> F:
                 show_default=True,
                 metavar="TIME",
                 help=(
-                    "After the first failure, so long for all ranks to say how they ended; none "
-                    "starts again without the others."
+                    "How long to wait, after the first failure, until all ranks report. No rank is "
+                    "relaunched without the others."
                 ),
             ),
         ),

@@ -1,5 +1,6 @@
-"""All inputs of a command, read by whoever pays: this process, several here, or a cluster; their
-outcomes in the order of the inputs.
+"""Read all inputs of a command: in this process, in several processes, or on a Ray cluster.
+
+The outcomes have the order of the inputs. A worker that dies costs only its own input.
 """
 
 from __future__ import annotations
@@ -26,20 +27,17 @@ from oomguard.core.errors import InputError, UsageError
 from oomguard.scan.inputs import Input, is_url
 from oomguard.scan.source import shown
 
-# Inputs in parallel over processes: results in the order of the inputs, a dead worker costs its own
-# input only.
-
-# Finished results that wait for an earlier input are kept: this many at most.
+# The most finished results that wait for an earlier input.
 AHEAD: Final = 256
-TELL_S: Final = 0.1
-# A worker takes as long to start as this many bytes of plain text take to read, and packed bytes
-# are more work.
+PROGRESS_S: Final = 0.1
+# Starting a worker takes as long as reading this many bytes of plain text. Compressed bytes are
+# more work.
 START_BYTES: Final = 64 << 20
 _WORK_PER_BYTE: Final = {".zst": 8, ".gz": 24, ".xz": 48, ".bz2": 96}
 
 
 def usable_cpus() -> int:
-    """The CPUs that this process may run on."""
+    """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -47,20 +45,19 @@ def usable_cpus() -> int:
 
 
 def automatic_jobs(sizes: Mapping[str, int]) -> int:
-    """How many processes pay for inputs of these sizes in bytes: as many as there are CPUs, or only
-    this one.
-    """
+    """Return how many processes are worth starting for inputs of these sizes in bytes."""
     work = sum(size * _WORK_PER_BYTE.get(Path(path).suffix, 1) for path, size in sizes.items())
     return max(1, min(usable_cpus(), len(sizes), work // START_BYTES))
 
 
 def is_portable(path: str) -> bool:
-    """Whether another process reads the same bytes there: a regular file, an object elsewhere, no
-    name for a descriptor of our own.
+    """Return whether another process would read the same bytes from a path.
+
+    That is true for a regular file and a remote object, but not for a name of our own descriptor.
     """
     if is_url(path):
         return True
-    # no links
+    # without following links
     return Path(path).is_file() and not os.path.abspath(path).startswith(("/dev/", "/proc/"))  # noqa: PTH100
 
 
@@ -71,10 +68,16 @@ def in_parallel(
     own: Callable[[str], RenderedInput],
     on_read: Callable[[int], None] | None,
 ) -> Generator[RenderedInput]:
-    """The outcome of every path, in their order, each as soon as those before it are there.
+    """Yield the outcome of every path in order, each as early as possible.
 
-    ``own`` reads what only this process can read (standard input). Closing the iterator ends the
-    workers at once.
+    Closing the iterator stops the workers at once.
+
+    Args:
+        work: the options of the command.
+        paths: the inputs.
+        jobs: the number of workers.
+        own: reads an input that only this process can read, such as standard input.
+        on_read: receives the number of bytes read; None for no progress.
     """
     portable = [is_portable(path) for path in paths]
     to_do = deque(i for i in range(len(paths)) if portable[i])
@@ -102,7 +105,7 @@ class _Worker:
 
 
 class _Pool:
-    """Up to ``jobs`` workers, started when there is something for them to do."""
+    """Manage up to ``jobs`` workers, each started when there is work for it."""
 
     def __init__(
         self, work: RenderOptions, jobs: int, on_read: Callable[[int], None] | None
@@ -114,7 +117,7 @@ class _Pool:
         self._busy: list[_Worker] = []
 
     def give(self, index: int, path: str) -> bool:
-        """Hand an input to a worker; False where all are busy."""
+        """Give an input to a worker; return False if all workers are busy."""
         while self._idle or len(self._busy) < self._jobs:
             idle = bool(self._idle)
             if idle:
@@ -124,8 +127,8 @@ class _Pool:
             try:
                 worker.pipe.send(path)
             except OSError:
-                if idle:  # it died while it had nothing to do: another one takes the input
-                    self._bury(worker)
+                if idle:  # the worker died while it was idle, so another one takes the input
+                    self._reap(worker)
                     continue
             worker.index = index
             worker.path = path
@@ -134,7 +137,7 @@ class _Pool:
         return False
 
     def take(self) -> Iterator[tuple[int, RenderedInput]]:
-        """Wait for the busy workers; yield what is finished, which may be nothing yet."""
+        """Wait for the busy workers; yield finished results, possibly none yet."""
         for pipe in wait([worker.pipe for worker in self._busy]):
             worker = next(w for w in self._busy if w.pipe is pipe)
             try:
@@ -143,7 +146,7 @@ class _Pool:
                 self._busy.remove(worker)
                 yield (
                     worker.index,
-                    RenderedInput(error=f"{shown(worker.path)}: {self._bury(worker)}"),
+                    RenderedInput(error=f"{shown(worker.path)}: {self._reap(worker)}"),
                 )
                 continue
             if isinstance(answer, RenderedInput):
@@ -154,19 +157,19 @@ class _Pool:
                 self._on_read(answer)
 
     def end(self) -> None:
-        """End every worker at once: they only read."""
+        """Stop every worker at once; workers only read, so nothing is lost."""
         workers = [*self._idle, *self._busy]
         for worker in workers:
             worker.process.kill()
         for worker in workers:
-            self._bury(worker)
+            self._reap(worker)
 
     def _start(self) -> _Worker:
-        # No multiprocessing.Process: it starts Pythons that look for modules in the working
-        # directory first.
+        # Not multiprocessing.Process, because its Pythons search the working directory for modules
+        # first.
         ours, theirs = Pipe()
         command = [*safe_python.command("oomguard.cli.read_inputs"), str(theirs.fileno())]
-        # Born deaf to Ctrl-C, which reaches the whole group: this process ends them.
+        # The worker ignores Ctrl-C, which reaches the whole group; this process stops it.
         main = threading.current_thread() is threading.main_thread()
         if main:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -185,13 +188,13 @@ class _Pool:
             theirs.close()
         with contextlib.suppress(
             OSError
-        ):  # it has ended already, which is told with its first input
+        ):  # the worker has ended already, which its first input will report
             ours.send((self._work, self._on_read is not None))
         return _Worker(process, ours)
 
     @staticmethod
-    def _bury(worker: _Worker) -> str:
-        """Reap a worker that has ended; how it ended."""
+    def _reap(worker: _Worker) -> str:
+        """Reap a worker that has ended; return how it ended."""
         status = worker.process.wait()
         worker.pipe.close()
         if status < 0:
@@ -202,51 +205,48 @@ class _Pool:
 
 
 def main() -> None:
-    """A worker: diagnose what comes through the pipe, whose descriptor is the argument, until it
-    closes.
+    """Run a worker: diagnose the paths that arrive on the pipe until it closes.
+
+    The argument of the process is the pipe's descriptor.
     """
     pipe = Connection(int(sys.argv[1]))
     try:
-        work, tell = pipe.recv()
+        work, wants_progress = pipe.recv()
     except EOFError:
         return
     renderer = InputRenderer(work)
-    untold_bytes = 0
-    told_s = time.monotonic()
+    unreported_bytes = 0
+    reported_s = time.monotonic()
 
     def on_read(size_bytes: int) -> None:
-        nonlocal untold_bytes, told_s
-        untold_bytes += size_bytes
-        if time.monotonic() - told_s >= TELL_S:
-            pipe.send(untold_bytes)
-            untold_bytes = 0
-            told_s = time.monotonic()
+        nonlocal unreported_bytes, reported_s
+        unreported_bytes += size_bytes
+        if time.monotonic() - reported_s >= PROGRESS_S:
+            pipe.send(unreported_bytes)
+            unreported_bytes = 0
+            reported_s = time.monotonic()
 
     while True:
         try:
             path = pipe.recv()
         except EOFError:
             return
-        outcome = renderer.diagnose(path, on_read if tell else None)
-        if tell:
-            pipe.send(untold_bytes)
-            untold_bytes = 0
+        outcome = renderer.diagnose(path, on_read if wants_progress else None)
+        if wants_progress:
+            pipe.send(unreported_bytes)
+            unreported_bytes = 0
         pipe.send(outcome)
 
 
-# The bar on a terminal while inputs are read: by bytes, on standard error, gone when it is done.
-
 BIG_BYTES: Final = 64 << 20
-# Taking the bar off the screen and drawing it again costs a millisecond: not for each of thousands
-# of lines.
+# Removing and redrawing the bar costs a millisecond, too much for each of thousands of lines.
 PRINT_S: Final = 0.1
 
 
 class ReadingProgress:
-    """A bar over ``total_bytes`` of ``files`` inputs, shown on a terminal when reading takes a
-    while.
+    """Show a progress bar over ``total_bytes`` of ``files`` inputs on a terminal.
 
-    ``write`` prints a text; where the bar is on the same screen, it makes way.
+    ``write`` prints a text. If the bar is on the same screen, the bar is removed for it.
     """
 
     def __init__(self, files: int, total_bytes: int, write: Callable[[str], None]) -> None:
@@ -259,7 +259,7 @@ class ReadingProgress:
         self._done = 0
         self._write = write
         self._same_screen = self.shown and sys.stdout is not None and sys.stdout.isatty()
-        self._kept: list[str] = []
+        self._pending: list[str] = []
         self._printed_s = time.monotonic()
         if self.shown:
             from rich.console import Console
@@ -292,32 +292,32 @@ class ReadingProgress:
         if self.shown:
             self._progress.stop()
             if kind is None:
-                self._write("".join(self._kept))
+                self._write("".join(self._pending))
 
     def read(self, size_bytes: int) -> None:
-        """Note that so many more bytes have been read."""
+        """Record that ``size_bytes`` more bytes were read."""
         if self.shown:
             self._progress.advance(self._task, size_bytes)
-            self._print_kept()
+            self._print_pending()
 
     def finish(self, text: str) -> None:
-        """Note that one more input is done, and print its text."""
+        """Record that one more input is done, and print its text."""
         self._done += 1
         if self.shown:
             self._progress.update(self._task, description=self._words())
         if self._same_screen:
-            self._kept.append(text)
-            self._print_kept()
+            self._pending.append(text)
+            self._print_pending()
         else:
             self._write(text)
 
-    def _print_kept(self) -> None:
-        """Take the bar off the screen while something else is printed there."""
-        if not any(self._kept) or time.monotonic() - self._printed_s < PRINT_S:
+    def _print_pending(self) -> None:
+        """Print the waiting texts, and remove the bar meanwhile."""
+        if not any(self._pending) or time.monotonic() - self._printed_s < PRINT_S:
             return
         self._progress.stop()
-        self._write("".join(self._kept))
-        self._kept.clear()
+        self._write("".join(self._pending))
+        self._pending.clear()
         self._progress.start()
         self._printed_s = time.monotonic()
 
@@ -327,11 +327,10 @@ class ReadingProgress:
         return "reading"
 
 
-# Inputs over a Ray cluster: the same results as here, in the same order; what a node cannot read as
-# it lies here is read here.
+# A Ray cluster gives the same results in the same order. This process reads an input itself if a
+# node does not have the same file.
 
-# A batch is so many bytes of logs, or fewer: each CPU gets several of them, so that the last ones
-# end together.
+# Limits of a batch. Each CPU gets several batches, so that all CPUs end at about the same time.
 BATCH_BYTES: Final = 24 << 20
 BATCH_INPUTS: Final = 128
 _BATCHES_PER_CPU: Final = 8
@@ -339,9 +338,7 @@ _BATCHES_PER_CPU: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What all batches share: the work, the folder that relative paths begin in, and the version
-    that reads them.
-    """
+    """Hold what all batches share: options, the working directory and oomguard's version."""
 
     work: RenderOptions
     folder: str
@@ -355,17 +352,17 @@ def on_cluster(
     own: Callable[[str], RenderedInput],
     on_read: Callable[[int], None] | None,
 ) -> Generator[RenderedInput]:
-    """Yield the outcome of every input, in their order.
+    """Yield the outcome of every input, in order.
 
     Args:
-        work: what is asked for.
+        work: the options of the command.
         inputs: the inputs.
-        jobs: how many batches are worked on at the same time; 0: as many as the cluster has CPUs.
-        own: reads what only this process can read, such as standard input.
-        on_read: called with the bytes of each batch that is done.
+        jobs: the number of concurrent batches; 0 for the cluster's CPUs.
+        own: reads an input that only this process can read, such as standard input.
+        on_read: receives the bytes of each finished batch; None for no progress.
 
     Raises:
-        UsageError: the cluster cannot be joined, or its workers have no oomguard of this version.
+        UsageError: if the cluster cannot be joined, or its workers have another oomguard version.
     """
     from oomguard.engines.ray.cluster import cluster, cpus, in_order
 
@@ -390,10 +387,12 @@ def on_cluster(
 
 
 def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | None]:
-    """Diagnose the inputs of a batch, on a worker; None for one that does not lie on this node as
-    it does where it was listed.
+    """Diagnose the inputs of a batch on a worker.
 
-    Raises UsageError where this is another version of oomguard.
+    None stands for an input that differs on this node from where it was listed.
+
+    Raises:
+        UsageError: if the worker has another version of oomguard.
     """
     if common.version != __version__:
         raise UsageError(
@@ -403,9 +402,7 @@ def read_batch(common: _Common, batch: Sequence[Input]) -> list[RenderedInput | 
                 "clone"
             ),
         )
-    with contextlib.suppress(
-        OSError
-    ):  # where there is no such folder no relative path is found either
+    with contextlib.suppress(OSError):  # without the folder, no relative path is found either
         os.chdir(common.folder)
     renderer = _renderer(common.work)
     return [
@@ -432,7 +429,7 @@ def _is_the_same(one: Input) -> bool:
 def _folder() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # it was removed: no relative path can be read here either
+    except OSError:  # the working directory is gone, so no relative path can be read either
         return "/"
 
 
@@ -473,8 +470,7 @@ def _singly(
                 ):
                     yield own(
                         one.path
-                        # whatever stood in the way there: here it is read, or told, as without a
-                        # cluster
+                        # whatever failed there, this process reads the input or reports the error
                     )
                 else:
                     yield outcome
@@ -488,16 +484,18 @@ def read_all(
     write: Callable[[str], None],
     errors: list[InputError],
 ) -> bool:
-    """Diagnose every input and write what comes out, in their order; return whether an
-    out-of-memory was found.
+    """Diagnose every input and write the results in order.
 
     Args:
         inputs: the inputs.
-        work: what is asked for.
-        jobs: how many processes read; 0: as many as pay.
+        work: the options of the command.
+        jobs: the number of reading processes; 0 for as many as are worthwhile.
         on: ``local``, or ``ray`` for a cluster.
         write: receives each text.
-        errors: an error for each input that cannot be read is added.
+        errors: receives an error for each unreadable input.
+
+    Returns:
+        Whether an input shows an out-of-memory failure.
     """
     page = OnePage()
     found = False
@@ -515,8 +513,9 @@ def read_all(
 def reading(
     inputs: Sequence[Input], work: RenderOptions, jobs: int, on: str, write: Callable[[str], None]
 ) -> Iterator[tuple[Iterator[RenderedInput], Callable[[str], None]]]:
-    """Yield the outcomes of all inputs, and what takes the text of each once it is done; the
-    arguments are those of ``read_all``.
+    """Yield the outcomes of all inputs, and a function that takes each finished text.
+
+    The arguments are those of ``read_all``.
     """
     renderer = InputRenderer(work)
     names = [one.path for one in inputs]

@@ -1,6 +1,4 @@
-"""Turn one input into its finished text: the same work in this process and in a worker, so that
-both print the same.
-"""
+"""Turn one input into finished text, in this process or in a worker with the same result."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _MAIN: Final = re.compile(r"<main[^>]*>\n?(.*)</main>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """How a panel has to look, as plain values: a worker has no terminal of its own."""
+    """Describe a screen in plain values, because a worker has no terminal of its own."""
 
     width: int
     terminal: bool
@@ -38,7 +36,7 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> Screen:
-        """Return the screen that a console writes to."""
+        """Return the screen of a console."""
         return cls(
             console.width,
             console.is_terminal,
@@ -48,7 +46,7 @@ class Screen:
         )
 
     def console(self, file: io.StringIO) -> Console:
-        """Return a console that looks the same and writes to ``file``."""
+        """Return a console with the same look that writes to ``file``."""
         from rich.console import Console
 
         return Console(
@@ -64,7 +62,7 @@ class Screen:
 
 
 class _Text(io.StringIO):
-    """Text in memory that names the encoding in which it will be written."""
+    """Hold text in memory, and name the encoding for writing it."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -77,10 +75,11 @@ class _Text(io.StringIO):
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What the command line asks for, as plain values that can be sent to any process.
+    """Hold the options of the command line as plain values for any process.
 
-    ``in_folders`` are the inputs that the user did not name: they were met in a folder. ``summary``
-    asks for the incidents of each input as plain values, not for its text.
+    Attributes:
+        in_folders: inputs that oomguard found in a folder, so that the user did not name them.
+        summary: whether the result is plain incidents for a summary instead of text.
     """
 
     form: str
@@ -101,9 +100,7 @@ class RenderOptions:
 
 @dataclass(frozen=True, slots=True)
 class RenderedInput:
-    """One input, rendered: its text or what a summary takes of it, whether it holds an
-    out-of-memory, what went wrong while reading it.
-    """
+    """Hold one rendered input: text or summary data, the verdict, and read errors."""
 
     text: str = ""
     found: bool = False
@@ -113,12 +110,12 @@ class RenderedInput:
 
 
 class InputRenderer:
-    """Renders inputs as a ``Work`` asks for; policy, rules and given facts are read once.
+    """Render inputs with fixed options; policy, rules and given facts are read once.
 
     Raises:
-        SettingError: a setting, a size or a policy that cannot be used.
-        RuleError: a rule file that cannot be used.
-        InputError: a model that cannot be found.
+        SettingError: if a setting, a size or a policy is invalid.
+        RuleError: if a rule file cannot be used.
+        InputError: if a model cannot be found.
     """
 
     def __init__(self, work: RenderOptions) -> None:
@@ -132,7 +129,7 @@ class InputRenderer:
         if work.model is not None:
             from oomguard.estimate.model.files import find_model
 
-            find_model(work.model)  # raised now, not once for every log
+            find_model(work.model)  # raises now, not once for every log
 
     def diagnose(
         self,
@@ -141,11 +138,12 @@ class InputRenderer:
         *,
         is_named: bool | None = None,
     ) -> RenderedInput:
-        """Diagnose one input and render it; an input that cannot be read is told in the result, not
-        raised.
+        """Diagnose one input and render it; errors of the input are in the result.
 
-        ``on_read`` is called with the number of bytes that each read took. ``is_named`` says that
-        the user named it; None: as the work tells.
+        Args:
+            path: the input.
+            on_read: receives the number of bytes of each read; None for no progress.
+            is_named: whether the user named the input; None to look it up in the options.
         """
         from oomguard.diagnosis.diagnose import PASSED_OVER, diagnose_stream
 
@@ -168,10 +166,10 @@ class InputRenderer:
                     error="" if damage is None else f"{shown(path)}: {damage}",
                     findings=_findings(diagnosis),
                 )
-            is_told = (
+            is_shown = (
                 self.work.form == "json" or self.work.verbose or PASSED_OVER not in diagnosis.notes
             )
-            if is_told:
+            if is_shown:
                 text = self.render(diagnosis)
             else:
                 text = ""
@@ -180,13 +178,13 @@ class InputRenderer:
         except OSError as error:
             return RenderedInput(error=f"{shown(path)}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001
-            # one input that fails must not keep the others from being read
+            # One failing input must not stop the others.
             import traceback
 
             if self.work.verbose:
                 trace = traceback.format_exc()
             else:
-                trace = "--verbose prints where"
+                trace = "run it with --verbose to see where"
             return RenderedInput(
                 error=f"{shown(path)}: internal error: {type(error).__name__}: {error}", hint=trace
             )
@@ -195,8 +193,9 @@ class InputRenderer:
         )
 
     def render(self, diagnosis: Diagnosis) -> str:
-        """Return the diagnosis in the form asked for; nothing for a clean input under --quiet,
-        except in JSON.
+        """Return the diagnosis in the chosen format; "" for a clean input under --quiet.
+
+        JSON has an object for a clean input too.
         """
         if self.work.quiet and self.work.form != "json" and not diagnosis.incidents:
             return ""
@@ -232,7 +231,7 @@ class InputRenderer:
 
 
 def text_of(screen: Screen, show: Callable[[Console], None]) -> str:
-    """Return what ``show`` prints to a console of that screen."""
+    """Return what ``show`` prints on a console of that screen."""
     file = _Text(screen.encoding)
     show(screen.console(file))
     return file.getvalue()
@@ -252,7 +251,7 @@ def _opened(path: str, on_read: Callable[[int], None] | None) -> IO[bytes]:
 
 
 def _findings(diagnosis: Diagnosis) -> tuple[IncidentSummary, ...]:
-    """Return what a summary takes of one input."""
+    """Return the incidents of one input for a summary."""
     if not diagnosis.incidents:
         return ()
     from oomguard.cluster.fleet.findings import findings_of, modified_at
@@ -260,11 +259,9 @@ def _findings(diagnosis: Diagnosis) -> tuple[IncidentSummary, ...]:
     return findings_of(diagnosis, modified_at(diagnosis.source))
 
 
-def unmasked_if(asked: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which secrets, prompts and home folders are shown, where that is asked
-    for.
-    """
-    if not asked:
+def unmasked_if(is_unmasked: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context that shows secrets, prompts and home folders if ``is_unmasked``."""
+    if not is_unmasked:
         return contextlib.nullcontext()
     from oomguard.report.redact import unmasked
 
@@ -272,16 +269,14 @@ def unmasked_if(asked: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def details(incident: Incident) -> Iterator[str]:
-    """Yield the settings in force and the facts of an incident, each with its source,
-    one a line.
-    """
+    """Yield the effective settings and the facts of an incident with their sources."""
     from oomguard.report.redact import mask
 
     if incident.settings:
         yield (
-            "settings in force:"
+            "effective settings:"
             if incident.settings_complete
-            else "settings in force, as far as they are known:"
+            else "effective settings, as far as they are known:"
         )
     for name, setting in sorted(incident.settings.items()):
         whose = {True: ", set by the user", False: ", a default", None: ""}[setting.set_by_user]
@@ -297,15 +292,13 @@ def details(incident: Incident) -> Iterator[str]:
 
 
 class OnePage:
-    """Joins whole HTML pages into one, page by page: the first one's head, style and script, the
-    content of all.
-    """
+    """Join HTML pages into one: the first page's head, style and script, all contents."""
 
     def __init__(self) -> None:
         self._end = ""
 
     def add(self, page: str) -> str:
-        """Return what to write for one more page."""
+        """Return the text to write for one more page."""
         main = _MAIN.search(page)
         if main is None:
             return page
@@ -315,5 +308,5 @@ class OnePage:
         return page[: main.end(1)]
 
     def end(self) -> str:
-        """Return what to write at the end; empty if no page was added."""
+        """Return the text to write at the end; "" if there was no page."""
         return self._end

@@ -1,4 +1,4 @@
-"""``oomguard report``: a measured start as a record that may be contributed."""
+"""Run ``oomguard report``: turn a measured start into a record that may be contributed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from oomguard.core.errors import UsageError
 @option(
     "--model",
     metavar="MODEL",
-    help="The model's folder or config.json. [default: what the log names]",
+    help="Model folder or config.json. [default: the model that the log names]",
 )
 @option(
-    "--output", "-o", metavar="FILE", help="Append the record to a file. [default: standard output]"
+    "--output", "-o", metavar="FILE", help="Append the record to FILE. [default: standard output]"
 )
 def command(log: str, model: str | None, output: str | None) -> int:
-    """Write what a start of vLLM measured, as one line of JSON without names, paths and hosts.
+    """Write the figures of a vLLM start as one line of JSON, without names, paths and hosts.
 
-    LOG is a start-up log at logging level INFO. The record has the version, the GPU's size, the
-    model's numbers, vLLM's flags and the printed figures; constants of plans are fitted on such
-    records. Nothing is sent: read it, and contribute it if you like.
+    LOG is a start-up log at logging level INFO. The record contains the version, the GPU's size,
+    the model's numbers, vLLM's flags and the printed figures. The constants of plans are fitted to
+    such records. oomguard sends nothing: read the record, and contribute it if you like.
 
-    Exit status: 0 ran, 2 bad usage, a log that measured nothing, or one of another model.
+    Exit status: 0 after success, 2 after bad usage, or if the log has no figures or names another
+    model.
     """
     from oomguard.planning.contribution import contribution
     from oomguard.report.json import json_line

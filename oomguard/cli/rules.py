@@ -1,6 +1,4 @@
-"""``oomguard rules``: look at the rules in force, check a file, run the rules' own tests, write
-their pages.
-"""
+"""Run ``oomguard rules``: list and show rules, check and test rule files, write their pages."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 _INDEX: Final = "README.md"
 _MAX_COLUMNS: Final = 100
-# A page has some kilobytes; what is larger, or no file, was not written by us.
+# A page has a few kilobytes. A larger file was not written by this command.
 _MAX_PAGE_BYTES: Final = 1 << 20
 
 
@@ -31,23 +29,23 @@ _MAX_PAGE_BYTES: Final = 1 << 20
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """List, show, check and test rule files."""
-    # click looks for the options of `rules list` under "list"; in [tool.oomguard] they are options
-    # like any other.
+    # click looks for the options of `rules list` under "list", but [tool.oomguard] has one flat
+    # table of options.
     ctx.default_map = dict.fromkeys(command.commands, ctx.default_map or {})
 
 
 @command.command("list")
-@option("--signatures", is_flag=True, help="List the signatures too: name, kind, wordings.")
+@option("--signatures", is_flag=True, help="Also list the signatures with kind and wordings.")
 @rules_option
 def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
-    """List every rule: code, cause, title."""
+    """List every rule with its code, cause and title."""
     found = _read(rules)
     for rule in found.rules:
-        _say(f"{rule.code}  {rule.cause:<36}{rule.title}")
+        _print_plain(f"{rule.code}  {rule.cause:<36}{rule.title}")
     for signature in found.signatures if signatures else ():
         count = len(signature.wordings)
         kind = signature.kind or "context"
-        _say(f"{signature.name:<44}{kind:<40}{count} wording{'s' if count != 1 else ''}")
+        _print_plain(f"{signature.name:<44}{kind:<40}{count} wording{'s' if count != 1 else ''}")
     return 0
 
 
@@ -56,11 +54,10 @@ def list_rules(signatures: bool, rules: tuple[str, ...]) -> int:
 @rules_option
 @color_option
 def show(name: str, rules: tuple[str, ...], color: str) -> int:
-    """Show one rule or signature in full: cause, conditions, explanation, fixes with their cost,
-    tests.
+    """Show one rule or signature in full: conditions, explanation, fixes, costs and tests.
 
-    CODE is a rule's code (OG201) or a cause (all its rules), SIGNATURE a name such as
-    vllm/kv_cache_none_left or a kind.
+    CODE is a rule's code (OG201) or a cause (all its rules). SIGNATURE is a name such as
+    vllm/kv_cache_none_left, or a kind.
     """
     rule_set = _read(rules)
     pages = [
@@ -84,19 +81,19 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
             name, tuple(dict.fromkeys(known))
         )
         raise UsageError(
-            f"no rule and no signature is named {name!r}",
-            hint=hint or "oomguard rules list --signatures names all",
+            f"no rule or signature has the name {name!r}",
+            hint=hint or "oomguard rules list --signatures lists all names",
         )
     text = "\n".join(pages)
     out = console(color)
     if out.is_terminal and out.encoding.lower().startswith("utf"):
         from rich.markdown import Markdown
 
-        from oomguard.report.rule_page import MARK
+        from oomguard.report.rule_page import PAGE_MARK
 
-        out.print(Markdown(text.replace(MARK, "")), width=min(out.width, _MAX_COLUMNS))
+        out.print(Markdown(text.replace(PAGE_MARK, "")), width=min(out.width, _MAX_COLUMNS))
     else:
-        _say(text)
+        _print_plain(text)
     return 0
 
 
@@ -105,20 +102,19 @@ def show(name: str, rules: tuple[str, ...], color: str) -> int:
 @option(
     "--check",
     is_flag=True,
-    help="Write nothing; exit with 1 when a page differs from what would be written.",
+    help="Write nothing; exit with status 1 if a page is not up to date.",
 )
 @rules_option
 def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
-    """Write one Markdown page for each rule, and an index, into DIR; pages of rules that are gone
-    are removed.
+    """Write one Markdown page for each rule, and an index, into DIR.
 
-    The same rules always give the same pages. A file that was not made by this command is never
-    replaced or removed.
+    Pages of rules that no longer exist are removed. The same rules always give the same pages. The
+    command never replaces or removes a file that it did not write.
     """
     wanted = rule_pages(_read(rules))
     root = Path(folder)
     try:
-        there = _made(root)
+        there = _written_pages(root)
         differing = sorted(
             name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)
         )
@@ -130,9 +126,9 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
             return 0
         kept = [root / name for name in differing if name not in there and (root / name).exists()]
         if kept:
-            hint = "give a folder of the pages' own"
+            hint = "name a folder that contains only rule pages"
             raise InputError(
-                f"{kept[0]} was not made by this command and is not replaced", hint=hint
+                f"{kept[0]} was not written by this command, so it is not replaced", hint=hint
             )
         root.mkdir(parents=True, exist_ok=True)
         for name in differing:
@@ -142,15 +138,17 @@ def pages(folder: str, check: bool, rules: tuple[str, ...]) -> int:
                 (root / name).unlink()
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{folder}: {getattr(error, 'strerror', None) or error}", hint="DIR is a folder"
+            f"{folder}: {getattr(error, 'strerror', None) or error}", hint="DIR must be a folder"
         ) from None
     click.echo(f"{len(wanted)} pages in {folder}, {len(differing)} changed")
     return 0
 
 
 def _read(folders: tuple[str, ...]) -> RuleSet:
-    """Load the rules and check the values in their tests too, which a run does not need; raises
-    RuleError with file and key.
+    """Load the rules and check the values in their tests, which a run does not need.
+
+    Raises:
+        RuleError: if a value is wrong; it names the file and the key.
     """
     from oomguard.core.facts import REGISTRY, is_of_type
 
@@ -158,12 +156,11 @@ def _read(folders: tuple[str, ...]) -> RuleSet:
     for rule in found.rules:
         for i, test in enumerate(rule.tests):
             for name, value in test["facts"].items():
-                # A name that is no fact is told by the test's own run, with all else that is wrong
-                # there.
+                # The test's own run reports an unknown name, with all other mistakes of the test.
                 if name in REGISTRY and not is_of_type(name, value):
                     kind = REGISTRY[name].type
                     raise RuleError(
-                        f"expected {kind}, found {value!r}",
+                        f"expected {kind}, got {value!r}",
                         path=rule.path,
                         key=f"test[{i}].facts.{name}",
                     )
@@ -190,16 +187,16 @@ def _is_expected_row(row: Any) -> bool:
 
 
 def rule_pages(rules: RuleSet) -> dict[str, str]:
-    """Return the text of every page by its file name: one page a rule, and the index."""
+    """Return the text of every page by file name: one for each rule, and the index."""
     from oomguard.report.rule_page import index_page
 
     found = {f"{rule.code}.md": _rule_page(rule, rules) for rule in rules.rules}
     return {**found, _INDEX: index_page(rules.rules, rules.signatures)}
 
 
-def _made(root: Path) -> dict[str, str]:
-    """Return the text of the pages in a folder that this command made, by file name."""
-    from oomguard.report.rule_page import MARK
+def _written_pages(root: Path) -> dict[str, str]:
+    """Return the text of the folder's pages that this command wrote, by file name."""
+    from oomguard.report.rule_page import PAGE_MARK
 
     if not root.exists():
         return {}
@@ -207,7 +204,7 @@ def _made(root: Path) -> dict[str, str]:
     for path in sorted(root.iterdir()):
         if path.suffix == ".md" and path.is_file() and path.stat().st_size <= _MAX_PAGE_BYTES:
             text = read_regular(path, _MAX_PAGE_BYTES).decode("utf-8")
-            if MARK in text:
+            if PAGE_MARK in text:
                 found[path.name] = text
     return found
 
@@ -219,14 +216,14 @@ def _rule_page(rule: Rule, rules: RuleSet) -> str:
     from oomguard.remedy.policy import Policy
     from oomguard.report.rule_page import Example, rule_page
 
-    # By this rule alone, so that its page stays the same when another rule is added.
+    # Only this rule is loaded, so that its page does not change when another rule is added.
     alone = replace(rules, rules=(rule,))
     examples = []
     for i, test in enumerate(rule.tests):
         try:
             observed = incident_from(test["kind"], test["facts"])
             incident = assess(observed, alone, Policy(), behind=model_from(test))
-        except OomguardError as error:  # a fix that names no setting or no solver
+        except OomguardError as error:  # a fix that names an unknown setting or solver
             raise RuleError(str(error), path=rule.path, key=f"test[{i}]") from None
         examples.append(Example(test["kind"], {**test["facts"], **test.get("call", {})}, incident))
     solvers = {name: _in_words(solver.__doc__ or name) for name, solver in SOLVERS.items()}
@@ -248,9 +245,7 @@ def _in_words(docstring: str) -> str:
 
 
 def _file(path: str) -> str:
-    """Return a shipped file by its place in the repository, which is the same everywhere; any other
-    as it was given.
-    """
+    """Return a shipped file's path in the repository; any other path as given."""
     from oomguard.rules.rule_files import shipped_root
 
     found = Path(path)
@@ -260,10 +255,8 @@ def _file(path: str) -> str:
     return path
 
 
-def _say(text: str) -> None:
-    """Print lines without what a terminal would obey; what the terminal's encoding lacks is
-    replaced.
-    """
+def _print_plain(text: str) -> None:
+    """Print lines without terminal escapes, and replace characters that the terminal lacks."""
     from oomguard.core.text import strip_escapes
 
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -274,7 +267,7 @@ def _say(text: str) -> None:
 @command.command("check")
 @rules_option
 def check(rules: tuple[str, ...]) -> int:
-    """Load every rule file and say the first mistake with its file, key and column."""
+    """Load every rule file and print the first mistake with its file, key and column."""
     rule_set = _read(rules)
     click.echo(
         f"{len(rule_set.signatures)} signature files and {len(rule_set.rules)} rules: no mistakes"
@@ -285,13 +278,13 @@ def check(rules: tuple[str, ...]) -> int:
 @command.command("test")
 @rules_option
 def test(rules: tuple[str, ...]) -> int:
-    """Run the tests inside the rule files; exit status 1 when one fails."""
+    """Run the tests in the rule files; exit with status 1 if one fails."""
     from oomguard.diagnosis.rule_tests import problems
 
     rule_set = _read(rules)
     found = problems(rule_set)
     for text in found:
-        _say(text)
+        _print_plain(text)
     tests = sum(len(s.tests) for s in rule_set.signatures) + sum(
         len(r.tests) for r in rule_set.rules
     )

@@ -1,6 +1,4 @@
-"""``oomguard run -- CMD``: the command with its streams untouched, watched, and run again where
-that helps.
-"""
+"""Run ``oomguard run -- CMD`` in the analyst: read its options and follow the attempts."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 import click
 
 from oomguard.analyst.side_effects import OwnFiles, of_journal
-from oomguard.cli.metrics_option import metrics_option, run_told
+from oomguard.cli.metrics_option import metrics_option, run_observed
 from oomguard.cli.options import (
     CommandAfterDashes,
     Duration,
@@ -29,12 +27,12 @@ from oomguard.cli.options import (
     policy_options,
     read_policy,
     read_rules,
-    tell_configuration,
+    report_configuration,
 )
 from oomguard.cli.placement_options import PlacementOptions, placement_options
 from oomguard.cli.ranks_options import RanksOptions, ranks_options
-from oomguard.cli.scheduler_options import BesideScheduler, SchedulerOptions, scheduler_options
-from oomguard.cli.serving_options import END_S, BesideServer, ServingOptions, serving_options
+from oomguard.cli.scheduler_options import SchedulerContext, SchedulerOptions, scheduler_options
+from oomguard.cli.serving_options import END_S, ServerContext, ServingOptions, serving_options
 from oomguard.core.errors import InputError, UsageError
 from oomguard.core.incident import Diagnosis
 from oomguard.journal.location import JournalUrl, Location, default_path
@@ -52,41 +50,37 @@ if TYPE_CHECKING:
     from oomguard.remedy.policy import Policy
 
 
-# The events of ``oomguard run`` on standard error, one line each, as text or as JSON.
-
-# What is pasted into the user's own terminal: in quotes, a shell leaves ``~`` as it is.
+# Fields that the user pastes into a terminal. A shell does not expand ``~`` in quotes.
 _TO_PASTE: Final = frozenset({"command", "path", "remove"})
 
 
 class Errors:
-    """Standard error that cannot fail: the run goes on when nobody reads it any more."""
+    """Write to standard error without failing, so that the run continues without a reader."""
 
     encoding = getattr(sys.stderr, "encoding", "utf-8")
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
+        """Write as much as possible; return the length of the text."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
+        """Flush as much as possible."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.flush()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether standard error is a terminal."""
         return sys.stderr is not None and sys.stderr.isatty()
 
     def fileno(self) -> int:
-        """Return the descriptor, for the terminal's width."""
+        """Return the descriptor, from which rich reads the terminal's width."""
         return 2
 
 
 def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
-    """Send events to standard error, one line each; only the command line does, never
-    the library.
-    """
+    """Send events to standard error, one line each (command line only)."""
     import logging
 
     from oomguard.core.log import write_events
@@ -115,12 +109,13 @@ def configure_log(form: str, *, quiet: bool, verbose: bool) -> None:
         errors.flush()
 
     write_events(write, least)
-    threading.excepthook = _tell_of_thread
+    threading.excepthook = _log_failed_thread
 
 
-def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
-    """Tell in one line that a thread of our own failed: standard error is the command's, and no
-    place for a traceback of ours.
+def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
+    """Log in one line that a thread of oomguard failed.
+
+    Standard error belongs to the command, so a traceback would be out of place.
     """
     from oomguard.core.log import get_logger
 
@@ -130,14 +125,14 @@ def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
         name = failed.thread.name
     reason = f"{failed.exc_type.__name__}: {failed.exc_value}"
     get_logger().warning(
-        "a part of oomguard failed: the run goes on without", part=name, reason=reason
+        "A part of oomguard failed; the command continues without it", part=name, reason=reason
     )
 
 
 def _console_line(_level: str, event: str, fields: dict[str, Any]) -> str:
     extra = " ".join(f"{key}={value}" for key, value in fields.items()).replace(
         "\n", "\\n"
-    )  # one line each
+    )  # one line for each event
     return f"oomguard: {event}" + (f": {extra}" if extra else "")
 
 
@@ -150,27 +145,28 @@ def _json_line(level: str, event: str, fields: dict[str, Any]) -> str:
     )
 
 
-# The report of a run: whether it can be written is known before the command runs, it is written
-# when all has ended.
-
-
 def check_report(report: str | None) -> None:
-    """Raise UsageError where a report is asked for that cannot be written."""
+    """Check before the command runs that the report can be written.
+
+    Raises:
+        UsageError: if it cannot.
+    """
     if report is None:
         return
     path = Path(report)
     if path.suffix not in {".json", ".md", ".html"}:
         raise UsageError(
-            f"--report {path}: unknown form", hint="end the name in .json, .md or .html"
+            f"--report {path}: unknown format", hint="end the name in .json, .md or .html"
         )
     if not os.access(path.parent, os.W_OK):
         raise UsageError(
-            f"--report {path}: the folder cannot be written", hint="name a folder that exists"
+            f"--report {path}: oomguard cannot write to this folder",
+            hint="name a folder that exists",
         )
 
 
 def write_report(path: Path, outcome: Outcome) -> None:
-    """Write the report; a failure by now is told and leaves the command's own exit status alone."""
+    """Write the report. A failed write is logged and does not change the exit status."""
     from oomguard.core.log import get_logger
     from oomguard.report.attempts import report_text
 
@@ -180,21 +176,16 @@ def write_report(path: Path, outcome: Outcome) -> None:
             encoding="utf-8",
         )
     except OSError as error:
-        get_logger().warning(
-            "the report could not be written", path=str(path), reason=error.strerror
-        )
+        get_logger().warning("Could not write the report", path=str(path), reason=error.strerror)
 
 
-# ``run --snapshot``: engines are asked for one in their environment; where a command fails and none
-# came, one line says so.
+class SnapshotRequest:
+    """Ask all engines of the command for a memory snapshot, through their environment.
 
-
-class AskedSnapshot:
-    """A snapshot that all engines take which the command starts: they find where to in their
-    environment, wherever they run.
+    If the command fails and no snapshot was written, ``report`` logs why.
 
     Raises:
-        UsageError: its folder cannot be written.
+        UsageError: if the folder of the snapshot cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -202,28 +193,27 @@ class AskedSnapshot:
 
         if not os.access(path.parent, os.W_OK):
             raise UsageError(
-                f"--snapshot {path}: the folder cannot be written", hint="name a folder that exists"
+                f"--snapshot {path}: oomguard cannot write to this folder",
+                hint="name a folder that exists",
             )
         self._path = path.absolute()
         os.environ[SNAPSHOT] = str(self._path)
         self._before = self._files()
 
-    def tell(self, outcome: Outcome) -> None:
-        """Say why there is none, where the command failed; whether it did of memory is not always
-        known.
-        """
+    def report(self, outcome: Outcome) -> None:
+        """Log why there is no snapshot, if the command failed."""
         is_oom = outcome.diagnosis is not None and outcome.diagnosis.verdict == "oom"
         if (outcome.status or is_oom) and not self._files() - self._before:
             from oomguard.core.log import get_logger
 
             get_logger().warning(
-                "no memory snapshot was taken",
+                "No memory snapshot was written",
                 why="no allocation failed in a vLLM engine with oomguard's plugin",
                 other_programs=f"oomguard.guard(snapshot={str(self._path)!r})",
             )
 
     def files(self) -> list[Path]:
-        """Return the files that a snapshot may have become: each engine writes one of its own."""
+        """Return the files that may be a snapshot, because each engine writes its own file."""
         folder = self._path.parent
         stem = self._path.stem
         suffix = self._path.suffix
@@ -236,50 +226,46 @@ class AskedSnapshot:
         return []
 
     def _files(self) -> set[tuple[str, int]]:
-        """Return their names, with the time of their last change."""
+        """Return the names of these files with their modification times."""
         found = set()
         for file in self.files():
-            with contextlib.suppress(OSError):  # it is gone since
+            with contextlib.suppress(OSError):  # the file is gone
                 found.add((file.name, file.stat().st_mtime_ns))
         return found
 
 
-# ``run --reuse``: begin with what the journal knows to work; off unless asked, since a journal
-# never changes a first attempt by itself.
+# A journal never changes the first attempt unless --reuse asks for it.
 
-# How long the command's start waits for others that hold the journal locked, or for each answer of
-# a database; after it nothing is reused.
+# How long the start waits for a locked journal, or for each answer of a database. After that,
+# nothing is reused.
 _BUSY_S: Final = 1.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def reuse_option(function: F) -> F:
-    """Add --reuse."""
+    """Add the option --reuse."""
     what = (
-        "Begin with the changes under which this command ran last with the same model, engine "
-        "version and device. The journal tells them, "
-        "--allow, --pin and --min hold."
+        "Begin with the changes of this command's last run with the same model, engine version and "
+        "device, within --allow, --pin and --min."
     )
     return option("--reuse", is_flag=True, help=what)(function)
 
 
-def reused(
+def changes_to_reuse(
     launch: Launch, policy: Policy, place: Location | None, *, reuse: bool
 ) -> tuple[Patch, ...]:
-    """Return the changes that the first attempt begins with; none unless ``reuse`` asks
-    for them.
-    """
+    """Return the changes for the first attempt; none without ``reuse``."""
     if not reuse:
         return ()
     from oomguard.analyst.warm_start import known_changes
     from oomguard.journal.queries import open_journal
 
-    if isinstance(place, Path) and not place.exists():  # this run makes it
+    if isinstance(place, Path) and not place.exists():  # this run creates the journal
         return known_changes(launch, policy, lambda: nullcontext(None))
     return known_changes(launch, policy, lambda: open_journal(place, busy_s=_BUSY_S))
 
 
-# How long a run waits for others that write the journal; after it the run goes on without.
+# How long a run waits for a locked journal. After that, the run continues without it.
 JOURNAL_BUSY_S: Final = 1.0
 
 
@@ -291,43 +277,40 @@ JOURNAL_BUSY_S: Final = 1.0
     type=click.IntRange(min=0),
     default=DEFAULT_MAX_RELAUNCHES,
     show_default=True,
-    help="Attempts after the first, at most.",
+    help="Maximum number of relaunches after the first attempt.",
 )
 @option(
     "--max-per-hour",
     type=click.IntRange(min=0),
     default=DEFAULT_MAX_PER_HOUR,
     show_default=True,
-    help="Of these within any hour, at most.",
+    help="Maximum number of relaunches in any hour.",
 )
 @option(
     "--deadline",
     type=Duration(),
     metavar="TIME",
     help=(
-        "Start no attempt, the first one included, after this time, such as 1h30m or 90 (seconds); "
-        "no wait goes beyond it."
+        "Start no attempt, not even the first, after this time, for example 1h30m or 90 (seconds). "
+        "[default: no deadline]"
     ),
 )
 @option(
     "--dry-run",
     is_flag=True,
-    help="Run once; on failure print the plan and the changed command, run nothing again.",
+    help="Run once; after a failure print the changed command instead of running it.",
 )
 @option(
     "--idempotent",
     is_flag=True,
-    help=(
-        "The command may be repeated from the beginning even after it wrote files or served "
-        "requests."
-    ),
+    help=("Allow a rerun from the beginning even if the command wrote files or served requests."),
 )
 @option(
     "--report",
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help=(
-        "Write attempts and diagnosis to FILE, also after a success. Its name ends in .json, .md "
+        "Write attempts and diagnosis to FILE, also after a success. The name ends in .json, .md "
         "or .html."
     ),
 )
@@ -336,18 +319,17 @@ JOURNAL_BUSY_S: Final = 1.0
     "--snapshot",
     type=click.Path(dir_okay=False),
     metavar="PATH",
-    help="Write torch's memory snapshot to PATH where an allocation of a vLLM engine fails; "
-    "`oomguard diagnose PATH` reads it. A program "
-    "without vLLM is not reached: oomguard.guard(snapshot=PATH) is for it.",
+    help="Write torch's memory snapshot to PATH if an allocation in a vLLM engine fails; read it "
+    "with `oomguard diagnose PATH`. In other programs use oomguard.guard(snapshot=PATH).",
 )
-@journal_option("Where attempts are recorded")
+@journal_option("Journal of the attempts")
 @reuse_option
 @option(
     "--input",
     "input_file",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
-    help="Give FILE to the command as its standard input, at each attempt from its beginning.",
+    help="Use FILE as standard input of every attempt.",
 )
 @option(
     "--grace",
@@ -355,20 +337,20 @@ JOURNAL_BUSY_S: Final = 1.0
     default=DEFAULT_GRACE_S,
     show_default=True,
     metavar="TIME",
-    help="After a stop signal, time before the command is killed.",
+    help="Time between a stop signal and killing the command.",
 )
 @option(
     "--pty/--no-pty",
     default=True,
     show_default=True,
-    help="On a terminal, give the command a terminal of its own, not pipes.",
+    help="On a terminal, run the command in its own terminal instead of pipes.",
 )
 @option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
     show_default=True,
-    help="Form of the events on standard error.",
+    help="Format of the events on standard error.",
 )
 @placement_options
 @ranks_options
@@ -407,32 +389,32 @@ def command(
     verbose: bool,
     color: str,
 ) -> int:
-    """Run a command; when it dies of memory, say why with numbers, change the least that fits, and
-    run it again.
+    """Run a command; if it runs out of memory, explain why, change settings, and run it again.
 
-    The exit status is the command's own, whatever happens inside oomguard; 1 where that is 0 though
-    the engine's log says that it died, or a full disk did not take its output; 128+n after a
-    signal; 125 where the command could not be started; 126 and 127 as a shell; see --exit-status.
+    The exit status is the command's own, or 128+n after a signal. It is 1 instead of 0 if the
+    engine's log says that it died, or if a full disk lost output. It is 125 if the command could
+    not start, and 126 or 127 as in a shell. See also --exit-status.
     """
     if not argv:
-        raise UsageError("no command to run", hint="oomguard run -- python script.py")
+        raise UsageError("no command to run", hint="for example:oomguard run -- python script.py")
     from oomguard.analyst.link import current_link
 
     link = current_link()
     if link is None:
         raise UsageError(
-            "oomguard run is a command of its own", hint="oomguard run -- python script.py"
+            "oomguard run cannot be called from another command",
+            hint="for example: oomguard run -- python script.py",
         )
-    from oomguard.analyst.attempt_hooks import Companions
+    from oomguard.analyst.attempt_hooks import AttemptHooks
     from oomguard.analyst.journal_hook import JournalHook
-    from oomguard.analyst.loop import Supervision
+    from oomguard.analyst.loop import AttemptLoop
     from oomguard.analyst.nested_run import outer_run
     from oomguard.core.log import get_logger
     from oomguard.engines.command import Launch
 
     signals = link.signals
     configure_log(log_format, quiet=quiet, verbose=verbose)
-    tell_configuration(ctx, get_logger().warning, get_logger().debug)
+    report_configuration(ctx, get_logger().warning, get_logger().debug)
     link.options.update(
         grace_s=grace,
         pty=pty,
@@ -443,7 +425,9 @@ def command(
     )
     outer = outer_run()
     if outer is not None:
-        get_logger().debug("the outer run changes and runs again", outer_pid=outer)
+        get_logger().debug(
+            "Another oomguard run is around this one and does the relaunches", outer_pid=outer
+        )
     serving = ServingOptions(restart, hang_after, termination_message).checked(
         is_inside=outer is not None
     )
@@ -456,9 +440,9 @@ def command(
     _check(rules, report)
 
     if snapshot is None:
-        asked = None
+        snapshot_request = None
     else:
-        asked = AskedSnapshot(Path(snapshot))
+        snapshot_request = SnapshotRequest(Path(snapshot))
 
     def on_failure(diagnosis: Diagnosis, commands: dict[str, str]) -> None:
         if not quiet:
@@ -468,27 +452,27 @@ def command(
             print_diagnosis(console(color, file=cast("TextIO", Errors())), shown, commands)
 
     launch = Launch(tuple(argv))
-    beside = BesideServer(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
+    beside = ServerContext(serving, launch, signals, grace, asked=serving.is_asked_for(ctx))
     job = ranks.beside(launch, signals, grace, is_inside=outer is not None)
     start = _hung_start(link, rules, grace)
-    scheduler = BesideScheduler(
-        scheduling, beside.health, is_inside=outer is not None, tells=job.speaks
+    scheduler = SchedulerContext(
+        scheduling, beside.health, is_inside=outer is not None, tells=job.is_reporter_of_ranks
     )
-    configure_log(log_format, quiet=quiet or not (job.tells or verbose), verbose=verbose)
-    if job.tells:
+    configure_log(log_format, quiet=quiet or not (job.is_reporter or verbose), verbose=verbose)
+    if job.is_reporter:
         opens = partial(_journal, journal)
     else:
         opens = None
-    keeper = JournalHook(opens, is_asked_for=journal is not None, original=launch.argv)
-    supervision = Supervision(
+    journal_hook = JournalHook(opens, is_asked_for=journal is not None, original=launch.argv)
+    supervision = AttemptLoop(
         launch,
         policy,
         lambda: read_rules(rules),
-        keeper,
+        journal_hook,
         dry_run,
         on_failure,
         idempotent,
-        Companions((start, *beside.companions, *scheduler.companions, *job.companions)),
+        AttemptHooks((start, *beside.companions, *scheduler.companions, *job.companions)),
         restarts=serving.restarts,
         ended_by_us=lambda: start.ended_by_us() or beside.ended_by_us() or job.ended_by_us(),
         placing=placement.placing(argv, pinned, outer),
@@ -496,27 +480,29 @@ def command(
             report,
             termination_message,
             *of_journal(journal if isinstance(journal, Path) else None),
-            late=[] if asked is None else [asked.files],
+            late=[] if snapshot_request is None else [snapshot_request.files],
         ),
         together=job.together,
     )
-    known = reused(launch, policy, journal, reuse=reuse and outer is None and job.may_reuse())
+    known = changes_to_reuse(
+        launch, policy, journal, reuse=reuse and outer is None and job.may_reuse()
+    )
     supervision.begins_with = scheduler.begins_with(policy) or known
-    told = beside.telling_errors(scheduler.tell_error)(run_told)
+    run_observed_command = beside.reporting_errors(scheduler.report_error)(run_observed)
     with job:
         outcome = scheduler.classified(
-            told(supervision, link, ctx, metrics, is_inner=outer is not None)
+            run_observed_command(supervision, link, ctx, metrics, is_inner=outer is not None)
         )
-        beside.tell(outcome)
-        if job.tells:  # of several ranks one does, and the others end after it
-            _tell_all(outcome, scheduler, asked, report)
-            _tell(outcome, color, quiet=quiet)
+        beside.report(outcome)
+        if job.is_reporter:  # of several ranks only one reports, and the others end after it
+            _report_everywhere(outcome, scheduler, snapshot_request, report)
+            _show_attempts(outcome, color, quiet=quiet)
             scheduler.requeue(outcome)
     return outcome.status
 
 
 def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
-    """Return what looks for a start that has failed and does not end."""
+    """Return the detector of a start that failed but does not end."""
     from oomguard.analyst.hung_start import HungStart
     from oomguard.analyst.link import LiveOutput
     from oomguard.analyst.outcome import CommandTerminator
@@ -526,42 +512,49 @@ def _hung_start(link: Link, rules: tuple[str, ...], grace: float) -> HungStart:
 
 
 def _check(rules: tuple[str, ...], report: str | None) -> None:
-    """Raise UsageError where something is wrong in the rules, or the report cannot be written:
-    before the command runs.
+    """Check the rules and the report before the command runs.
+
+    Raises:
+        UsageError: if a rule is wrong or the report cannot be written.
     """
     if rules:
         read_rules(rules)
     check_report(report)
 
 
-def _tell_all(
-    outcome: Outcome, scheduler: BesideScheduler, asked: AskedSnapshot | None, report: str | None
+def _report_everywhere(
+    outcome: Outcome,
+    scheduler: SchedulerContext,
+    snapshot_request: SnapshotRequest | None,
+    report: str | None,
 ) -> None:
-    """Tell how the run ended where others read it."""
-    scheduler.tell(outcome)
-    if asked is not None:
-        asked.tell(outcome)
+    """Report the end of the run to the scheduler, the snapshot's log line and the report file."""
+    scheduler.report(outcome)
+    if snapshot_request is not None:
+        snapshot_request.report(outcome)
     if report is not None:
         write_report(Path(report), outcome)
 
 
-def _tell(outcome: Outcome, color: str, *, quiet: bool) -> None:
-    """Show the attempts of a run that needed several, and what it goes on with."""
+def _show_attempts(outcome: Outcome, color: str, *, quiet: bool) -> None:
+    """Show the attempts of a run with several, and the reduced settings that remain."""
     if len(outcome.attempts) < 2:
         return
-    from oomguard.report.attempts import attempts_table, reduced
+    from oomguard.report.attempts import attempts_table, reduction_sentence
     from oomguard.report.presentable import drawn
 
     screen = console(color, file=cast("TextIO", Errors()))
     if not quiet:
         screen.print(attempts_table(outcome.attempts, columns=screen.width))
-    if text := reduced(outcome.attempts):
+    if text := reduction_sentence(outcome.attempts):
         screen.print(drawn(text), markup=False)
 
 
 def _journal(place: Location | None) -> Journal | SharedJournal:
-    """Open the journal at ``place``, else the default one; raise InputError where it cannot be
-    used.
+    """Open the journal at ``place``; None for the default one.
+
+    Raises:
+        InputError: if the journal cannot be used.
     """
     if isinstance(place, JournalUrl):
         from oomguard.journal.shared import SharedJournal
@@ -570,5 +563,5 @@ def _journal(place: Location | None) -> Journal | SharedJournal:
     from oomguard.journal.store import Journal
 
     if place is None and not default_path().is_absolute():
-        raise InputError("no home folder is known")
+        raise InputError("oomguard found no home folder for the journal")
     return Journal(default_path() if place is None else place, busy_s=JOURNAL_BUSY_S)

@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` for what schedules it: probes, an exit status by cause, a SLURM
-job's comment and its queue.
-"""
+"""Add the options of ``oomguard run`` for schedulers: probes, exit status, SLURM."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from oomguard.cli.options import decorated, option
+from oomguard.cli.options import add_options, option
 from oomguard.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import Companion
+    from oomguard.analyst.attempt_hooks import AttemptHook
     from oomguard.analyst.outcome import Outcome
     from oomguard.cluster.schedulers.slurm import RunInJob
     from oomguard.cluster.serving.health import Health
@@ -29,9 +27,7 @@ _FIRST: Final = "0"
 
 
 def scheduler_options(function: F) -> F:
-    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue; the command gets them as
-    ``scheduling``.
-    """
+    """Add --probes, --exit-status, --slurm-comment and --slurm-requeue, as ``scheduling``."""
 
     @functools.wraps(function)
     def with_scheduling(
@@ -45,15 +41,15 @@ def scheduler_options(function: F) -> F:
         asked = SchedulerOptions(probes, exit_status, slurm_comment, slurm_requeue)
         return function(*args, scheduling=asked, **kwargs)
 
-    return decorated(
+    return add_options(
         cast("F", with_scheduling),
         (
             option(
                 "--probes",
                 metavar="[HOST:]PORT",
                 help=(
-                    "Answer /livez and /readyz, which see a hang, on a port of every address of "
-                    "this machine, 0 for any."
+                    "Answer /livez and /readyz, which detect a hang, on a port of every address "
+                    "(0 = any free port). [default: off]"
                 ),
             ),
             option(
@@ -61,20 +57,14 @@ def scheduler_options(function: F) -> F:
                 type=click.Choice(["own", _BY_CAUSE]),
                 default="own",
                 show_default=True,
-                help="by-cause: a run that failed ends with 90 where memory was the cause and no "
-                "permitted change is left, 91 where "
-                "others hold the device's memory, 92 where its server hung; else with the "
-                "command's own, as where a permitted change is "
-                "left and --max-relaunches, --max-per-hour, --deadline or a file that it wrote "
-                "stopped it.",
+                help="own: the command's status. by-cause: 90 = out of memory and nothing left to "
+                "try, 91 = another process holds the GPU, 92 = server hung; otherwise the "
+                "command's status.",
             ),
             option(
                 "--slurm-comment",
                 is_flag=True,
-                help=(
-                    "Make which attempt runs, and how the run ended, the comment of its SLURM job, "
-                    "behind one it has."
-                ),
+                help=("Append the attempt number and the outcome to the comment of the SLURM job."),
             ),
             option(
                 "--slurm-requeue",
@@ -82,10 +72,9 @@ def scheduler_options(function: F) -> F:
                 default=0,
                 show_default=True,
                 metavar="N",
-                help="Put the SLURM job back into its queue, N times at most, where memory failed "
-                "and a change is left to make, or others "
-                "hold the device. Its next start begins with the changes, which stand in the "
-                "job's comment.",
+                help="Requeue the SLURM job at most N times if it ran out of memory and a change "
+                "is left, or other processes hold the GPU. Its next start begins with the changes "
+                "from the job's comment.",
             ),
         ),
     )
@@ -93,7 +82,7 @@ def scheduler_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """What was asked for."""
+    """Hold the scheduler options."""
 
     probes: str | None
     exit_status: str
@@ -101,18 +90,18 @@ class SchedulerOptions:
     slurm_requeue: int
 
 
-class BesideScheduler:
-    """What goes along with a run for what schedules it.
+class SchedulerContext:
+    """Connect a run to the scheduler that started it.
 
     Args:
-        options: what was asked for.
-        health: of the command's server; None: it is none.
-        is_inside: another run is around this one, and speaks for it.
-        tells: whether this process speaks for all ranks of its job; None: it is no rank, and of a
-            step's tasks the first one speaks.
+        options: the scheduler options.
+        health: the health of the command's server; None if the command is not a server.
+        is_inside: whether another run is around this one and reports for it.
+        tells: whether this process reports for all ranks of its job; None if it is not a rank. The
+            first task of a SLURM step then reports.
 
     Raises:
-        UsageError: ``--probes`` names no port.
+        UsageError: if ``--probes`` is not a port.
     """
 
     def __init__(
@@ -126,7 +115,7 @@ class BesideScheduler:
         self._options = options
         self._job = None
         self._begun: RunInJob | None = None
-        self.companions: tuple[Companion, ...] = ()
+        self.companions: tuple[AttemptHook, ...] = ()
         if is_inside:
             self._options = SchedulerOptions(None, "own", slurm_comment=False, slurm_requeue=0)
         if self._options.probes is not None:
@@ -148,43 +137,42 @@ class BesideScheduler:
             self.companions += (self._job,) if self._job is not None else ()
 
     def begins_with(self, policy: Policy) -> tuple[Patch, ...]:
-        """Return the changes that a job's last start left for this one: every rank of a job begins
-        with them.
+        """Return the changes that a job's last start left for this one.
+
+        Every rank of the job begins with them.
         """
         if self._begun is None:
             return ()
         return self._begun.begins_with(policy)
 
     def classified(self, outcome: Outcome) -> Outcome:
-        """Return how the run ended, with the status that was asked for."""
+        """Return the outcome with the requested exit status."""
         if self._options.exit_status != _BY_CAUSE or outcome.is_stopped:
             return outcome
         from oomguard.cluster.schedulers.status_by_cause import by_cause
 
         return by_cause(outcome)
 
-    def tell(self, outcome: Outcome) -> None:
-        """Tell the job's queue how the run ended."""
+    def report(self, outcome: Outcome) -> None:
+        """Report the end of the run to the scheduler's job."""
         if self._job is not None:
             from oomguard.cluster.serving.end_message import comment_of
 
             self._job.end(outcome, comment_of(outcome) if outcome.status else "oomguard: ended")
 
-    def tell_error(self, text: str) -> None:
-        """Tell the job's queue why nothing ran."""
+    def report_error(self, text: str) -> None:
+        """Report to the scheduler's job why nothing ran."""
         if self._job is not None:
             self._job.say_error(text)
 
     def requeue(self, outcome: Outcome) -> None:
-        """Put the job back where its next start may fit; the last thing that a run does."""
+        """Requeue the job if its next start may fit; this is the last step of a run."""
         if self._job is not None:
             self._job.requeue(outcome)
 
 
-def _probes(text: str, health: Health | None) -> Companion | None:
-    """Return what answers probes; None, with a warning, where it cannot listen there: the command
-    runs all the same.
-    """
+def _probes(text: str, health: Health | None) -> AttemptHook | None:
+    """Return the probe server; None, with a warning, if it cannot listen on the address."""
     from oomguard.cluster.serving.probes import ALIVE, Probes
     from oomguard.core.log import get_logger
     from oomguard.telemetry.run_metrics import ANY, parse_address
@@ -192,29 +180,31 @@ def _probes(text: str, health: Health | None) -> Companion | None:
     address = parse_address(text, ANY)
     if address is None:
         raise UsageError(
-            f"--probes {text}: neither a port nor an address",
-            hint="--probes 8090, --probes 127.0.0.1:8090",
+            f"--probes {text}: not a port or an address",
+            hint="for example: --probes 8090 or --probes 127.0.0.1:8090",
         )
     try:
         probes = Probes(address, health)
     except OSError as error:
         reason = error.strerror or str(error)
         get_logger().warning(
-            "probes are not answered: the run goes on without", address=str(address), reason=reason
+            "Probes are not answered, because oomguard cannot listen on this address",
+            address=str(address),
+            reason=reason,
         )
         return None
     if address.port == 0:
-        tell = get_logger().info
+        write = get_logger().info
     else:
-        tell = get_logger().debug
-    tell("probes are answered", port=probes.address.port, path=ALIVE)
+        write = get_logger().debug
+    write("Answering probes", port=probes.address.port, path=ALIVE)
     return probes
 
 
 def _run_in_job(options: SchedulerOptions) -> RunInJob | None:
     from oomguard.cluster.schedulers.slurm import RunInJob, job_of
 
-    job = job_of(os.environ, "the job's comment is not set")
+    job = job_of(os.environ, "Did not set the job's comment")
     if job is None:
         return None
     return RunInJob(job, options.slurm_requeue, tells_all=options.slurm_comment)

@@ -1,6 +1,4 @@
-"""The options of ``oomguard run`` for a server that runs for weeks, and what they put beside the
-run.
-"""
+"""Add the options of ``oomguard run`` for a server that runs for weeks."""
 
 from __future__ import annotations
 
@@ -14,28 +12,28 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from oomguard.cli.options import Duration, decorated, option
+from oomguard.cli.options import Duration, add_options, option
 from oomguard.core.errors import OomguardError, UsageError, exit_status_of
 
 if TYPE_CHECKING:
-    from oomguard.analyst.attempt_hooks import Companion
+    from oomguard.analyst.attempt_hooks import AttemptHook
     from oomguard.analyst.link import ReceivedSignals
-    from oomguard.analyst.outcome import EndedByUs, Outcome
+    from oomguard.analyst.outcome import Outcome, TerminationReason
     from oomguard.cluster.serving.health import Health
     from oomguard.cluster.serving.systemd import SystemdNotifier
     from oomguard.engines.command import Launch
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_HANG_AFTER_S: Final = 300.0
-# Restarts of weeks are bounded by the hour: the user did not bound the whole.
+# The limit per hour bounds restarts over weeks; the user set no total limit.
 NO_BOUND: Final = 10**9
-# The server's own time to end after a hang; what hangs seldom takes it.
+# Time for a hanging server to end; it rarely uses it.
 END_S: Final = 10.0
 
 
 def serving_options(function: F) -> F:
-    """Add --restart, --hang-after and --termination-message."""
-    return decorated(
+    """Add the options --restart, --hang-after and --termination-message."""
+    return add_options(
         function,
         (
             option(
@@ -43,9 +41,9 @@ def serving_options(function: F) -> F:
                 type=click.Choice(["no", "on-failure"]),
                 default="no",
                 show_default=True,
-                help="on-failure: run the command again as it was where it failed of something "
-                "else than memory, a hang too; "
-                "--max-per-hour bounds it, --max-relaunches only where you give it.",
+                help="on-failure: also rerun the command unchanged after a failure or hang that "
+                "is not an out-of-memory. --max-per-hour limits it; --max-relaunches only if you "
+                "give it.",
             ),
             option(
                 "--hang-after",
@@ -53,16 +51,15 @@ def serving_options(function: F) -> F:
                 default=DEFAULT_HANG_AFTER_S,
                 show_default=True,
                 metavar="TIME",
-                help="A server whose requests wait for so long while its engine takes no step "
-                "hangs: it is told, and ended with "
-                "--restart on-failure, also where no start is left. 0: do not look.",
+                help="Treat the server as hung if requests wait this long without engine "
+                "progress. Reports it; with --restart on-failure also stops it. 0 disables.",
             ),
             option(
                 "--termination-message",
                 type=click.Path(dir_okay=False),
                 metavar="PATH",
                 help=(
-                    "Where a failed run leaves how it ended, at most 4096 bytes. [default: "
+                    "File for the outcome of a failed run, at most 4096 bytes. [default: "
                     "/dev/termination-log in a pod of Kubernetes]"
                 ),
             ),
@@ -72,22 +69,22 @@ def serving_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """What was asked for."""
+    """Hold the serving options."""
 
     restart: str
     hang_after: float
     termination_message: str | None
 
     def checked(self, *, is_inside: bool) -> ServingOptions:
-        """Return what this run does of it: inside another run that one looks and runs again.
+        """Return the options that this run follows; an outer run restarts and detects hangs itself.
 
         Raises:
-            UsageError: a place cannot be written.
+            UsageError: if the termination message cannot be written.
         """
         place = self.termination_message
         if place is not None and not os.access(Path(place).absolute().parent, os.W_OK):
             raise UsageError(
-                f"--termination-message {place}: the folder cannot be written",
+                f"--termination-message {place}: oomguard cannot write to this folder",
                 hint="name a folder that exists",
             )
         if is_inside:
@@ -95,19 +92,17 @@ class ServingOptions:
         return self
 
     def is_asked_for(self, ctx: click.Context) -> bool:
-        """Return whether the user asked to have the server watched."""
+        """Return whether the user asked to watch the server."""
         given = ctx.get_parameter_source("hang_after") is not click.core.ParameterSource.DEFAULT
         return self.hang_after > 0 and (given or self.restarts)
 
     @property
     def restarts(self) -> bool:
-        """Whether the command is run again as it was."""
+        """Whether the command is rerun unchanged after a failure."""
         return self.restart == "on-failure"
 
     def relaunches(self, ctx: click.Context, given: int) -> int:
-        """Return the relaunches in all: those that were given, else without a bound where restarts
-        are asked for.
-        """
+        """Return the total number of relaunches; unlimited for restarts without a given number."""
         is_default = (
             ctx.get_parameter_source("max_relaunches") is click.core.ParameterSource.DEFAULT
         )
@@ -116,15 +111,15 @@ class ServingOptions:
         return given
 
 
-class BesideServer:
-    """What goes along with the run of a server; nothing where the command is none.
+class ServerContext:
+    """Connect a run to the health checks of its server; idle if the command is not a server.
 
     Args:
-        options: what was asked for.
+        options: the serving options.
         launch: the command.
-        signals: of the run.
-        grace_s: time that the command has to end.
-        asked: whether the user gave an option of these.
+        signals: the signals of the run.
+        grace_s: the time that the command has to end, in seconds.
+        asked: whether the user gave one of these options.
     """
 
     def __init__(
@@ -138,7 +133,7 @@ class BesideServer:
     ) -> None:
         self._options = options
         self._health: Health | None = None
-        self._told: SystemdNotifier | None = None
+        self._notifier: SystemdNotifier | None = None
         from oomguard.engines.registry import launcher_of
         from oomguard.engines.side_effects import is_server
 
@@ -157,47 +152,48 @@ class BesideServer:
 
             systemd = taken_from(os.environ)
             if systemd is not None:
-                self._told = SystemdNotifier(systemd, self._health, end.is_stopped)
-                signals.on_stop = self._told.stopping
+                self._notifier = SystemdNotifier(systemd, self._health, end.is_stopped)
+                signals.on_stop = self._notifier.stopping
 
     @property
-    def companions(self) -> tuple[Companion, ...]:
-        """What hears of each attempt."""
-        return tuple(companion for companion in (self._health, self._told) if companion is not None)
+    def companions(self) -> tuple[AttemptHook, ...]:
+        """The listeners of each attempt."""
+        return tuple(
+            companion for companion in (self._health, self._notifier) if companion is not None
+        )
 
-    def ended_by_us(self) -> EndedByUs | None:
-        """Return why we ended the last attempt; None where it ended by itself."""
+    def ended_by_us(self) -> TerminationReason | None:
+        """Return why oomguard stopped the last attempt; None if it ended on its own."""
         if self._health is None:
             return None
         return self._health.ended_by_us()
 
     @property
     def health(self) -> Health | None:
-        """What looks at the server; None where the command is none."""
+        """The health of the server; None if the command is not a server."""
         return self._health
 
-    def tell(self, outcome: Outcome) -> None:
-        """Tell how the run ended, to all that were asked to hear."""
-        if self._told is not None:
-            self._told.close(outcome.status)
+    def report(self, outcome: Outcome) -> None:
+        """Report the end of the run to systemd and in the termination message."""
+        if self._notifier is not None:
+            self._notifier.close(outcome.status)
         from oomguard.cluster.serving.end_message import message_of
 
         if not outcome.attempts[-1].succeeded:
             self._leave(partial(message_of, outcome))
 
     @contextlib.contextmanager
-    def telling_errors(self, also: Callable[[str], None]) -> Iterator[None]:
-        """Tell of a run that ends before its command could start, as of one that failed; the error
-        goes on.
+    def reporting_errors(self, also: Callable[[str], None]) -> Iterator[None]:
+        """Report an error before the command's start like a failed run, and raise it again.
 
         Args:
-            also: who else is told, in the words of the message.
+            also: receives the same message.
         """
         try:
             yield
         except OomguardError as error:
-            if self._told is not None:
-                self._told.close(exit_status_of(error))
+            if self._notifier is not None:
+                self._notifier.close(exit_status_of(error))
             from oomguard.cluster.serving.end_message import message_of_error
 
             self._leave(partial(message_of_error, error))
@@ -205,7 +201,7 @@ class BesideServer:
             raise
 
     def _leave(self, message: Callable[[], str]) -> None:
-        """Leave how the run ended where that is asked for."""
+        """Write the termination message if the user or Kubernetes asks for it."""
         from oomguard.cluster.serving.end_message import leave_message, message_place
 
         place = message_place(self._options.termination_message, os.environ)

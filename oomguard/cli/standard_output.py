@@ -1,6 +1,6 @@
-"""Our own output where nobody takes it: its reader has gone (``| head``), its disk is full.
+"""Handle our own output if it is lost: its reader is gone (``| head``), or the disk is full.
 
-What Python still holds of it would be tried once more at the end, and the exit status would be 120.
+Python would try its remaining output once more at exit, and exit with status 120.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-# As of a program that the kernel ends for it (grep, git, cat): no status that --exit-code gives.
+# The status of a program that SIGPIPE ends (grep, git, cat). --exit-code never gives it.
 GONE_STATUS: Final = 141
 FULL_STATUS: Final = 2
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class OutputLostError(Exception):
-    """What was printed did not arrive; no OSError, of which click makes an exit status
-    of its own.
+    """Report that printed text did not arrive.
+
+    It is not an OSError, because click turns that into its own exit status.
     """
 
     def __init__(self, number: int | None) -> None:
@@ -32,10 +33,8 @@ class OutputLostError(Exception):
 
 
 @contextlib.contextmanager
-def told_apart() -> Iterator[None]:
-    """Raise OutputLostError for a failed write to a descriptor: what fails on a file that is named
-    is another matter.
-    """
+def separate_lost_output() -> Iterator[None]:
+    """Raise OutputLostError for a failed write to a descriptor, but not for a named file."""
     try:
         yield
     except OSError as error:
@@ -44,10 +43,8 @@ def told_apart() -> Iterator[None]:
         raise
 
 
-def pass_on(number: int) -> OutputLostError | None:
-    """Write what Python still holds of standard output (1) or error (2); where that fails drop it,
-    and return the failure.
-    """
+def flush_stream(number: int) -> OutputLostError | None:
+    """Flush standard output (1) or error (2); on failure drop the rest and return the failure."""
     stream = {1: sys.stdout, 2: sys.stderr}[number]
     try:
         if stream is not None:

@@ -1,3 +1,1 @@
-"""Frozen records, facts, settings and their spellings, errors, logging: what every other package
-may import.
-"""
+"""Define records, facts, settings, errors and logging, which every other package may import."""

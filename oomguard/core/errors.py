@@ -1,33 +1,37 @@
-"""Every exception oomguard raises on its own behalf; this file imports nothing from the package.
+"""Define every exception that oomguard itself raises. This module imports nothing of ours.
 
 OomguardError
-├── UsageError             a user's mistake: shown as one message, exit status 2, never a traceback
-│   ├── InputError         a file that cannot be read
-│   ├── StoreError         a store of ``map`` that cannot be used, or cannot go on: what was
-finished is kept │   ├── SettingError       an unknown setting, or a value it cannot take │   ├──
-ConfigError        a model's configuration that lacks a number or has an absurd one: says file and
-field │   └── RuleError          a rule file that cannot be used: says file, key path and column ├──
-PlacementError         no device for a command, or not enough for a mapping of names to devices
-(exit status 125) ├── DeadlineError          the time of a run was over before its first attempt
-(exit status 125) ├── JournalError           a journal's database that is locked, damaged, away or
-of a newer oomguard: what is written waits ├── WakeUpError            a sleeping engine whose memory
-is not free: it is not woken, and sleeps on └── LaunchError            a command that could not be
-started (exit status 126 or 127, as a shell)
+├── UsageError             a user's mistake: one message, exit status 2, no traceback
+│   ├── InputError         a file that oomguard cannot read
+│   ├── StoreError         a store of ``map`` that oomguard cannot use; finished rows are kept
+│   ├── SettingError       an unknown setting, or a value that the setting cannot take
+│   ├── ConfigError        a model's configuration that lacks a number or has an absurd one
+│   └── RuleError          a broken rule file: names the file, key path and column
+├── PlacementError         too few devices for a command or a mapping (exit status 125)
+├── DeadlineError          the run's deadline passed before its first attempt (exit status 125)
+├── JournalError           a database that is locked, damaged, unreachable or from a newer oomguard
+├── WakeUpError            a sleeping engine whose memory is not free; it stays asleep
+└── LaunchError            a command that could not start (exit status 126 or 127, as in a shell)
 
-What the user's own code raises is never replaced by one of these: when nothing can be remedied the
-original exception is raised again with the diagnosis added to its notes.
+oomguard never replaces an exception of the user's code by one of these. If oomguard cannot fix a
+failure, it raises the original exception with the diagnosis in its notes.
 """
 
 from __future__ import annotations
 
 
 class OomguardError(Exception):
-    """Base of every error that oomguard raises on its own behalf."""
+    """Base class of every error that oomguard itself raises."""
 
 
 class UsageError(OomguardError):
-    """A mistake in how oomguard was called; ``hint`` says what to do instead, and stands in a
-    traceback as a note.
+    """Report a mistake in how the user called oomguard.
+
+    Args:
+        message: what is wrong, with the input that is wrong.
+        hint: what to do instead, also shown as a note in a traceback; None if nothing helps.
+
+        >>> raise UsageError("--wait needs --gpus", hint="for example: --gpus auto --wait 30m")
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -38,11 +42,12 @@ class UsageError(OomguardError):
 
 
 class PlacementError(OomguardError):
-    """No device for a command, or not enough devices for what is to be placed; nothing was started.
-    ``hint`` says what to do.
+    """Report that no device, or too few devices, are free. oomguard started nothing.
 
-    ``is_for_now`` says whether waiting would help: a device that would do is there, and somebody
-    has it.
+    Args:
+        message: which devices are missing.
+        hint: what to do; None if nothing helps.
+        is_for_now: True if waiting helps, because another process uses a suitable device.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, is_for_now: bool = False) -> None:
@@ -54,8 +59,11 @@ class PlacementError(OomguardError):
 
 
 class JournalError(OomguardError):
-    """A journal's database that cannot be used now: locked, full, damaged, away, or a newer
-    oomguard's. ``hint`` says what to do.
+    """Report a journal database that is locked, full, damaged, unreachable or too new.
+
+    Args:
+        message: what the database answered.
+        hint: what to do; None if nothing helps.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -66,20 +74,19 @@ class JournalError(OomguardError):
 
 
 class NoJournalError(JournalError):
-    """A database that holds another program's tables where a journal has its own: nothing is ever
-    written there.
-    """
+    """Report a database that contains another program's tables. oomguard never writes there."""
 
 
 class DeadlineError(OomguardError):
-    """The deadline of a run came before the attempt that was to begin: nothing is
-    started after it.
-    """
+    """Report that the run's deadline passed before the next attempt could start."""
 
 
 class WakeUpError(OomguardError):
-    """A sleeping engine that is not woken: its device has less free than it needs; ``hint`` says
-    what to do.
+    """Report a sleeping engine that oomguard did not wake, because its memory is not free.
+
+    Args:
+        message: how much memory the engine needs and how much is free.
+        hint: what to do.
     """
 
     def __init__(self, message: str, *, hint: str) -> None:
@@ -89,22 +96,27 @@ class WakeUpError(OomguardError):
 
 
 class InputError(UsageError):
-    """An input file that is missing, is not readable, or is not a file."""
+    """Report an input file that is missing, unreadable, or not a regular file."""
 
 
 class StoreError(UsageError):
-    """A store of ``map`` that is damaged, full, another version's or another program's; what was
-    finished is kept.
+    """Report a store of ``map`` that is damaged, full, or written by another program.
+
+    Finished rows are kept.
     """
 
 
 class SettingError(UsageError):
-    """An unknown setting or a value that the setting cannot take."""
+    """Report an unknown setting, or a value that the setting cannot take."""
 
 
 class ConfigError(UsageError):
-    """A model's configuration that cannot be planned with; ``path`` is the file, None where it is
-    not known yet.
+    """Report a model configuration that oomguard cannot plan with.
+
+    Args:
+        message: which field is wrong, and why.
+        path: the file; None if the caller does not know it yet.
+        hint: what to do; None if nothing helps.
     """
 
     def __init__(self, message: str, *, path: str | None = None, hint: str | None = None) -> None:
@@ -113,11 +125,16 @@ class ConfigError(UsageError):
 
 
 class RuleError(UsageError):
-    """A rule or signature file that cannot be used.
+    """Report a rule or signature file that oomguard cannot use.
 
-    ``path`` is the file, ``key`` the dotted key path inside it (``fix[0].setting``), ``line`` and
-    ``column`` are 1-based and None where unknown; for an expression or a pattern the column counts
-    inside its own text.
+    Args:
+        message: what is wrong.
+        path: the file.
+        key: the dotted key path in the file, such as ``fix[0].setting``; None if unknown.
+        line: the line, from 1; None if unknown.
+        column: the column, from 1; None if unknown. In an expression or a pattern it counts from
+            the start of that text.
+        hint: what to do; None if nothing helps.
     """
 
     def __init__(
@@ -148,7 +165,7 @@ class RuleError(UsageError):
 
 
 class LaunchError(OomguardError):
-    """A command that could not be started; ``exit_status`` is what a shell would return."""
+    """Report a command that could not start; ``exit_status`` is what a shell would return."""
 
     def __init__(self, message: str, *, exit_status: int) -> None:
         super().__init__(message)
@@ -156,5 +173,5 @@ class LaunchError(OomguardError):
 
 
 def exit_status_of(error: OomguardError) -> int:
-    """Return the exit status of a command line that ends of this error."""
+    """Return the exit status of a command that ends with this error."""
     return int(getattr(error, "exit_status", 2 if isinstance(error, UsageError) else 125))

@@ -1,8 +1,7 @@
-"""Facts: the values that oomguard reasons over, each named and typed by the registry, and told
-where it is from.
+"""Define facts: the named, typed values that oomguard reasons over, each with its source.
 
-A figure an engine printed is rounded: ``slack`` holds half of its last digit, in the fact's own
-unit, so that solvers can stay on the safe side of the rounding.
+Engines round the figures that they print. A fact's ``slack`` is half of the last printed digit, so
+that solvers can stay on the safe side.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Final, Literal
 from oomguard.core.errors import SettingError
 from oomguard.core.records import Record
 
-# The closed registry of facts: the name, the type and the meaning of every value that oomguard
-# reasons over.
-#
-# A fact's unit is the end of its name: ``_bytes`` (int), ``_tokens`` (int), ``_ratio`` (float, 0 to
-# 1), no suffix for counts, text and yes/no.
+# The registry is closed: a fact that is not listed here cannot be used in a rule. The end of a
+# fact's name is its unit: ``_bytes`` (int), ``_tokens`` (int), ``_ratio`` (float, 0 to 1). Counts,
+# texts and yes/no facts have no suffix.
 
 FactType = Literal["int", "float", "bool", "str"]
 FactValue = int | float | bool | str
@@ -28,7 +25,7 @@ FactValue = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class FactSpec:
-    """What the registry knows of one fact: its type and its meaning in one sentence."""
+    """Describe one fact: its type and its meaning."""
 
     name: str
     type: FactType
@@ -38,363 +35,363 @@ class FactSpec:
 def _specs() -> dict[str, FactSpec]:
     rows: list[tuple[str, FactType, str]] = [
         # the allocator
-        ("tried_bytes", "int", "what the failed allocation asked for"),
+        ("tried_bytes", "int", "size of the failed allocation"),
         ("device_total_bytes", "int", "total memory of the device"),
-        ("device_free_bytes", "int", "free memory of the device when it failed"),
+        ("device_free_bytes", "int", "free memory of the device at the failure"),
         (
             "process_in_use_bytes",
             "int",
-            "device memory held by the failing process, torch's and other",
+            "device memory of the failing process, inside and outside torch",
         ),
         (
             "other_process_in_use_bytes",
             "int",
-            "device memory held by other processes that the message names",
+            "device memory of the other processes that the message names",
         ),
-        ("allocated_bytes", "int", "memory in live tensors of the process"),
-        ("allowed_bytes", "int", "the cap that a memory fraction puts on the process"),
-        ("reserved_total_bytes", "int", "memory that torch's caching allocator holds"),
-        ("reserved_unallocated_bytes", "int", "memory that torch holds and no tensor uses"),
-        ("private_pool_bytes", "int", "memory in private pools, CUDA graphs for example"),
+        ("allocated_bytes", "int", "memory of the process's live tensors"),
+        ("allowed_bytes", "int", "limit that a memory fraction sets for the process"),
+        ("reserved_total_bytes", "int", "memory that torch's caching allocator reserved"),
+        ("reserved_unallocated_bytes", "int", "memory that torch reserved and no tensor uses"),
+        ("private_pool_bytes", "int", "memory in private pools, such as those of CUDA graphs"),
         ("non_torch_bytes", "int", "device memory of the process outside torch's allocator"),
         ("gpu_index", "int", "index of the device in the message"),
         (
             "allocator_variable",
             "str",
-            "environment variable that the message names for the allocator's options",
+            "environment variable for allocator options that the message names",
         ),
-        ("torch_version", "str", "version of torch, as the log prints it"),
+        ("torch_version", "str", "torch version that the log prints"),
         (
             "program_arguments_bytes",
             "int",
-            "what a compiled program takes as its arguments: weights, cache and inputs",
+            "size of a compiled program's arguments: weights, cache and inputs",
         ),
         (
             "program_bytes",
             "int",
-            "what a compiled program needs beside its arguments: its temporaries",
+            "size of a compiled program's temporaries",
         ),
         (
             "free_blocks_bytes",
             "int",
-            "free blocks, together, of the segments that the failed allocation could use",
+            "free blocks in the segments that the failed allocation could use",
         ),
-        ("largest_free_block_bytes", "int", "the largest of these blocks"),
+        ("largest_free_block_bytes", "int", "largest of these free blocks"),
         (
             "waiting_blocks_bytes",
             "int",
-            "blocks of these segments that were freed and waited for another stream",
+            "freed blocks in these segments that still wait for another stream",
         ),
-        ("largest_holder", "str", "the code that allocated most of what was in use"),
-        ("largest_holder_bytes", "int", "what of it was in use"),
+        ("largest_holder", "str", "code that allocated most of the memory in use"),
+        ("largest_holder_bytes", "int", "memory in use that this code allocated"),
         # vLLM
         ("kv_cache_needed_bytes", "int", "KV cache that one request of max_model_len tokens needs"),
         (
             "kv_cache_available_bytes",
             "int",
-            "memory left for the KV cache; negative if the rest takes too much",
+            "memory left for the KV cache; negative if everything else takes too much",
         ),
         ("kv_cache_capacity_tokens", "int", "tokens that fit in the KV cache"),
-        ("kv_cache_requested_bytes", "int", "KV cache size that was asked for"),
+        ("kv_cache_requested_bytes", "int", "KV cache size that the user or the engine requested"),
         (
             "kv_cache_pool_bytes",
             "int",
-            "size of the KV cache as the user set it, exact where a printed one is rounded",
+            "KV cache size that the user set, without rounding",
         ),
-        ("kv_bytes_per_token", "int", "KV cache bytes of one token over all layers of one rank"),
-        ("kv_cache_block_bytes", "int", "one block of the KV cache over all layers of one rank"),
+        ("kv_bytes_per_token", "int", "KV cache bytes of one token in all layers of one rank"),
+        ("kv_cache_block_bytes", "int", "bytes of one KV cache block in all layers of one rank"),
         (
             "kv_cache_needed_blocks",
             "int",
-            "KV blocks for one request of max_model_len tokens and the engine's own one",
+            "KV blocks for one request of max_model_len tokens plus the engine's own block",
         ),
         (
             "kv_cache_fitting_blocks",
             "int",
-            "KV blocks that the memory holds where no number of them is set",
+            "KV blocks that fit if the user sets no number of blocks",
         ),
         (
             "kv_cache_is_fixed",
             "bool",
-            "bytes or blocks set the size of the KV cache, so no share decides it",
+            "the KV cache size is set in bytes or blocks, so the utilization has no effect",
         ),
         ("num_gpu_blocks_override", "int", "number of KV blocks that the user set"),
         (
             "fitting_block_tokens",
             "int",
-            "block_size, less than was set, with which the KV cache holds a request",
+            "smaller block_size with which one request fits in the KV cache",
         ),
         (
             "overridden_kv_cache_bytes",
             "int",
-            "KV cache size that was set too; an environment variable overrides it",
+            "KV cache size that an environment variable overrides",
         ),
-        ("fits_without_cached_prefixes", "bool", "one request fits where no prefixes are cached"),
-        ("explicit_kv_cache_bytes", "int", "KV cache size set in bytes, as the engine prints it"),
-        ("ignored_kv_cache_bytes", "int", "KV cache size that was set and has no effect"),
+        ("fits_without_cached_prefixes", "bool", "one request fits without cached prefixes"),
+        ("explicit_kv_cache_bytes", "int", "KV cache size set in bytes, as printed by the engine"),
+        ("ignored_kv_cache_bytes", "int", "KV cache size that the user set without any effect"),
         (
             "fitting_step_tokens",
             "int",
             "max_num_batched_tokens with which one request of the full length fits",
         ),
-        ("max_model_len_tokens", "int", "longest request, prompt and answer together"),
+        ("max_model_len_tokens", "int", "longest request: prompt plus answer"),
         (
             "estimated_max_model_len_tokens",
             "int",
-            "longest request that fits, as the engine printed it",
+            "longest request that fits, as printed by the engine",
         ),
         ("gpu_memory_utilization_ratio", "float", "share of the device that vLLM may use"),
-        ("desired_bytes", "int", "device memory that the utilization asks for"),
-        ("max_num_seqs", "int", "sequences scheduled together at most"),
-        ("max_num_batched_tokens", "int", "tokens scheduled in one step at most"),
+        ("desired_bytes", "int", "device memory that the utilization allows the engine"),
+        ("max_num_seqs", "int", "maximum number of sequences in one step"),
+        ("max_num_batched_tokens", "int", "maximum number of tokens in one step"),
         ("model_weights_bytes", "int", "memory of the loaded weights"),
         ("peak_activation_bytes", "int", "transient peak while profiling"),
         ("cudagraph_bytes", "int", "memory of captured CUDA graphs"),
         (
             "graphs_not_counted",
             "bool",
-            "the engine keeps no room for CUDA graphs before it captures them",
+            "the engine reserves no memory for CUDA graphs before it captures them",
         ),
         ("initial_free_bytes", "int", "free device memory before profiling"),
         ("current_free_bytes", "int", "free device memory after profiling"),
-        ("consumed_bytes", "int", "device memory in use apart from the KV cache"),
+        ("consumed_bytes", "int", "device memory in use without the KV cache"),
         (
             "break_even_utilization_ratio",
             "float",
-            "utilization that leaves no KV cache; above 1: none helps",
+            "utilization at which the KV cache is empty; above 1 means no utilization helps",
         ),
         (
             "smallest_helpful_device_bytes",
             "int",
-            "device size from which some utilization up to 1.0 helps",
+            "smallest device on which some utilization up to 1.0 helps",
         ),
         (
             "weights_above_free",
             "bool",
-            "the weights of a rank, as printed or by name, are more than is free",
+            "one rank's weights (printed, or from the model's name) exceed the free memory",
         ),
-        ("asked_input_tokens", "int", "prompt length that the command itself asks for"),
-        ("asked_output_tokens", "int", "answer length that the command itself asks for"),
+        ("asked_input_tokens", "int", "prompt length that the command sets"),
+        ("asked_output_tokens", "int", "answer length that the command sets"),
         (
             "used_before_start_bytes",
             "int",
-            "device memory that others held before the engine started",
+            "device memory in use before the engine started",
         ),
-        ("numa_node", "int", "NUMA node that the CPU backend is bound to"),
-        ("tensor_parallel_size", "int", "ranks that share each layer"),
-        ("model", "str", "model name or folder as the engine printed it"),
-        ("architecture", "str", "model class that the engine resolved"),
+        ("numa_node", "int", "NUMA node of the CPU backend"),
+        ("tensor_parallel_size", "int", "number of ranks that share each layer"),
+        ("model", "str", "model name or folder, as printed by the engine"),
+        ("architecture", "str", "model class that the engine chose"),
         ("dtype", "str", "data type of the weights"),
         ("framework_version", "str", "version that the engine printed"),
         (
             "step_requests",
             "str",
-            "requests in the step that failed, each with its tokens, as the engine dumped them",
+            "requests in the failed step with their tokens, as dumped by the engine",
         ),
-        ("step_tokens", "int", "tokens of all requests in the step that failed"),
+        ("step_tokens", "int", "tokens of all requests in the failed step"),
         ("on_cpu", "bool", "the engine runs on its CPU backend"),
-        ("prompt_logprobs", "bool", "log-probabilities of prompt tokens were asked for"),
+        ("prompt_logprobs", "bool", "the call requested log-probabilities of prompt tokens"),
         (
             "scores_prompts",
             "bool",
-            "the text says that prompts are scored: their log-probabilities or their perplexity",
+            "the text says that it scores prompts (log-probabilities or perplexity)",
         ),
         ("prefix_caching", "bool", "prefix caching is on"),
-        ("whole_prompts", "bool", "a step holds whole prompts: chunked prefill is off"),
+        ("whole_prompts", "bool", "each step contains whole prompts: chunked prefill is off"),
         ("multimodal", "bool", "the model takes images, audio or video"),
         ("enforce_eager", "bool", "CUDA graphs are off"),
-        ("loaded_free_bytes", "int", "free device memory once the weights are loaded"),
+        ("loaded_free_bytes", "int", "free device memory after the weights were loaded"),
         (
             "static_share_least_ratio",
             "float",
-            "what the loaded weights take of the memory that was free before them",
+            "loaded weights as a share of the memory that was free before",
         ),
         (
             "static_share_holds_weights",
             "bool",
-            "the share for weights and KV cache is above what the weights take",
+            "the share for weights and KV cache is larger than the weights",
         ),
-        ("pool_free_bytes", "int", "free device memory once the KV cache was allocated"),
-        ("launch_shown", "bool", "the command that started the engine is shown"),
-        ("data_parallel_size", "int", "ranks that take requests of their own"),
+        ("pool_free_bytes", "int", "free device memory after the KV cache was allocated"),
+        ("launch_shown", "bool", "the log shows the command that started the engine"),
+        ("data_parallel_size", "int", "number of ranks that serve separate requests"),
         (
             "parallel_attention",
             "bool",
-            "each of these ranks computes the attention of its own requests",
+            "each of these ranks computes attention for its own requests",
         ),
-        ("block_size_tokens", "int", "tokens of a block, or page, of the KV cache"),
+        ("block_size_tokens", "int", "tokens in one block (page) of the KV cache"),
         (
             "mem_fraction_static_ratio",
             "float",
             "share of the device that SGLang may use for weights and KV cache",
         ),
-        ("mamba_cache_blocks", "int", "state blocks that fit, one for each running sequence"),
-        ("mamba_blocks_per_request", "int", "state blocks that a running request takes"),
+        ("mamba_cache_blocks", "int", "state blocks that fit; each running sequence takes one"),
+        ("mamba_blocks_per_request", "int", "state blocks that one running request takes"),
         ("mamba_block_bytes", "int", "memory of one state block"),
         (
             "mamba_full_memory_ratio",
             "float",
-            "memory for states as a multiple of that for the KV cache",
+            "memory for states as a multiple of the KV cache",
         ),
         (
             "swa_full_tokens_ratio",
             "float",
-            "tokens that layers of sliding windows hold, as a share of the others'",
+            "tokens in sliding-window layers as a share of the other layers' tokens",
         ),
-        ("max_total_tokens", "int", "tokens of the KV cache that the user set"),
+        ("max_total_tokens", "int", "KV cache size in tokens that the user set"),
         (
             "hicache_size",
             "int",
-            "host memory for the KV cache's second level, a rank, in 10^9 bytes",
+            "host memory of one rank's second-level KV cache, in 10^9 bytes",
         ),
         (
             "hicache_ratio",
             "float",
-            "host memory for the KV cache's second level as a multiple of the device's pool",
+            "host memory of the second-level KV cache as a multiple of the device's pool",
         ),
-        ("cuda_graph_max_bs", "int", "largest batch that a CUDA graph is captured for"),
+        ("cuda_graph_max_bs", "int", "largest batch with a CUDA graph"),
         (
             "prefill_graphs",
             "bool",
-            "CUDA graphs of prompts were being captured, not those of decoding",
+            "the engine was capturing CUDA graphs for prompts, not for decoding",
         ),
         (
             "graph_sizes",
             "str",
-            "batches that CUDA graphs are captured for, as the engine lists them",
+            "batch sizes with a CUDA graph, as listed by the engine",
         ),
         (
             "graphs_captured",
             "int",
-            "CUDA graphs that were captured when memory ran out, the largest first",
+            "number of CUDA graphs captured when memory ran out (largest first)",
         ),
-        ("graphs_wanted", "int", "CUDA graphs that were to be captured"),
-        ("graphs_free_bytes", "int", "free device memory when their capture began"),
+        ("graphs_wanted", "int", "number of CUDA graphs to capture"),
+        ("graphs_free_bytes", "int", "free device memory when capture began"),
         ("image_tokens", "int", "tokens of one image of the largest size"),
         ("encoder_item_tokens", "int", "tokens of one image, audio or video"),
-        ("encoder_budget_tokens", "int", "tokens that the encoder may take in one step"),
-        ("kv_slots_needed_tokens", "int", "KV cache tokens that a step asked for"),
+        ("encoder_budget_tokens", "int", "maximum number of encoder tokens in one step"),
+        ("kv_slots_needed_tokens", "int", "KV cache tokens that a step requested"),
         ("kv_slots_free_tokens", "int", "KV cache tokens that were free"),
         (
             "window_slots_free_tokens",
             "int",
-            "tokens that were free in the pool of layers with a sliding window",
+            "free tokens in the pool of sliding-window layers",
         ),
         (
             "running_requests",
             "int",
-            "requests that ran together in the last step that the engine told of",
+            "requests in the last step that the engine reported",
         ),
-        ("kv_cache_used_tokens", "int", "KV cache tokens that they held then"),
+        ("kv_cache_used_tokens", "int", "KV cache tokens in use at that step"),
         (
             "request_slots_free",
             "int",
-            "places for requests that were free in the engine's table of them",
+            "free slots in the engine's request table",
         ),
-        ("request_slots_needed", "int", "places that a batch of requests asked for"),
+        ("request_slots_needed", "int", "request slots that a batch needed"),
         (
             "max_concurrency",
             "float",
-            "requests of the full length that the KV cache holds together",
+            "number of full-length requests that fit in the KV cache together",
         ),
-        ("kv_cache_blocks", "int", "blocks of the KV cache"),
+        ("kv_cache_blocks", "int", "number of KV cache blocks"),
         ("speculative", "bool", "a draft model or other speculation is on"),
         ("lora", "bool", "LoRA adapters are on"),
-        ("quantized", "bool", "the weights are quantised"),
+        ("quantized", "bool", "the weights are quantized"),
         (
             "run_by",
             "str",
-            "the program whose user cannot change the call that failed, or that runs llama.cpp",
+            "program that made the failed call, or that runs llama.cpp",
         ),
-        ("half_context_tokens", "int", "half of the context's tokens"),
-        ("expert_parallel", "bool", "the experts are spread over the ranks"),
+        ("half_context_tokens", "int", "half of the context length"),
+        ("expert_parallel", "bool", "the experts are distributed over the ranks"),
         (
             "engines_built",
             "int",
-            "engines that the program builds one after the other in one process",
+            "engines that the program creates one after another in one process",
         ),
-        # what the lines beside a failure tell, and what follows from all of it
+        # read from the lines around a failure, and derived from all other facts
         ("phase", "str", "what the engine was doing"),
         ("framework", "str", "the engine that hosts the failed code"),
         (
             "multimodal_frames",
             "bool",
-            "the traceback goes through an encoder of images, audio or video",
+            "the traceback contains an encoder of images, audio or video",
         ),
         (
             "profiling_frames",
             "bool",
-            "the traceback goes through the engine's profile run: there is no KV cache yet",
+            "the traceback contains the engine's profile run, before any KV cache",
         ),
         (
             "start_frames",
             "bool",
-            "the traceback goes through the engine's start: no request is served yet",
+            "the traceback contains the engine's start, before any request",
         ),
-        ("prompt_step", "bool", "a step of prompts was computed, and no encoder's input"),
+        ("prompt_step", "bool", "the step computed prompts and no encoder input"),
         ("pool_stands", "bool", "the engine had its KV cache when memory ran out"),
         ("before_kv_cache", "bool", "the allocation failed before the engine had a KV cache"),
         (
             "device_context_frames",
             "bool",
-            "the traceback makes a tensor under a default device, as a model is built",
+            "the traceback creates a tensor under a default device, as when building a model",
         ),
         (
             "later_weights_frames",
             "bool",
-            "the traceback loads weights beside a KV cache: a draft's, or new ones",
+            "the traceback loads weights next to a KV cache: a draft model, or new weights",
         ),
         (
             "first_call_frames",
             "bool",
-            "the traceback goes through the process's first call to the device",
+            "the traceback contains the process's first call to the device",
         ),
-        ("attention_frames", "bool", "the traceback goes through attention"),
+        ("attention_frames", "bool", "the traceback contains attention code"),
         (
             "evaluation_frames",
             "bool",
-            "the traceback goes through an evaluation or a prediction, which computes no gradient",
+            "the traceback contains an evaluation or prediction without gradients",
         ),
         (
             "scheduled_frames",
             "bool",
-            "the traceback goes through an engine that puts requests into batches itself",
+            "the traceback contains an engine that forms batches of requests itself",
         ),
-        ("tensor_rows", "int", "first dimension of the tensor that was being made"),
-        ("recovered", "bool", "the engine went on after the refusal"),
-        ("sigkill_only", "bool", "SIGKILL is all that the text says of the end of a process"),
-        ("exit_signal", "int", "signal that ended a process of the engine, by its number on Linux"),
+        ("tensor_rows", "int", "first dimension of the tensor being created"),
+        ("recovered", "bool", "the engine continued after the failed allocation"),
+        ("sigkill_only", "bool", "the text gives SIGKILL as the only reason why a process ended"),
+        ("exit_signal", "int", "number (Linux) of the signal that ended an engine process"),
         (
             "engine_error",
             "str",
-            "the exception that ended a process of the engine, as it was printed",
+            "exception that ended an engine process, as printed",
         ),
-        ("engine_error_line", "int", "the line on which that exception stands"),
+        ("engine_error_line", "int", "line of that exception"),
         (
             "engine_error_of_memory",
             "bool",
-            "that exception's message speaks of memory that could not be had",
+            "that exception's message reports a failed allocation",
         ),
         (
             "engine_error_hides_cause",
             "bool",
-            "that exception does not say which error of CUDA's it met",
+            "that exception does not name the CUDA error",
         ),
         (
             "engine_error_follows",
             "bool",
-            "that exception only follows from the end of another process",
+            "that exception is only a consequence of another process's end",
         ),
         (
             "engine_error_is_its_end",
             "bool",
-            "the engine itself printed that exception as what it ended with",
+            "the engine printed that exception as the reason why it ended",
         ),
-        ("asleep", "bool", "the engine sleeps: it gave its device memory back"),
+        ("asleep", "bool", "the engine sleeps and has released its device memory"),
         (
             "sleep_freed_bytes",
             "int",
-            "device memory that was free once the engine slept, and not before",
+            "device memory that the engine freed by going to sleep",
         ),
         (
             "sleep_used_bytes",
@@ -402,64 +399,64 @@ def _specs() -> dict[str, FactSpec]:
             "device memory in use, by any process, after the engine last went to sleep",
         ),
         ("sleep_used_each", "str", "the same after each sleep, in GiB, the latest last"),
-        ("wake_needed_bytes", "int", "device memory that the engine maps again when it wakes up"),
-        ("sleep_account", "str", "what the log says of the engine's sleep, in sentences"),
-        ("pool_allocator", "bool", "the allocator of vLLM's sleep mode was refused the memory"),
+        ("wake_needed_bytes", "int", "device memory that the engine needs to wake up"),
+        ("sleep_account", "str", "summary of the log's lines about the engine's sleep"),
+        ("pool_allocator", "bool", "the allocation by vLLM's sleep-mode allocator failed"),
         ("trainer_frames", "bool", "a trainer runs in the process that wakes the engine"),
-        ("lora_frames", "bool", "the traceback goes through the slots of LoRA adapters"),
+        ("lora_frames", "bool", "the traceback contains the slots of LoRA adapters"),
         ("draft_model", "str", "the draft model's name or folder"),
-        ("drafted_tokens", "int", "tokens that are drafted in a step"),
+        ("drafted_tokens", "int", "number of draft tokens in one step"),
         (
             "ngram_frames",
             "bool",
-            "drafts are looked up in the prompt, by the settings or the traceback",
+            "drafts come from the prompt (n-gram), by the settings or the traceback",
         ),
-        ("array_shape", "str", "dimensions of the array that was refused"),
-        ("array_type", "str", "data type of the array that was refused"),
+        ("array_shape", "str", "dimensions of the array that could not be allocated"),
+        ("array_type", "str", "data type of the array that could not be allocated"),
         ("prompt_long", "bool", "the text says that the prompt or the context is long"),
         (
             "whole_set_frames",
             "bool",
-            "the traceback's call of a model takes a whole set, by its variable's name",
+            "the traceback passes a whole data set to a model, by its variable's name",
         ),
-        ("buffer", "str", "what the failed buffer was for"),
-        ("own_bytes", "int", "device memory that the failed process held"),
-        ("own_ratio", "float", "share of the device that the failed process held"),
-        ("others_bytes", "int", "device memory that is neither free nor of the failed process"),
+        ("buffer", "str", "purpose of the failed buffer"),
+        ("own_bytes", "int", "device memory of the failed process"),
+        ("own_ratio", "float", "the failed process's share of the device"),
+        ("others_bytes", "int", "device memory that other processes use"),
         (
             "others_ratio",
             "float",
-            "share of the device that is neither free nor of the failed process",
+            "share of the device that other processes use",
         ),
         ("tried_ratio", "float", "the failed allocation as a share of the device"),
         (
             "unused_bytes",
             "int",
-            "memory that torch held and no tensor used, whatever the message calls it",
+            "memory that torch reserved and no tensor used",
         ),
-        ("unused_ratio", "float", "share of the device that torch held and no tensor used"),
+        ("unused_ratio", "float", "share of the device that torch reserved and no tensor used"),
         (
             "device_share_ratio",
             "float",
-            "share of the device that the engine may take, whatever the engine calls it",
+            "share of the device that the engine may use, by any engine's setting",
         ),
         (
             "free_in_pieces",
             "bool",
-            "whether the allocator says that what is free lies in pieces that are too small",
+            "the allocator says that the free memory is in pieces that are too small",
         ),
-        ("model_parameters", "float", "parameters of the model, from its name"),
+        ("model_parameters", "float", "number of the model's parameters, from its name"),
         (
             "estimated_weights_bytes",
             "int",
             "weights of one rank, from the model's name and data type",
         ),
-        ("stated_model", "str", "the one model that the lines of the failure name"),
+        ("stated_model", "str", "the only model that the failure's lines name"),
         ("stated_weights_bytes", "int", "weights of that model at 16 bits"),
         (
             "before_graphs",
             "bool",
-            "torch names no private pool: no CUDA graph was captured by then",
+            "torch names no private pool, so no CUDA graph existed yet",
         ),
         (
             "estimated_weights_4bit_bytes",
@@ -469,34 +466,34 @@ def _specs() -> dict[str, FactSpec]:
         (
             "allocation",
             "str",
-            "which of the engine's tensors has just the bytes that were asked for",
+            "the engine's tensor whose size equals the failed allocation",
         ),
-        ("allocation_terms", "str", "the settings and the model's numbers whose product they are"),
+        ("allocation_terms", "str", "settings and model numbers whose product is that size"),
         (
             "allocation_sure_ratio",
             "float",
-            "how sure that is, by how many other products have as many bytes",
+            "probability of this match, given how many other products have this size",
         ),
         (
             "allocation_of_request",
             "bool",
-            "a request alone decides how large it is, and no setting does",
+            "only the request decides this size, not a setting",
         ),
-        ("host_available_bytes", "int", "memory that the host had free at the failure"),
+        ("host_available_bytes", "int", "free host memory at the failure"),
         (
             "host_limit_bytes",
             "int",
-            "host memory that the container, the job or the control group may have",
+            "host memory limit of the container, job or control group",
         ),
-        ("host_used_bytes", "int", "host memory that was in use on the node when it ran out"),
+        ("host_used_bytes", "int", "host memory in use on the node when memory ran out"),
         (
             "host_victim",
             "str",
-            "the process or container that was ended because host memory ran out",
+            "process or container that was killed because host memory ran out",
         ),
-        ("host_victim_bytes", "int", "host memory that it had"),
-        ("host_holder", "str", "the process with most host memory of those that the text lists"),
-        ("host_holder_bytes", "int", "host memory that it had"),
+        ("host_victim_bytes", "int", "host memory of that process or container"),
+        ("host_holder", "str", "process with the most host memory in the text's list"),
+        ("host_holder_bytes", "int", "host memory of that process"),
         ("host_scope", "str", "what was full: the limit of a container or job, or the node"),
         ("host_manager", "str", "who enforces or reports it: slurm, kubernetes, docker or ray"),
         (
@@ -511,29 +508,29 @@ def _specs() -> dict[str, FactSpec]:
         (
             "process_data_limit_bytes",
             "int",
-            "private memory that a process of the engine may have, by ulimit -d",
+            "limit of an engine process's private memory, from ulimit -d",
         ),
-        ("host_total_bytes", "int", "memory of the host"),
+        ("host_total_bytes", "int", "total memory of the host"),
         # the user's own line, from a traceback
-        ("call_file", "str", "the user's file whose call failed, without its folder"),
+        ("call_file", "str", "user file whose call failed, without its folder"),
         ("call_line", "int", "line of that file"),
         ("call_source", "str", "the line's source"),
-        ("call_function", "str", "the user's function that the line is in"),
-        ("call_argument", "str", "name of the first argument that the line passes on"),
+        ("call_function", "str", "user function that contains the line"),
+        ("call_argument", "str", "name of the first argument in the line's call"),
         ("calls_model", "bool", "the line calls a model, its generate or a pipeline"),
         # a guarded call
-        ("batch_size", "int", "rows of the failed call"),
-        ("rows_run_apart", "bool", "the rows of the failed call can be run in smaller parts"),
+        ("batch_size", "int", "number of rows in the failed call"),
+        ("rows_run_apart", "bool", "the rows of the failed call can run in smaller micro-batches"),
         ("prompt_tokens", "int", "prompt length of the failed call, padding included"),
-        ("max_new_tokens", "int", "tokens that the failed call may generate"),
+        ("max_new_tokens", "int", "maximum number of tokens that the failed call generates"),
         ("baseline_bytes", "int", "live bytes on the device before the failed call"),
         (
             "held_before_call_bytes",
             "int",
-            "live bytes on the device before the failed call, besides its model",
+            "live bytes on the device before the failed call, without the model",
         ),
-        ("peak_bytes", "int", "largest number of live bytes during the attempt"),
-        # what the user decided, filled from the command or the log's own echo of it
+        ("peak_bytes", "int", "peak of live bytes during the attempt"),
+        # set by the user, from the command or the log's echo of it
         ("kv_cache_memory_bytes", "int", "byte count of the KV cache that the user set"),
         ("kv_cache_memory_bytes_set", "bool", "the user set a byte count for the KV cache"),
         ("num_gpu_blocks_override_set", "bool", "the user set the number of KV blocks"),
@@ -570,11 +567,18 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fact(Record):
-    """One value: ``source`` is ``printed``, ``command``, ``script`` (a flag that the program may
-    ignore), ``given``, ``measured``, ``config`` or ``solved``.
+    """Hold one value with its source.
 
-    ``slack`` is half of the last printed digit in the fact's unit (0 for an exact value); ``line``
-    is the 1-based line of the log that it was read from, None for any other source.
+    Attributes:
+        name: a name of ``REGISTRY``; its end is the unit.
+        value: the value, in that unit.
+        source: ``printed``, ``command``, ``script`` (a flag that the program may ignore),
+            ``given``, ``measured``, ``config`` or ``solved``.
+        slack: half of the last printed digit, in the same unit; 0 for an exact value.
+        line: the line of the log, from 1; None for any other source.
+
+        >>> Fact("tried_bytes", 2 * GIB, line=14).value
+        2147483648
     """
 
     name: str
@@ -585,8 +589,9 @@ class Fact(Record):
 
 
 def number_of(facts: Mapping[str, Fact], name: str) -> float | None:
-    """Return the value of a numeric fact, in the unit of its name; None if unknown (unknown is
-    never zero).
+    """Return the value of a numeric fact, in the unit of its name.
+
+    None if the fact is unknown; an unknown value is never zero.
     """
     fact = facts.get(name)
     if fact is None or isinstance(fact.value, (str, bool)):
@@ -594,8 +599,8 @@ def number_of(facts: Mapping[str, Fact], name: str) -> float | None:
     return fact.value
 
 
-# Engines write GB and mean 2^30 (old vLLM, MPS); nobody in this field prints a decimal gigabyte for
-# device memory.
+# Engines write GB and mean 2^30 (old vLLM, MPS). No engine prints device memory in decimal
+# gigabytes.
 _UNIT_BYTES: Final = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
     f"{letter}{end}": 1024**power
     for power, letter in enumerate("kmgt", 1)
@@ -615,21 +620,22 @@ def _finite(text: str) -> float:
 
 def _countable(text: str) -> int:
     digits = text.replace(",", "")
-    if len(digits) > 18:  # more than any count has, and more than every double holds
+    # more digits than any count has, and more than a double represents exactly
+    if len(digits) > 18:
         raise ValueError(text)
     return int(digits)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size in bytes and half of its last printed digit, in bytes."""
+    """Hold a size in bytes and half of its last printed digit, in bytes."""
 
     bytes: int
     slack_bytes: float
 
 
 def is_of_type(name: str, value: object) -> bool:
-    """Return whether a value may stand in the fact ``name``: of its type, and finite."""
+    """Return whether a value has the type of the fact ``name`` and is finite."""
     kind = REGISTRY[name].type
     if isinstance(value, bool) or kind == "bool":
         return isinstance(value, bool) and kind == "bool"
@@ -639,9 +645,13 @@ def is_of_type(name: str, value: object) -> bool:
 
 
 def parse_size(text: str) -> Size:
-    """Read ``8GiB``, ``24.56 MiB``, ``1000000`` or ``-0.5 GiB`` as bytes (2^10 steps).
+    """Read a size such as ``8GiB`` or ``24.56 MiB`` as bytes (steps of 2^10).
 
-    Raises SettingError for a text that is not a size.
+    Raises:
+        SettingError: if the text is not a size.
+
+        >>> parse_size("8GiB").bytes
+        8589934592
     """
     match = _SIZE.match(text)
     if match:
@@ -665,8 +675,10 @@ def parse_size(text: str) -> Size:
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
-    """Write bytes as GiB with the same precision everywhere; below 0.1 GiB as MiB, so that no
-    figure reads 0.00.
+    """Format bytes as GiB, or as MiB below 0.1 GiB, so that no size reads as 0.00.
+
+    >>> format_gib(3 * 2**29)
+    '1.50 GiB'
     """
     magnitude = abs(size_bytes)
     if magnitude >= 0.1 * GIB or magnitude == 0:
@@ -677,8 +689,9 @@ def format_gib(size_bytes: float, digits: int = 2) -> str:
 
 
 def format_rounded(size_bytes: float, slack_bytes: float) -> str:
-    """Write a printed size without claiming more digits than were printed: "0.0 GiB" is
-    not zero.
+    """Format a printed size with no more digits than the engine printed.
+
+    An engine's "0.0 GiB" is not zero, so it becomes "less than …".
     """
     if slack_bytes and size_bytes == 0:
         if slack_bytes >= 0.001 * GIB:
@@ -690,10 +703,10 @@ def format_rounded(size_bytes: float, slack_bytes: float) -> str:
 
 
 def coerce(name: str, text: str) -> Fact:
-    """Turn the text of a captured group or of ``--set`` into the fact ``name``; a size may carry a
-    unit.
+    """Convert text (a captured group, or ``--set``) to the fact ``name``.
 
-    Raises SettingError for an unknown name or a text of the wrong type.
+    Raises:
+        SettingError: if the name is unknown or the text has the wrong type.
     """
     if (spec := REGISTRY.get(name)) is None:
         raise SettingError(f"unknown fact: {name}")

@@ -1,5 +1,6 @@
-"""Files that oomguard keeps for the user: records of runs in the state folder, in the cache folder
-what is costly to make.
+"""Read and write the files that oomguard keeps for the user.
+
+Records of runs go to the state folder; results that are costly to compute go to the cache folder.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-# Reading a file that a stranger may have put there: regular files only, up to a stated number of
-# bytes, and without waiting.
-#
-# A device may never end, a FIFO waits for somebody who writes, and a link leads to either. This
-# file imports nothing from the package.
+# A stranger may have put a file there, so oomguard reads regular files only, up to a stated number
+# of bytes, and never waits. A device may never end, a FIFO waits for a writer, and a link can lead
+# to either. This module imports nothing of ours.
 
 _KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
     (stat.S_ISDIR, "is a folder"),
@@ -28,7 +27,7 @@ _KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
 )
-# Of a file that has no size, or has grown since it was asked for.
+# Step for a file that reports no size, or that grew after oomguard asked for its size.
 _STEP_BYTES: Final = 1 << 16
 
 
@@ -36,10 +35,9 @@ def open_regular(path: str | Path) -> IO[bytes]:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
-        OSError: it cannot be opened or is of another kind; ``strerror`` says which.
+        OSError: if oomguard cannot open it or it is not a regular file; ``strerror`` says which.
     """
-    # Looked at before it is opened, since opening a device may do something, and again once it is
-    # open.
+    # Check before opening, because opening a device may have an effect, and again afterwards.
     try:
         _check(Path(path).stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -58,14 +56,14 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
 
     Args:
         path: the file, or a link to it.
-        most_bytes: the bytes that it may have.
+        most_bytes: the size limit, in bytes.
 
     Raises:
-        OSError: it cannot be read, is of another kind, or is longer; ``strerror`` says which.
+        OSError: if it is unreadable, not a regular file, or longer; ``strerror`` says which.
     """
     with open_regular(path) as stream:
-        # A file of a kernel's file system has no size, and any other may grow: what counts is what
-        # is read.
+        # A file of a kernel file system has no size, and any other file may grow. The limit
+        # therefore applies to the bytes that were read.
         size_bytes = os.fstat(stream.fileno()).st_size
         if size_bytes <= most_bytes:
             content = _read(stream, size_bytes, most_bytes)
@@ -77,8 +75,9 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
 
 
 def _read(stream: IO[bytes], size_bytes: int, most_bytes: int) -> bytes:
-    """Return what is in a file, one byte more than ``most_bytes`` at most; asked for at once, so
-    much would be allocated.
+    """Read at most ``most_bytes`` + 1 bytes, in steps.
+
+    A single read of that length would allocate the whole limit at once.
     """
     content = stream.read(min(size_bytes, most_bytes) + 1)
     while len(content) <= most_bytes and (
@@ -97,14 +96,17 @@ def _check(mode: int) -> None:
 
 
 _MAX_KEPT_BYTES: Final = 64 << 20
-# What commands a user runs is nobody else's business.
+# Only the user may see which commands the user runs.
 OWN_FOLDER: Final = 0o700
 _BELOW_HOME: Final = {"cache": ".cache", "config": ".config", "state": ".local/state"}
 
 
-def kept_file(name: str, about: Iterable[bytes]) -> Path:
-    """Where a file made of ``about`` is kept; ``name`` holds ``{}``, where the hash of all of it
-    goes.
+def cache_file(name: str, about: Iterable[bytes]) -> Path:
+    """Return the path of the cache file for the content ``about``.
+
+    Args:
+        name: the file name; ``{}`` in it becomes the hash of ``about``.
+        about: everything that the cached result depends on.
     """
     digest = hashlib.sha256()
     for part in about:
@@ -113,13 +115,14 @@ def kept_file(name: str, about: Iterable[bytes]) -> Path:
 
 
 def state_file(name: str) -> Path:
-    """Where a record of runs is kept: in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    """Return the path of a record in the user's state folder (``XDG_STATE_HOME`` is respected)."""
     return user_folder("state") / name
 
 
 def user_folder(kind: Literal["cache", "config", "state"]) -> Path:
-    """Where files of a kind lie; platformdirs, which loads longer than most of a start takes, is
-    asked in odd cases only.
+    """Return the user's folder of a kind.
+
+    Common cases do not use platformdirs, because importing it takes longer than most of a start.
     """
     if sys.platform == "linux":
         named = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
@@ -139,8 +142,10 @@ def user_folder(kind: Literal["cache", "config", "state"]) -> Path:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those above it up to the home folder: one that is not there is not ours to
-    make. Raises OSError.
+    """Create a folder and its parents, but never the home folder itself.
+
+    Raises:
+        OSError: if the home folder is missing, or the folder cannot be created.
     """
     home = Path(os.environ.get("HOME") or "/")
     if folder.is_relative_to(home) and not home.is_dir():
@@ -148,19 +153,24 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=mode)
 
 
-def keep(path: Path, content: bytes) -> None:
-    """Write a file for the next time, whole or not at all; do without a cache that cannot be
-    written.
-    """
+def write_cache(path: Path, content: bytes) -> None:
+    """Write a cache file completely or not at all. A failed write has no effect."""
     with contextlib.suppress(OSError):
         write_whole(path, content, folder_mode=OWN_FOLDER)
 
 
 def write_whole(path: Path, content: bytes, *, folder_mode: int = 0o777) -> None:
-    """Write a file in one step, so that no reader sees half of it; raises OSError, and leaves
-    nothing behind then.
+    """Write a file in one step, so that no reader sees half of it.
 
-    The rights of a file that was there stay; ``folder_mode`` is of a folder that has to be made.
+    An existing file keeps its permissions. A failed write leaves no file behind.
+
+    Args:
+        path: the file.
+        content: its new content.
+        folder_mode: permissions of a folder that has to be created.
+
+    Raises:
+        OSError: if the file cannot be written.
     """
     make_folder(path.parent, folder_mode)
     partial = path.with_suffix(f".{os.getpid()}")
@@ -175,7 +185,7 @@ def write_whole(path: Path, content: bytes, *, folder_mode: int = 0o777) -> None
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    import tomllib  # a start that finds its tables in the cache does without
+    import tomllib  # a start that finds its tables in the cache does not need it
 
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -183,15 +193,16 @@ def _toml(path: Path) -> dict[str, Any]:
 def read_tables(
     name: str, paths: Sequence[Path], read: Callable[[Path], dict[str, Any]] = _toml
 ) -> dict[Path, dict[str, Any]]:
-    """Read data files as tables, from the cache while none of them has changed: parsing TOML takes
-    far longer.
+    """Read data files as tables, from the cache if no file has changed.
+
+    Parsing TOML takes far longer than reading the cache.
 
     Args:
-        name: what the files are; the cache file starts with it.
+        name: the name of the set of files; the cache file starts with it.
         paths: the files, in the order of the result.
-        read: parses one file; what it raises is raised.
+        read: the parser of one file; its exceptions are raised.
     """
-    kept = kept_file(f"{name}-{{}}.json", map(state_of, paths))
+    kept = cache_file(f"{name}-{{}}.json", map(state_of, paths))
     with contextlib.suppress(OSError, ValueError, RecursionError):
         tables = json.loads(read_regular(kept, _MAX_KEPT_BYTES))
         if (
@@ -201,12 +212,12 @@ def read_tables(
         ):
             return dict(zip(paths, tables, strict=True))
     found = {path: read(path) for path in paths}
-    with contextlib.suppress(TypeError):  # TOML has dates, JSON has none
-        keep(kept, json.dumps(list(found.values())).encode())
+    with contextlib.suppress(TypeError):  # TOML has dates, but JSON does not
+        write_cache(kept, json.dumps(list(found.values())).encode())
     return found
 
 
 def state_of(path: Path) -> bytes:
-    """Return a file's path, size and time of change: another state of it is another cache."""
+    """Return a file's path, size and modification time, which together identify its content."""
     status = path.stat()
     return f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()

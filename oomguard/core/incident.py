@@ -1,7 +1,6 @@
-"""The frozen records that travel along the flow: an incident is observed, explained, planned for
-and shown.
+"""Define the frozen records of the flow, from an observed incident to a plan.
 
-Each step returns a copy with more filled in (``dataclasses.replace``); nothing is changed in place.
+Each step returns a copy with more fields filled in (``dataclasses.replace``).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Missing(Record):
-    """One thing to find out; ``command`` shows it, and stands as it is pasted."""
+    """Name one thing that would decide an open cause, and the command that shows it."""
 
     what: str
     command: str
@@ -78,12 +77,17 @@ PHASES: Final = (
     "unknown",
 )
 _STARTING: Final = frozenset({"load_weights", "profile_run", "kv_cache_init", "cudagraph_capture"})
-_START_CHECK: Final = "startup_free_memory_below_utilization"  # before the first of these phases
+# fails before the first of these phases
+_START_CHECK: Final = "startup_free_memory_below_utilization"
 
 
 class Effect(enum.IntEnum):
-    """What a patch costs the user, in rising order; ``str`` gives the form of the command line and
-    JSON.
+    """Rank what a patch costs the user, in rising order.
+
+    ``str`` gives the spelling of the command line and of JSON.
+
+        >>> str(Effect.REDUCES_CAPACITY)
+        'reduces-capacity'
     """
 
     OUTPUT_PRESERVING = 1
@@ -95,14 +99,22 @@ class Effect(enum.IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> Effect:
-        """Read ``reduces-capacity`` and its like; raises KeyError for any other text."""
+        """Read an effect such as ``reduces-capacity``.
+
+        Raises:
+            KeyError: if the text is not an effect.
+        """
         return {str(effect): effect for effect in cls}[text]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Location(Record):
-    """Where an incident starts: 1-based line, 0-based byte, and the process that the line's prefix
-    names.
+    """Locate the start of an incident.
+
+    Attributes:
+        line: the line, from 1; None if unknown.
+        byte: the byte offset, from 0; None if unknown.
+        process: the process that the line's prefix names; None if it names none.
     """
 
     line: int | None = None
@@ -112,9 +124,7 @@ class Location(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Evidence(Record):
-    """A line as it was printed; ``line`` is its number, None for a fact that was read
-    from no line.
-    """
+    """Quote a line as printed; ``line`` is None if the fact was not read from a line."""
 
     text: str
     line: int | None = None
@@ -128,8 +138,9 @@ class Evidence(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SettingInForce(Record):
-    """One setting of the failed run; ``set_by_user`` is None if nothing tells a default from a
-    choice.
+    """Describe one setting of the failed run.
+
+    ``set_by_user`` is None if the log does not distinguish a default from a user's choice.
     """
 
     name: str
@@ -140,8 +151,9 @@ class SettingInForce(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cause(Record):
-    """Why memory ran out, by one rule; ``confidence`` is 0 to 1, ``confirm`` says how a person can
-    check it.
+    """Explain why memory ran out, according to one rule.
+
+    ``confidence`` is between 0 and 1. ``confirm`` says how a person can check the cause.
     """
 
     id: str
@@ -155,13 +167,15 @@ class Cause(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Patch(Record):
-    """One setting, old to new. ``new`` is None if it could not be solved; ``reason`` then names
-    what is missing.
+    """Change one setting from ``old`` to ``new``.
 
-    ``blocked_by`` says why the policy does not permit it (None: permitted). Patches of one
-    ``group`` are applied
-    together: none of them is enough alone. ``predicts`` maps facts to the values that the next
-        attempt should measure.
+    Attributes:
+        new: the value to set; None if oomguard could not compute it. ``reason`` then names the
+            missing number.
+        predicted_freed_bytes: bytes that the change should free; None if unknown.
+        predicts: the values of facts that the next attempt should measure.
+        blocked_by: why the policy does not permit the patch; None if it is permitted.
+        group: patches of one group are applied together, because one alone is not enough.
     """
 
     setting: str
@@ -181,29 +195,29 @@ class Patch(Record):
 
     @property
     def applicable(self) -> bool:
-        """Whether oomguard may apply this patch by itself."""
+        """Whether oomguard may apply this patch automatically."""
         return self.new is not None and self.blocked_by is None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Action(Record):
-    """One thing to do about a failure: change a setting, or do something outside oomguard.
+    """Name one thing to do about a failure: change a setting, or act outside oomguard.
 
     Attributes:
-        id: a setting's canonical name, or the name of an action outside (``end_other_process``).
+        id: a setting's canonical name, or the name of an action such as ``end_other_process``.
         title: what to do, in one line.
-        direction: ``up``, ``down``, ``on``, ``off``, or None if the action has none.
-        old: the setting's present value, None if it is not known.
-        new: the value to set, None if it could not be computed; ``why`` then says which number is
-            missing.
-        effect: what it costs the user, None for an action outside.
+        direction: ``up``, ``down``, ``on``, ``off``, or None if the action has no direction.
+        old: the setting's present value; None if unknown.
+        new: the value to set; None if oomguard could not compute it. ``why`` then names the missing
+            number.
+        effect: what it costs the user; None for an action outside oomguard.
         applicability: ``automatic``, ``needs-permission``, ``needs-value`` or ``manual``.
-        command: what to paste, None if nothing can be pasted.
-        why: why it helps, with the numbers that are known.
-        frees_bytes: what it is predicted to free, None if that is not known.
-        rule: the code of the rule that proposes it, "" for the table of actions.
+        command: the text to paste; None if there is no such text.
+        why: why it helps, with the known numbers.
+        frees_bytes: bytes that it should free; None if unknown.
+        rule: the code of the rule that proposes it; "" if the table of actions proposes it.
         cost: what it costs, in words.
-        blocked_by: why oomguard does not apply it without permission, None if it may.
+        blocked_by: why oomguard needs permission for it; None if it does not.
     """
 
     id: str
@@ -223,7 +237,7 @@ class Action(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Alternative(Record):
-    """A way that keeps what the plan changes; ``why_not`` says why the plan does not take it."""
+    """Offer a change that keeps the setting of the plan; ``why_not`` says why the plan differs."""
 
     setting: str
     new: FactValue | None
@@ -235,7 +249,10 @@ class Alternative(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BudgetPart(Record):
-    """One part of the device's bytes; ``source`` is ``printed``, ``solved`` or ``measured``."""
+    """Hold one part of the device's bytes.
+
+    ``source`` is ``printed``, ``solved`` or ``measured``.
+    """
 
     name: str
     bytes: int
@@ -244,10 +261,10 @@ class BudgetPart(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Budget(Record):
-    """Where the device's bytes went, as far as is known: parts that do not overlap and that the
-    device can hold.
+    """Account for the device's bytes, as far as they are known.
 
-    ``conflict`` names printed numbers that contradict each other; their parts are left out.
+    The parts do not overlap, and together they are not larger than the device. ``conflict`` names
+    printed numbers that contradict each other; oomguard leaves their parts out.
     """
 
     device_total_bytes: int | None = None
@@ -257,14 +274,16 @@ class Budget(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Incident(Record):
-    """One memory failure: what was printed, and, once diagnosed and planned, why it happened and
-    what to do.
+    """Describe one memory failure, and after diagnosis its causes and actions.
 
-    ``settings_complete`` says that ``settings`` lists all that the user set, so that any other was
-    left alone. ``start`` counts the engine's starts within one input, ``also_in`` names the other
-    processes that printed the same failure, ``wrappers`` are the lines of parents that only passed
-    it on. ``certainty_ratio`` is how sure it is that a message of a new wording tells a failure;
-    None: its wording is known. ``missing`` is what would decide an unknown cause.
+    Attributes:
+        settings_complete: whether ``settings`` lists every setting that the user set.
+        start: the number of the engine's start in this input, from 1.
+        also_in: other processes that printed the same failure.
+        wrappers: lines of parent processes that only passed the failure on.
+        certainty_ratio: the probability that an unknown wording reports a failure; None if a
+            signature matched.
+        missing: what would decide an unknown cause; None if the cause is known.
     """
 
     kind: str
@@ -292,12 +311,12 @@ class Incident(Record):
 
     @property
     def is_oom(self) -> bool:
-        """Whether memory ran short and a process or request failed for it."""
+        """Whether memory ran short and therefore a process or request failed."""
         return self.kind not in NOT_OOM_KINDS
 
     @property
     def is_at_start(self) -> bool:
-        """Whether it failed while an engine started."""
+        """Whether the failure happened while an engine started."""
         return (
             self.phase in _STARTING
             or self.kind == _START_CHECK
@@ -306,19 +325,15 @@ class Incident(Record):
 
     @property
     def headline(self) -> str:
-        """What happened, in one sentence with the figures that are known."""
+        """One sentence that says what happened, with the known figures."""
         return headline(self.kind, self.facts)
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric fact, in the unit of its name; None if unknown (unknown is
-        never zero).
-        """
+        """Return the value of a numeric fact, in the unit of its name; None if unknown."""
         return number_of(self.facts, name)
 
     def slack(self, name: str) -> float:
-        """Return half of the last printed digit of a fact, in its own unit; 0 if it is exact or
-        unknown.
-        """
+        """Return half of a fact's last printed digit, in its unit; 0 if exact or unknown."""
         fact = self.facts.get(name)
         if fact:
             return fact.slack
@@ -327,12 +342,15 @@ class Incident(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Attempt(Record):
-    """One run under one group of settings: ``settings`` is all that oomguard changed so far,
-    ``patches`` what is new.
+    """Describe one run under one group of settings.
 
-    ``measured`` maps facts to what this attempt showed. ``exit_status`` is None for a call inside
-    the process, whose failure is ``error`` ("" for success). ``ranks`` tells how each rank of a job
-    ended it; None where no others were met.
+    Attributes:
+        settings: everything that oomguard has changed so far.
+        patches: the changes that are new in this attempt.
+        exit_status: the command's exit status; None for a call inside the process.
+        error: the failure of such a call; "" if it succeeded.
+        measured: the values of facts that this attempt measured.
+        ranks: how each rank of a job ended the attempt; None without other ranks.
     """
 
     number: int
@@ -353,9 +371,7 @@ class Attempt(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EngineStart(Record):
-    """What one engine start printed of itself, failed or not: version, settings, and where the
-    bytes went.
-    """
+    """Describe one engine start, failed or not: version, settings and memory."""
 
     number: int
     framework: str = "unknown"
@@ -367,14 +383,20 @@ class EngineStart(Record):
     budget: Budget = field(default_factory=Budget)
 
 
-# The note on an input that has no bytes.
+# The note on an input without any bytes.
 EMPTY: Final = "empty"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Record):
-    """All that was found in one input, in the order of time; ``source`` is the path as given,
-    ``snapshot`` what a memory snapshot holds.
+    """Hold everything that oomguard found in one input, in the order of time.
+
+    Attributes:
+        source: the path as given.
+        snapshot: the content of a memory snapshot; None for a log.
+
+        >>> oomguard.diagnose(path="error.log").verdict
+        'oom'
     """
 
     source: str
@@ -384,8 +406,9 @@ class Diagnosis(Record):
     snapshot: Snapshot | None = None
 
     def _repr_html_(self) -> str:
-        """Return the diagnosis for a notebook's cell; a record knows no drawing, and asks the
-        package's public face (records.py).
+        """Return the diagnosis as HTML for a notebook cell.
+
+        Records cannot import ``report``, so this asks the package's public module (see records.py).
         """
         import oomguard
 
@@ -393,22 +416,23 @@ class Diagnosis(Record):
 
     @property
     def without_failure(self) -> str:
-        """What to say of an input in which nothing failed."""
+        """The sentence to print for an input without failures."""
         if EMPTY in self.notes:
             return EMPTY
         return "no memory failure found"
 
     @property
     def verdict(self) -> str:
-        """``oom`` when any incident is one, else ``no_oom``."""
+        """``oom`` if any incident is an out-of-memory failure, otherwise ``no_oom``."""
         if any(incident.is_oom for incident in self.incidents):
             return "oom"
         return "no_oom"
 
     @property
     def first_cause(self) -> Incident | None:
-        """The incident to act on: the first in time that is an out-of-memory, else the first of
-        all, else None.
+        """The incident to act on: the first out-of-memory failure, otherwise the first incident.
+
+        None if there are no incidents.
         """
         for incident in self.incidents:
             if incident.is_oom:

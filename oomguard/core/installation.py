@@ -1,9 +1,8 @@
-"""Name the command that installs a missing extra or a newer oomguard from where the user got this
-one.
+"""Name the command that installs an extra, or a newer oomguard, from the user's own source.
 
-oomguard is not on a package index, and whoever registers its name there would run code on the
-user's machine. So no command of ours asks an index for ``oomguard``: it names the clone, the wheel
-file or the repository that pip recorded at installation (PEP 610), and otherwise the extra's own
+oomguard is not on a package index. Anyone who registers its name there could run code on the user's
+machine, so no command asks an index for ``oomguard``. The command names the clone, the wheel file
+or the repository that pip recorded (PEP 610). Without such a record it names the extra's own
 packages.
 """
 
@@ -20,11 +19,11 @@ _DISTRIBUTION = "oomguard"
 def install_hint(extra: str) -> str:
     """Return the command that installs one of oomguard's extras.
 
-    >>> install_hint("plots")
-    "pip install '/home/ada/oomguard[plots]'"
-
     Args:
         extra: its name in ``pyproject.toml``, such as ``postgres``.
+
+        >>> install_hint("plots")
+        "pip install '/home/ada/oomguard[plots]'"
     """
     source = _recorded_source()
     if source is None:
@@ -33,7 +32,7 @@ def install_hint(extra: str) -> str:
 
 
 def upgrade_hint() -> str:
-    """Return how to install a newer oomguard."""
+    """Return the command or sentence that says how to install a newer oomguard."""
     source = _recorded_source()
     if source is None:
         return "install a newer oomguard from the wheel file or clone that this one came from"
@@ -45,7 +44,7 @@ def upgrade_hint() -> str:
 
 
 def reinstall_hint() -> str:
-    """Return the command that installs this oomguard again, without its dependencies."""
+    """Return the command that reinstalls this oomguard without its dependencies."""
     source = _recorded_source()
     if source is None:
         return "install oomguard again from the wheel file or clone that it came from"
@@ -53,14 +52,14 @@ def reinstall_hint() -> str:
 
 
 class _Source(NamedTuple):
-    """Where pip installed oomguard from: a path or a URL."""
+    """Hold the path or URL from which pip installed oomguard."""
 
     place: str
     is_path: bool
     is_editable: bool = False
 
     def argument(self, extra: str = "") -> str:
-        """Return what ``pip install`` takes for it, with an extra if one is named."""
+        """Return the argument for ``pip install``, with an extra if one is named."""
         if extra:
             extras = f"[{extra}]"
         else:
@@ -75,9 +74,7 @@ class _Source(NamedTuple):
 
 
 def _recorded_source() -> _Source | None:
-    """Return the source that pip recorded, None if it recorded none or the path no
-    longer exists.
-    """
+    """Return the source that pip recorded; None without a record or if the path is gone."""
     record = _direct_url()
     url = str(record.get("url", ""))
     parts = urlsplit(url)
@@ -95,7 +92,7 @@ def _recorded_source() -> _Source | None:
 
 
 def _direct_url() -> dict[str, Any]:
-    from importlib import metadata  # 60 ms, and only a hint needs it
+    from importlib import metadata  # takes 60 ms, and only a hint needs it
 
     try:
         text = metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
@@ -115,7 +112,7 @@ def _install_packages(extra: str) -> str:
 
 
 def _requirements_of(extra: str) -> list[str]:
-    """Return the packages that an extra adds, as pip takes them."""
+    """Return the packages that an extra adds, in pip's syntax."""
     from importlib import metadata
 
     from packaging.requirements import InvalidRequirement, Requirement

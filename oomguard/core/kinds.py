@@ -1,6 +1,4 @@
-"""The kinds of memory failure and the sentence that tells each: one row a kind, in the order of the
-JSON contract.
-"""
+"""List the kinds of memory failure with their headlines, in the order of the JSON contract."""
 
 from __future__ import annotations
 
@@ -10,7 +8,8 @@ from typing import Final
 from oomguard.core.facts import Fact
 from oomguard.core.text import first_known
 
-# What an allocator prints, most telling first: asked for beside free, beside in use, alone.
+# What an allocator prints, most informative first: the request with free memory, the request with
+# used memory, the request alone.
 _ALLOCATION: Final = (
     "{tried_bytes:GiB} asked for, {device_free_bytes:GiB} of {device_total_bytes:GiB} free",
     (
@@ -27,8 +26,8 @@ def _allocator(what: str) -> tuple[str, ...]:
     return (*(f"{what}: {figures}" for figures in _ALLOCATION), what)
 
 
-# Kind -> templates. The first one whose facts are all known is used; the last of each kind needs
-# none, and a kind without any is told by its name.
+# Kind -> templates. oomguard uses the first template whose facts are all known. The last template
+# of a kind needs no facts; a kind without templates is shown by its name.
 _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "cuda_oom": _allocator("CUDA out of memory"),
     "hip_oom": _allocator("HIP out of memory"),
@@ -131,18 +130,18 @@ _HEADLINES: Final[dict[str, tuple[str, ...]]] = {
     "other": (),
 }
 KINDS: Final = tuple(_HEADLINES)
-# Free memory rose, a token budget is too small, no cause in the text: reported, and no process ran
-# out of memory.
+# Free memory rose, a token budget is too small, or the text shows no cause. oomguard reports these
+# kinds, but no process ran out of memory.
 NOT_OOM_KINDS: Final = frozenset({"memory_profiling_changed", "encoder_budget", "engine_dead"})
-# Of those the ones that a change of settings cures all the same.
+# Of these kinds, a change of settings can still cure some.
 CURABLE_KINDS: Final = frozenset(KINDS) - NOT_OOM_KINDS | {"encoder_budget"}
 
 
 def headline(kind: str, facts: Mapping[str, Fact]) -> str:
-    """Return one sentence that tells what happened, with the figures that are known.
+    """Return one sentence that says what happened, with the known figures.
 
     Args:
-        kind: one of ``KINDS``; any other is told by its name.
-        facts: what was printed of the failure.
+        kind: one of ``KINDS``; any other kind is shown by its name.
+        facts: the printed facts of the failure.
     """
     return first_known(_HEADLINES.get(kind, ()), facts) or kind.replace("_", " ")

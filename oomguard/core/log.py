@@ -1,9 +1,8 @@
-"""The diagnosis log: one structured event per line, through structlog where the program configured
-it.
+"""Write the diagnosis log: one structured event per line.
 
-The library never configures structlog, and loads it for nobody: if the program has not configured
-it, events go through the standard library's logger ``oomguard`` (warnings on standard error by
-default). The command line writes its events itself.
+The library never configures or imports structlog. If the program has configured structlog, events
+go there; otherwise they go to the standard logger ``oomguard`` (warnings on standard error by
+default). The command line installs its own writer.
 """
 
 from __future__ import annotations
@@ -15,43 +14,43 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 Write = Callable[[int, str, dict[str, Any]], None]
-# Entered around each event while something on the terminal would be written into, as the bar of a
-# map is; the newest counts.
+# Context managers entered around each event, so that an event does not break a progress bar on the
+# terminal. Only the newest one is used.
 pauses: Final[list[Callable[[], AbstractContextManager[object]]]] = []
 _writer: list[Write] = []
 _least: list[int] = []
 
 
 class _Written:
-    """A logger as structlog's, whose events go to one function: level, event, fields."""
+    """Imitate a structlog logger and pass each event to one function."""
 
     def __init__(self, write: Write, least: int) -> None:
         self._write = write
         self._least = least
 
-    # as structlog and the standard library have it
+    # the name that structlog and the standard library use
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802
         return level >= self._least
 
-    def _tell(self, level: int, event: str, fields: dict[str, Any]) -> None:
+    def _emit(self, level: int, event: str, fields: dict[str, Any]) -> None:
         if self.isEnabledFor(level):
             self._write(level, event, fields)
 
     def debug(self, event: str, **fields: Any) -> None:
-        self._tell(logging.DEBUG, event, fields)
+        self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        self._tell(logging.INFO, event, fields)
+        self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        self._tell(logging.WARNING, event, fields)
+        self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        self._tell(logging.ERROR, event, fields)
+        self._emit(logging.ERROR, event, fields)
 
 
 class _Pausing:
-    """A logger that enters a pause around each event."""
+    """Enter a context manager around each event of another logger."""
 
     def __init__(self, logger: Any, pause: Callable[[], AbstractContextManager[object]]) -> None:
         self._logger = logger
@@ -70,15 +69,21 @@ class _Pausing:
 
 
 def write_events(write: Write, least: int) -> None:
-    """Have all events of this process from this level on written by one function; for the command
-    line only.
+    """Send all events of this process from a level on to one function (command line only).
+
+    Args:
+        write: receives the level, the event and its fields.
+        least: the lowest level to write, as in ``logging``.
     """
     _writer[:], _least[:] = [write], [least]
 
 
 def get_logger() -> Any:
-    """A bound structlog logger; look it up when an event happens, so that a later configuration
-    counts.
+    """Return the logger for structured events.
+
+    Call this for every event, so that a later configuration of structlog takes effect.
+
+        >>> get_logger().warning("could not read NVML", error="Driver Not Loaded")
     """
     if pauses:
         return _Pausing(_logger(), pauses[-1])
@@ -86,9 +91,7 @@ def get_logger() -> Any:
 
 
 def get_plain_logger() -> Any:
-    """The standard library's logger, for what is told with a traceback and where structlog is not
-    to be loaded.
-    """
+    """Return the standard logger, for tracebacks and for code that must not load structlog."""
     logger = logging.getLogger("oomguard")
     if pauses:
         return _Pausing(logger, pauses[-1])
@@ -109,7 +112,7 @@ def _logger() -> Any:
 
 
 def _line(event: str, fields: dict[str, Any]) -> str:
-    """Return an event as one line to read: whose, what, and each field."""
+    """Format an event as one readable line: the program, the event, and each field."""
     shown = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
     if shown:
         return f"oomguard: {event}: {shown}"

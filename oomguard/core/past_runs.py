@@ -1,6 +1,4 @@
-"""Runs of the past, as frozen records: what was run, what failed, what was changed, predicted
-beside measured.
-"""
+"""Define frozen records of past runs: commands, failures, changes, predictions and results."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Incident, Patch
 from oomguard.core.records import Record
 
-# How a run ended, by its last attempt.
+# How a run ended, according to its last attempt.
 RAN: Final = "ran"
 REPAIRED: Final = "repaired"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 NOT_ENDED: Final = "not ended"
 RESULTS: Final = (RAN, REPAIRED, FAILED, STOPPED, NOT_ENDED)
-# What a shell says of a command that its user ended.
+# Exit statuses that a shell reports if the user stopped the command.
 STOP_STATUSES: Final = tuple(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 )
@@ -29,19 +27,17 @@ STOP_STATUSES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PastAttempt(Record):
-    """One attempt as it is remembered; times are Unix seconds.
+    """Describe one recorded attempt; times are Unix seconds.
 
     Attributes:
-        attempt: what was changed and what came of it. Of a list of runs its incident has kind and
-            cause only.
-        command: what was started, secrets masked.
+        attempt: its changes and its outcome. In a list of runs, its incident has only kind and
+            cause.
+        command: the command that was started, with secrets masked.
         began_at: when it began.
-        ended_at: when it ended; None while it runs, and where the run was killed.
-        predicted: facts and what the changes were predicted to make of them.
-        why: why it failed, in the run's own words, where its status and incident tell less; empty:
-            as they tell.
-        is_followed: whether another attempt came after it: then it failed, whatever its status, as
-            one that hung and was ended.
+        ended_at: when it ended; None while it runs, or if the run was killed.
+        predicted: facts and the values that the changes should produce.
+        why: why it failed, if its status and incident do not say it; "" otherwise.
+        is_followed: whether another attempt came after it. It then failed, whatever its status.
     """
 
     attempt: Attempt
@@ -68,21 +64,21 @@ class PastAttempt(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PastRun(Record):
-    """One ``oomguard run`` with its attempts, of which there is at least one.
+    """Describe one ``oomguard run`` with its attempts (at least one).
 
     Attributes:
-        number: by which the user names it, from 1.
+        number: the number that the user types, from 1.
         session: its name in the journal.
-        command: as the user gave it, before any patch; secrets masked.
-        attempts: in order.
-        folder: the working directory; None where it was not recorded.
-        engine: the engine that spoke; None where none did.
-        engine_version: as it printed it.
-        model: as the engine printed it, or the command named it.
-        device: name and size of the GPUs; None where NVML told none.
-        is_forgotten: whether ``--reuse`` leaves it alone.
-        who: the name of the user who ran it; None where it was not recorded.
-        host: the machine it ran on.
+        command: the user's command before any patch, with secrets masked.
+        attempts: its attempts, in order.
+        folder: the working directory; None if not recorded.
+        engine: the engine that the output names; None if it names none.
+        engine_version: the version that the engine printed; None if it printed none.
+        model: the model that the engine printed or the command names; None if unknown.
+        device: name and size of the GPUs; None if NVML reported none.
+        is_forgotten: whether ``--reuse`` ignores it.
+        who: the user who ran it; None if not recorded.
+        host: the machine; None if not recorded.
     """
 
     number: int
@@ -105,7 +101,7 @@ class PastRun(Record):
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None where its end is not known."""
+        """How long it took; None if its end is unknown."""
         ended_at = self.attempts[-1].ended_at
         if ended_at is None:
             return None
@@ -113,19 +109,19 @@ class PastRun(Record):
 
     @property
     def incidents(self) -> tuple[Incident, ...]:
-        """What its attempts failed of."""
+        """The failures of its attempts."""
         return tuple(
             past.attempt.incident for past in self.attempts if past.attempt.incident is not None
         )
 
     @property
     def patches(self) -> tuple[Patch, ...]:
-        """What was changed, in order."""
+        """Its changes, in order."""
         return tuple(patch for past in self.attempts for patch in past.attempt.patches)
 
     @property
     def result(self) -> str:
-        """How it ended, one of ``RESULTS``."""
+        """How it ended: one of ``RESULTS``."""
         result = self.attempts[-1].result
         if result in {RAN, STOPPED} and len(self.attempts) > 1:
             return REPAIRED
@@ -134,19 +130,19 @@ class PastRun(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KnownSettings(Record):
-    """Settings under which a model ran on a device, by all who wrote the journal; times are Unix
-    seconds.
+    """Describe settings under which a model ran on a device; times are Unix seconds.
+
+    The counts include every user of the journal.
 
     Attributes:
-        model: as the engine printed it, masked; None where it did not.
-        engine: the engine.
-        engine_version: as it printed it.
-        device: name and size of the GPUs; None where NVML told none.
-        settings: what was changed, by setting; empty: it ran as given.
-        held: how often it ran so.
-        failed: how often it failed so, of memory.
-        measured_by: user, host, and how many attempts were theirs, most first; None where it was
-            not recorded.
+        model: the model that the engine printed, masked; None if it printed none.
+        engine: the engine; None if unknown.
+        engine_version: the version that the engine printed; None if it printed none.
+        device: name and size of the GPUs; None if NVML reported none.
+        settings: the changed settings; empty if the command ran as given.
+        held: how many runs succeeded with these settings.
+        failed: how many runs with these settings ran out of memory.
+        measured_by: user, host and number of attempts, largest number first; None if not recorded.
         first_at: when it was first measured.
         last_at: when it was last measured.
     """

@@ -1,8 +1,7 @@
-"""What the records that users hold share: they show themselves without secrets, prompts and home
-folders.
+"""Define the base of records that users see: without secrets, prompts and home folders.
 
-A record knows no masking: it asks the package's public face, above every room, which knows who
-draws. So do only records, and a test holds that none imports a room above.
+Records do not implement masking. They ask the package's public module, which is above every package
+and knows how to display them. A test checks that no record imports a package above ``core``.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The record of one thing that ``oomguard doctor`` checks: what it found, and what to
-# do about it.
-
 Status = Literal["ok", "unknown", "problem"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing checked: ``text`` is what was found, ``advice`` what to do, a command if one does
-    it.
+    """Hold the result of one check of ``oomguard doctor``.
+
+    Attributes:
+        text: what the check found.
+        advice: what to do, as a command if one does it; "" if nothing is wrong.
     """
 
     id: str
@@ -29,9 +28,7 @@ class Check:
 
 
 class Record:
-    """Base of the frozen records; ``repr`` and ``str`` are masked, also of a record within a list
-    (``@dataclass(repr=False)``).
-    """
+    """Base of the frozen records (``@dataclass(repr=False)``); ``repr`` and ``str`` are masked."""
 
     __slots__ = ()
 
@@ -42,7 +39,7 @@ class Record:
 
 
 def shown(text: str) -> str:
-    """Return a text masked and without terminal escapes."""
+    """Return a text with secrets masked and terminal escapes removed."""
     import oomguard
 
     return str(oomguard.drawn(text))

@@ -1,26 +1,27 @@
-"""Pythons of our own that take no code from the working directory, and this process once it has
-left it.
+"""Start Python processes that load no code from the working directory.
 
 The working directory may be a stranger's model folder, and ``json.py`` in it is input, not a
-module. This file imports what Python has loaded before it looks into any folder, and no more:
-``python -m oomguard`` comes here first.
+module. This file imports only modules that Python loads before it searches any folder, because
+``python -m oomguard`` runs this file first.
 """
 
 import os
 import sys
 
-# Variables that name folders of code. Python reads an empty or relative entry as one of the working
-# directory.
+# Variables that name folders of code. Python reads an empty or relative entry as relative to the
+# working directory.
 _CODE_FOLDERS = ("PYTHONPATH", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX")
 
 
 def command(module: str) -> list[str]:
-    """Return the command that runs ``main`` of one of oomguard's modules; start it with
-    ``environment()``.
+    """Return the command that runs ``main`` of one of oomguard's modules.
 
-    ``-P`` keeps the working directory off its path. oomguard itself is loaded from where it lies,
-    so that a checkout needs no path either. Flags that shut the environment or the user's own
-    packages out go on.
+    Start it with ``environment()``. ``-P`` keeps the working directory off its path. It loads
+    oomguard from the folder of this file, so that a checkout needs no path either. Flags that
+    ignore the environment or the user's site packages are passed on.
+
+        >>> command("oomguard.cli.analyst")[1]
+        '-P'
     """
     flags = [
         flag
@@ -31,11 +32,10 @@ def command(module: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's variables for a Python of our own, without the entries that mean the
-    working directory.
+    """Return this process's variables without the entries that mean the working directory.
 
-    Absolute entries stay: the user named those folders. Pythons that the child starts in its turn
-    (an engine inspects models in one) have no ``-P``; PYTHONSAFEPATH is the same to them.
+    Absolute entries stay, because the user named those folders. The child may start further Pythons
+    without ``-P`` (an engine inspects models in one); PYTHONSAFEPATH protects those.
     """
     variables = dict(os.environ)
     for name in _CODE_FOLDERS:
@@ -48,15 +48,14 @@ def environment() -> dict[str, str]:
 
 
 def leave_working_directory() -> None:
-    """Take the working directory off ``sys.path``: what ``-m`` put first, and what relative entries
-    of PYTHONPATH became.
+    """Remove the working directory from ``sys.path``.
 
-    What lies there and Python itself has imported by now has run already; nothing here can change
-    that.
+    ``-m`` puts it first, and relative entries of PYTHONPATH point to it. Code from there that
+    Python already imported has run, and nothing here can undo that.
     """
     try:
         here = os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the working directory no longer exists
         return
     if not sys.flags.safe_path and sys.path[:1] in ([here], [""]):
         del sys.path[0]
@@ -73,9 +72,7 @@ def leave_working_directory() -> None:
 
 
 def _become(module: str) -> None:
-    """Load this package from its own folder, whatever the path has, and run ``main`` of one of its
-    modules.
-    """
+    """Load this package from its own folder and run ``main`` of one of its modules."""
     import importlib.util
 
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,7 +1,6 @@
-"""A setting's surfaces: the flag, keyword argument, config key and default of each engine, from the
-engine's own data file.
+"""Look up how each engine spells a setting: flag, keyword, configuration key and default.
 
-An engine is known by its file, engines/<folder>/settings.toml: nothing else has to name it here.
+The data is in engines/<folder>/settings.toml; adding such a file adds the engine.
 """
 
 from __future__ import annotations
@@ -43,25 +42,25 @@ _SUFFIXED: Final = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """How one engine spells one setting.
+    """Describe how one engine spells one setting.
 
     Attributes:
-        flags: the long flag first, then its other forms; empty where the engine has none.
-        kwarg: the keyword argument in Python.
-        config_key: the key in the engine's configuration file.
-        unit_bytes: bytes in one unit of the engine's value, where ours is in bytes.
-        aliases: long flags that mean the same; they are read and never written.
+        flags: the long flag first, then its other forms; empty if the engine has no flag.
+        kwarg: the keyword argument in Python; None if there is none.
+        config_key: the key in the engine's configuration file; None if there is none.
+        unit_bytes: bytes in one unit of the engine's value, if ours is in bytes.
+        aliases: long flags with the same meaning, which oomguard reads and never writes.
         many: whether the flag takes all words up to the next flag.
-        inside: flags of objects that hold it too, each with the key that it has there.
-        automatic: texts by which the engine is told to find the value itself.
-        variables: variables of the environment that set it over the flag, each a row of ``name``,
-            ``unit_bytes`` and ``where``.
-        suffixes: what a number may end with in the engine's flags, and the factor.
-        defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` for which it
-            holds.
-        versions: the engine's versions that spell it so (PEP 440), None for all that ``others``
-            leave; the rest has none of it.
-        others: how it is spelled in other versions.
+        inside: flags of objects that contain the setting, each with its key there.
+        automatic: texts that let the engine find the value itself.
+        variables: environment variables that override the flag, as rows of ``name``, ``unit_bytes``
+            and ``where``.
+        suffixes: suffixes of numbers in the engine's flags, with their factors.
+        defaults: rows of ``value``, each with the ``versions`` and the ``device_size`` it applies
+            to.
+        versions: the engine versions with this spelling (PEP 440); None for all versions that
+            ``others`` does not cover.
+        others: the spelling in other versions.
     """
 
     flags: tuple[str, ...] = ()
@@ -80,24 +79,25 @@ class Surface:
 
     @property
     def off_flag(self) -> str | None:
-        """The flag that switches a yes/no setting off, None where there is no flag."""
+        """The flag that turns a yes/no setting off; None if there is no flag."""
         if self.flags:
             return f"--{_OFF}{self.flags[0].removeprefix('--')}"
         return None
 
     def in_version(self, version: str | None) -> Surface:
-        """Return how a version spells the setting, empty where it has none; the newest spelling
-        where the version is not known.
+        """Return the spelling of one version; empty if that version lacks the setting.
+
+        None as the version returns the newest spelling.
         """
-        other = next((own for own in self.others if _holds(own.versions or "", version)), None)
+        other = next((one for one in self.others if _matches(one.versions or "", version)), None)
         if other is not None or self.versions is None or version is None:
             return other or self
-        if _holds(self.versions, version):
+        if _matches(self.versions, version):
             return self
         return Surface()
 
-    def own(self, value: FactValue) -> FactValue:
-        """Return one of our values in the engine's unit."""
+    def to_engine(self, value: FactValue) -> FactValue:
+        """Convert one of our values to the engine's unit."""
         if self.unit_bytes == 1 or isinstance(value, str):
             return value
         size = value / self.unit_bytes
@@ -105,13 +105,15 @@ class Surface:
             return int(size)
         return size
 
-    def ours(self, name: str, text: str) -> FactValue:
-        """Read the text of the engine's flag in our unit; raise SettingError where it is not a
-        value.
+    def from_engine(self, name: str, text: str) -> FactValue:
+        """Read the text of the engine's flag in our unit.
+
+        Raises:
+            SettingError: if the text is not a value of the setting.
         """
         if self.unit_bytes == 1:
             if SETTINGS[name].type == "int":
-                number = suffixed(text.strip(), self.suffixes)
+                number = parse_suffixed(text.strip(), self.suffixes)
             else:
                 number = None
             return parse_value(name, text if number is None else str(number))
@@ -121,8 +123,12 @@ class Surface:
             raise SettingError(f"{name} is a number, not {text!r}") from None
 
 
-def suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
-    """Return a number like ``32k`` by an engine's suffixes, None for any other text."""
+def parse_suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
+    """Read a number like ``32k`` with an engine's suffixes; None for any other text.
+
+    >>> parse_suffixed("32k", {"k": 1000})
+    32000
+    """
     found = _SUFFIXED.fullmatch(text)
     if found:
         factor = suffixes.get(found.group(2))
@@ -131,7 +137,7 @@ def suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
     if found is None or factor is None:
         return None
     number = found.group(1)
-    if "." in number:  # a factor of two takes whole numbers only
+    if "." in number:  # a factor that is a power of two allows whole numbers only
         if factor % 10 == 0:
             return int(float(number) * factor)
         return None
@@ -140,13 +146,13 @@ def suffixed(text: str, suffixes: Mapping[str, int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """How an engine's command line is written beyond ``FLAG VALUE`` and ``FLAG=VALUE``.
+    """Describe an engine's command line beyond ``FLAG VALUE`` and ``FLAG=VALUE``.
 
     Attributes:
-        abbreviations: a flag may be cut as long as only one begins so.
-        whole: flags that are no abbreviation of one that stands in the engine's file.
-        dotted: ``FLAG.KEY VALUE`` gives one key of an object.
-        suffixes: what a number may end with, and the factor.
+        abbreviations: whether a flag may be shortened to a unique prefix.
+        whole: flags that are not an abbreviation of a flag in the engine's file.
+        dotted: whether ``FLAG.KEY VALUE`` sets one key of an object.
+        suffixes: suffixes of numbers, with their factors.
     """
 
     abbreviations: bool = False
@@ -157,9 +163,7 @@ class Grammar:
 
 @functools.cache
 def grammar(engine: str) -> Grammar:
-    """Return how an engine's command line is written; the plain one for an engine whose file says
-    nothing of it.
-    """
+    """Return the grammar of an engine's command line; the plain one if its file has none."""
     row = _tables().get(engine, {}).get("grammar", {})
     return Grammar(
         row.get("abbreviations", False),
@@ -171,8 +175,9 @@ def grammar(engine: str) -> Grammar:
 
 @functools.cache
 def _tables() -> Mapping[str, dict[str, Any]]:
-    """Return each engine's data file by the engine's name; vLLM's first, since an unknown engine is
-    spelled as vLLM.
+    """Return each engine's data file by the engine's name.
+
+    vLLM comes first, because oomguard spells settings of an unknown engine as vLLM does.
     """
     files = sorted(
         _FOLDER.glob("*/settings.toml"),
@@ -182,18 +187,14 @@ def _tables() -> Mapping[str, dict[str, Any]]:
 
 
 def table_of(engine: str, name: str) -> Mapping[str, Any]:
-    """Return a table of an engine's data file that is not a setting; empty where the
-    file lacks it.
-    """
+    """Return a table of an engine's data file that is not a setting; empty if absent."""
     table: Mapping[str, Any] = _tables().get(engine, {}).get(name, {})
     return table
 
 
 @functools.cache
-def left_alone() -> frozenset[str]:
-    """Return the arguments of engines that nothing here changes, by the names that their data files
-    give them.
-    """
+def unmanaged_arguments() -> frozenset[str]:
+    """Return the names of engine arguments that oomguard never changes."""
     files = sorted(_FOLDER.glob("*/arguments.toml"))
     return frozenset(
         name for table in read_tables("arguments", files).values() for name in table["left_alone"]
@@ -207,9 +208,7 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def surfaces(engine: str) -> Mapping[str, Surface]:
-    """Return an engine's surfaces by setting, in the order of its file; empty for an engine without
-    one.
-    """
+    """Return an engine's spellings by setting, in the order of its file; empty without a file."""
     found = {}
     for name, row in _tables().get(engine, {}).get("settings", {}).items():
         if name not in SETTINGS:
@@ -224,7 +223,11 @@ def surfaces(engine: str) -> Mapping[str, Surface]:
 
 
 def _read(row: Mapping[str, Any], where: str) -> Surface:
-    """Return a row of a data file as a surface; raise SettingError for a key that nothing reads."""
+    """Convert a row of a data file to a spelling.
+
+    Raises:
+        SettingError: if the row has an unknown key.
+    """
     if unknown := set(row) - _KEYS - {"suffixes"}:
         raise SettingError(
             f"{where}: unknown key {', '.join(sorted(unknown))}",
@@ -251,8 +254,8 @@ def _read(row: Mapping[str, Any], where: str) -> Surface:
 def surface(name: str, engine: str, version: str | None = None) -> Surface:
     """Return how a version of an engine spells a setting.
 
-    For an engine without a data file the first engine that has the setting counts; an engine that
-    has a file and lacks the setting has no surface for it.
+    An engine without a data file uses the first engine that has the setting. An engine whose file
+    lacks the setting has no spelling for it.
     """
     if engine in _tables():
         return surfaces(engine).get(name, Surface()).in_version(version)
@@ -262,8 +265,9 @@ def surface(name: str, engine: str, version: str | None = None) -> Surface:
 
 
 def is_foreign(name: str, engine: str) -> bool:
-    """Return whether an engine whose settings are known lacks this one; a variable that every
-    engine reads is never foreign.
+    """Return whether an engine with known settings lacks this one.
+
+    A variable that every engine reads is never foreign.
     """
     return engine in _tables() and name not in surfaces(engine) and SETTINGS[name].env is None
 
@@ -271,13 +275,12 @@ def is_foreign(name: str, engine: str) -> bool:
 def default_value(
     name: str, engine: str, version: str | None, *, device_size: str | None = None
 ) -> FactValue | None:
-    """Return the engine's default in a version, None where the file has none or it depends on what
-    is not given.
+    """Return the engine's default in a version; None if the file does not decide it.
 
     Args:
         name: canonical name of the setting.
         engine: the engine's name; an engine without a data file has no defaults.
-        version: the engine's version, as printed.
+        version: the engine's version, as printed; None if unknown.
         device_size: ``small``, ``large``, ``huge`` or ``cpu``, for defaults that depend on it.
     """
     if name in surfaces(engine):
@@ -287,14 +290,14 @@ def default_value(
     for row in rows:
         if "device_size" in row and row["device_size"] != device_size:
             continue
-        if "versions" in row and not _holds(row["versions"], version):
+        if "versions" in row and not _matches(row["versions"], version):
             continue
         value: FactValue = row["value"]
         return value
     return None
 
 
-def _holds(versions: str, version: str | None) -> bool:
+def _matches(versions: str, version: str | None) -> bool:
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
@@ -307,11 +310,16 @@ def _holds(versions: str, version: str | None) -> bool:
 
 
 def device_size(engine: str, total_bytes: int, name: str | None, version: str | None = None) -> str:
-    """Return how a version's defaults class a device: ``small``, ``large`` or ``huge``, by its
-    bytes and its name.
+    """Classify a device as an engine version's defaults do: ``small``, ``large`` or ``huge``.
+
+    Args:
+        engine: the engine's name.
+        total_bytes: the device's memory, in bytes.
+        name: the device's name; None if unknown.
+        version: the engine's version; None for the newest.
     """
     known = _tables()[engine]["device_size"]
-    by_name = version is None or _holds(known["small_versions"], version)
+    by_name = version is None or _matches(known["small_versions"], version)
     if by_name and name is not None and any(word in name.lower() for word in known["small_names"]):
         return "small"
     if total_bytes >= known["huge_bytes"]:
@@ -324,15 +332,17 @@ def device_size(engine: str, total_bytes: int, name: str | None, version: str | 
 def flag_words(
     name: str, value: FactValue | None, engine: str, version: str | None = None
 ) -> list[str] | None:
-    """Return the setting as words of a command line, None where the engine has no flag for it or no
-    value is known.
+    """Return the setting as words of a command line; None without a flag or a value.
+
+    >>> flag_words("max_model_len", 8192, "vllm")
+    ['--max-model-len', '8192']
     """
-    own = surface(name, engine, version)
-    if own.off_flag is None or value is None:
+    spelling = surface(name, engine, version)
+    if spelling.off_flag is None or value is None:
         return None
     if isinstance(value, bool):
-        return [own.flags[0] if value else own.off_flag]
-    return [own.flags[0], _text(own.own(value))]
+        return [spelling.flags[0] if value else spelling.off_flag]
+    return [spelling.flags[0], _text(spelling.to_engine(value))]
 
 
 def _text(value: FactValue) -> str:
@@ -344,7 +354,7 @@ def _text(value: FactValue) -> str:
 def as_flag(
     name: str, value: FactValue | None, engine: str, version: str | None = None
 ) -> str | None:
-    """Return the setting as a flag to paste into a shell, None where the engine has none."""
+    """Return the setting as a flag to paste into a shell; None if the engine has no flag."""
     words = flag_words(name, value, engine, version)
     if words is None:
         return None
@@ -354,16 +364,20 @@ def as_flag(
 def as_kwarg(
     name: str, value: FactValue | None, engine: str, version: str | None = None
 ) -> str | None:
-    """Return the setting as a keyword argument, None where the engine has none."""
-    own = surface(name, engine, version)
-    if own.kwarg is None or value is None:
+    """Return the setting as a keyword argument; None if the engine has none."""
+    spelling = surface(name, engine, version)
+    if spelling.kwarg is None or value is None:
         return None
-    return f"{own.kwarg}={own.own(value)!r}"
+    return f"{spelling.kwarg}={spelling.to_engine(value)!r}"
 
 
 def as_env(name: str, value: FactValue | None, variable: str | None = None) -> str | None:
-    """Return the setting as an environment variable, None if no variable sets it; ``variable`` is
-    the name to use if it has several.
+    """Return the setting as an environment variable; None if no variable sets it.
+
+    Args:
+        name: canonical name of the setting.
+        value: its value; None returns None.
+        variable: the variable to use if the setting has several; None for the setting's own.
     """
     env = variable or SETTINGS[name].env
     if env is None or value is None:
@@ -371,12 +385,15 @@ def as_env(name: str, value: FactValue | None, variable: str | None = None) -> s
     return f"{env}={shlex.quote(str(value))}"
 
 
-# ``SETTING=VALUE`` as a user writes it for ``--min`` and ``--set``: numbers as the engine's command
-# line takes them.
-
-
 def parse_assignment(text: str) -> tuple[str, FactValue]:
-    """Read ``SETTING=VALUE``; raise SettingError for anything else."""
+    """Read ``SETTING=VALUE`` as a user writes it for ``--min`` and ``--set``.
+
+    Raises:
+        SettingError: if the text has another form.
+
+        >>> parse_assignment("max_model_len=8k")
+        ('max_model_len', 8000)
+    """
     name, equals, value = text.partition("=")
     if not equals or not value:
         raise SettingError(f"not SETTING=VALUE: {text!r}", hint="for example max_model_len=8192")
@@ -385,10 +402,8 @@ def parse_assignment(text: str) -> tuple[str, FactValue]:
 
 
 def _value(name: str, text: str) -> FactValue:
-    """Read ``8k`` as 8000 and ``8K`` as 8192, as the first engine does, where the engine's own
-    value is in our unit.
-    """
+    """Read ``8k`` as 8000 and ``8K`` as 8192, as vLLM does, if the value is in our unit."""
     number = None
     if SETTINGS[name].type == "int" and surface(name, "").unit_bytes == 1:
-        number = suffixed(text, grammar(engines()[0]).suffixes)
+        number = parse_suffixed(text, grammar(engines()[0]).suffixes)
     return parse_value(name, text if number is None else str(number))

@@ -1,8 +1,7 @@
-"""The registry of settings: every knob by its canonical name, its type, its fact, and what turning
-it costs.
+"""Register the settings: canonical name, type, fact, and what changing each one costs.
 
-The rows stand in settings.toml; how each engine spells them stands in
-engines/<engine>/settings.toml (surfaces.py).
+The rows are in settings.toml. Their spelling in each engine is in engines/<engine>/settings.toml
+(setting_spellings.py).
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ _FILE: Final = Path(__file__).with_name("settings.toml")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One canonical knob.
+    """Describe one setting.
 
     Attributes:
-        name: canonical name; its end is the unit, where the fact's does not tell it.
-        type: what a value is.
-        raised: effect of a larger value, or of switching a yes/no setting on; for text, of any
+        name: canonical name; it ends with the unit if the fact's name does not.
+        type: the type of its values.
+        raised: effect of a larger value, or of turning a yes/no setting on; for text, of any
             change.
-        lowered: effect of a smaller value, or of switching it off.
-        fact: the fact that holds its value in a log, None where no log prints it.
-        hard_limit: a value that the user wrote is never raised by itself.
-        env: the environment variable that every engine reads, or None.
-        values: effects of a change to one of these texts, where it differs.
+        lowered: effect of a smaller value, or of turning it off.
+        fact: the fact with its value in a log; None if no log prints it.
+        hard_limit: whether oomguard never raises a value that the user wrote.
+        env: the environment variable that every engine reads; None if there is none.
+        values: effects of changing to these texts, if they differ.
         moot_by: the facts under which the setting does nothing.
-        moot_but_in: the kinds of failure in which it counts all the same.
+        moot_but_in: the kinds of failure in which it counts nevertheless.
+        free_by: the facts under which a change costs nothing.
     """
 
     name: str
@@ -56,15 +56,13 @@ class Setting:
     free_by: frozenset[str] = frozenset()
 
     def is_moot(self, kind: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether changing it does nothing in a failure of this kind, by what
-        else is set.
-        """
+        """Return whether changing the setting does nothing in a failure of this kind."""
         holds = any(facts[name].value is True for name in self.moot_by if name in facts)
         return holds and kind not in self.moot_but_in
 
     @property
     def unit(self) -> Unit:
-        """The unit of its values, as the end of the fact's name or of its own tells it."""
+        """The unit of its values, from the end of the fact's name or of its own."""
         ends = (name.rpartition("_")[2] for name in (self.fact, self.name) if name)
         return next((unit for end in ends for unit in get_args(Unit) if unit and end == unit), "")
 
@@ -92,7 +90,7 @@ def _read() -> Mapping[str, Setting]:
 
 
 SETTINGS: Final[Mapping[str, Setting]] = _read()
-# Setting -> the fact that carries its value in a log; which model runs is listed like a setting.
+# Setting -> the fact with its value in a log. The model is listed like a setting.
 SETTING_FACTS: Final = MappingProxyType(
     {"model": "model"}
     | {name: knob.fact for name, knob in SETTINGS.items() if knob.fact is not None}
@@ -100,10 +98,13 @@ SETTING_FACTS: Final = MappingProxyType(
 
 
 def setting(name: str) -> Setting:
-    """Return the setting with this canonical name, also spelled with dashes.
+    """Return the setting with this canonical name; dashes are accepted.
 
     Raises:
-        SettingError: for an unknown name, with the nearest known one.
+        SettingError: if the name is unknown; the hint gives the nearest known name.
+
+        >>> setting("--max-model-len").name
+        'max_model_len'
     """
     canonical = name.lstrip("-").replace("-", "_")
     if canonical not in SETTINGS:
@@ -119,11 +120,10 @@ def setting(name: str) -> Setting:
 
 
 def parse_value(name: str, text: str) -> FactValue:
-    """Read the text of a flag, ``--set`` or ``--min`` as the setting's own type; sizes may carry a
-    unit.
+    """Read a text as the setting's type; sizes may have a unit.
 
     Raises:
-        SettingError: for an unknown setting, or a text that is no value of it.
+        SettingError: if the setting is unknown or cannot take the value.
     """
     knob = setting(name)
     try:
@@ -139,8 +139,9 @@ def parse_value(name: str, text: str) -> FactValue:
 
 
 def _positive(knob: Setting, value: float) -> FactValue:
-    """Return a number that a setting can have: finite and above zero (-1 stands for "fit it" in
-    max_model_len).
+    """Return a number if the setting can take it: finite and above zero.
+
+    In max_model_len, -1 means "fit it".
     """
     if not math.isfinite(value) or value <= 0:
         if knob.name == "max_model_len" and value == -1:
@@ -155,10 +156,13 @@ def effect_of(
     new: FactValue,
     facts: Mapping[str, Fact] = MappingProxyType({}),
 ) -> Effect:
-    """Return the effect of changing a setting from ``old`` to ``new``; an unknown old value counts
-    as the dearer way.
+    """Return the effect of changing a setting from ``old`` to ``new``.
 
-    ``facts``: those of the failure; where one of them says so, neither way costs anything.
+    Args:
+        name: canonical name of the setting.
+        old: the present value; None (unknown) counts as the more expensive direction.
+        new: the new value.
+        facts: facts of the failure; some of them make both directions free.
     """
     knob = SETTINGS[name]
     if any(facts[fact].value is True for fact in knob.free_by if fact in facts):
@@ -175,13 +179,12 @@ def effect_of(
 def value_in_force(
     name: str, in_force: Mapping[str, SettingInForce], facts: Mapping[str, Fact]
 ) -> tuple[FactValue, str] | None:
-    """Return a setting's present value and where it comes from, None where nothing tells it.
+    """Return a setting's present value and its source; None if nothing shows it.
 
     Args:
-        name: canonical name; also one that is no setting of the registry (``model``).
-        in_force: the settings as the command, its echo or an earlier patch has them; they come
-            first.
-        facts: the facts of the log, which may print the value under the fact's name.
+        name: canonical name; also one outside the registry (``model``).
+        in_force: settings from the command, its echo or an earlier patch, which come first.
+        facts: facts of the log, which may contain the value under the fact's name.
     """
     own = in_force.get(name)
     if own is not None and own.value is not None:

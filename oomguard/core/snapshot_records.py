@@ -1,6 +1,4 @@
-"""What a snapshot says, as records: devices, the segments that torch holds of them, and who
-allocated what is alive.
-"""
+"""Define the records of an allocator snapshot: devices, segments, and live allocations."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from oomguard.core.records import Record
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Frame(Record):
-    """One line of a stack: where in which file, and the function that it is in."""
+    """Hold one line of a stack: the file, the line and the function."""
 
     file: str
     line: int
@@ -23,8 +21,9 @@ class Frame(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LiveStack(Record):
-    """The live blocks that one stack allocated, innermost frame first; no frames: none was
-    recorded.
+    """Sum the live blocks that one stack allocated, innermost frame first.
+
+    ``frames`` is empty if the snapshot recorded none.
     """
 
     bytes: int
@@ -35,17 +34,18 @@ class LiveStack(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SegmentGroup(Record):
-    """The segments of one pool, stream and kind, which alone can serve an allocation of theirs.
+    """Sum the segments of one pool, stream and kind.
+
+    An allocation of that pool, stream and kind can only use these segments.
 
     Attributes:
-        pool: the id of a private pool (a CUDA graph's, a ``MemPool``'s); None for the pool of all
-            others.
+        pool: the id of a private pool (a CUDA graph's, a ``MemPool``'s); None for the shared pool.
         stream: the stream's handle; 0 is the default stream.
-        is_large: whether it serves allocations above 1 MiB; None where the snapshot does not say.
-        is_expandable: whether the segments grow (``expandable_segments``).
-        live_bytes: blocks in use, those that wait for another stream included.
-        largest_free_bytes: the largest block that is free; 0: none is.
-        waiting_bytes: blocks that are freed and wait for another stream.
+        is_large: whether it serves allocations above 1 MiB; None if the snapshot does not say.
+        is_expandable: whether the segments can grow (``expandable_segments``).
+        live_bytes: blocks in use, including blocks that wait for another stream.
+        largest_free_bytes: the largest free block; 0 if none is free.
+        waiting_bytes: freed blocks that wait for another stream.
     """
 
     pool: tuple[int, int] | None
@@ -62,19 +62,19 @@ class SegmentGroup(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Refusal(Record):
-    """An allocation that failed; of which blocks it could have used, None where the blocks of that
-    moment are not known.
+    """Describe a failed allocation and the blocks that it could have used.
+
+    The block figures are None if the snapshot does not show the blocks of that moment.
 
     Attributes:
-        tried_bytes: what it asked for, rounded up as the allocator does.
-        device_free_bytes: what the driver then had free; None where it is not told.
-        free_blocks_bytes: the free blocks of the segments in which it could have been placed: its
-            stream's, for its size, in no private pool.
+        tried_bytes: the requested size, rounded up as the allocator does.
+        device_free_bytes: memory that the driver had free; None if not recorded.
+        free_blocks_bytes: free blocks in the segments of its stream and size, outside private
+            pools.
         largest_free_bytes: the largest of these blocks.
-        waiting_blocks_bytes: the blocks of these segments that are freed and wait for another
-            stream.
-        frames: where it was asked for, innermost first.
-        traceback: the same with torch's own lines, as far as they are Python.
+        waiting_blocks_bytes: freed blocks in these segments that wait for another stream.
+        frames: the stack of the request, innermost first, without torch's own lines.
+        traceback: the same with torch's own Python lines.
     """
 
     tried_bytes: int
@@ -88,28 +88,25 @@ class Refusal(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceMemory(Record):
-    """One device in a snapshot.
+    """Describe one device in a snapshot.
 
     Attributes:
         reserved_bytes: all segments.
         allocated_bytes: blocks in use by tensors, rounded up as the allocator does;
-            ``requested_bytes`` before that.
-        waiting_bytes: blocks that are freed and wait for another stream.
-        split_bytes: free blocks in segments that are partly in use, which cannot go back to the
-            driver.
-        free_bytes: segments that are wholly free.
-        largest_free_bytes: the largest free block, wherever it is.
+            ``requested_bytes`` is the size before rounding.
+        waiting_bytes: freed blocks that wait for another stream.
+        split_bytes: free blocks in partly used segments, which cannot return to the driver.
+        free_bytes: completely free segments.
+        largest_free_bytes: the largest free block in any segment.
         private_pool_bytes: blocks in use in private pools.
-        refusal: the last out-of-memory event; None: there is none in the recorded history.
-        refusals: how many such events there are; ``events`` counts all.
-        earlier_refusals: those before the last, the first 20.
-        later_events: events after the last refusal that moved memory. They are undone: segments,
-            blocks and stacks are those of the refusal.
-        is_later: whether they could not be undone, so that all of it is of the dump.
-        groups: the segments by what they serve, the largest first; ``other_groups`` says how many
-            more there are.
-        stacks: who allocated what is alive, the largest first; ``other_stacks`` says how many more
-            there are.
+        refusal: the last out-of-memory event; None if the recorded history contains none.
+        refusals: the number of such events; ``events`` counts all events.
+        earlier_refusals: the first 20 events before the last one.
+        later_events: events after the last refusal that moved memory. oomguard undoes them, so that
+            segments, blocks and stacks are those of the refusal.
+        is_later: whether these events could not be undone, so that all figures are from the dump.
+        groups: the segments by use, largest first; ``other_groups`` counts the rest.
+        stacks: the allocators of live memory, largest first; ``other_stacks`` counts the rest.
     """
 
     index: int
@@ -138,8 +135,9 @@ class DeviceMemory(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot(Record):
-    """An allocation snapshot, summed up; ``settings`` are the allocator's options as they were
-    given, None where it is not told.
+    """Summarize an allocator snapshot.
+
+    ``settings`` are the allocator's options as given; None if the snapshot does not contain them.
     """
 
     devices: tuple[DeviceMemory, ...] = ()

@@ -1,4 +1,4 @@
-"""Sentences with facts in them: the templates of headlines, of rule files and of their pages."""
+"""Fill facts into sentences: headlines, rule explanations and rule pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 
 from oomguard.core.facts import GIB, MIB, Fact, format_rounded
 
-# Terminal escapes and control characters: what a log may hold and a terminal must not get.
+# A log may contain terminal escapes and control characters, but a terminal must not get them. The
+# pattern matches CSI, OSC and two-byte escapes (ECMA-48), every other control character except tab,
+# and marks that change the text direction. Text after an OSC that never ends is kept.
 
 # CSI, OSC (ended, or alone where it never ends: the text after it is kept) and two-byte escapes
 # (ECMA-48), then every other control character but tab, and the marks that turn the direction of
@@ -20,14 +22,12 @@ _ESCAPES: Final = re.compile(
 
 
 def strip_escapes(line: str) -> str:
-    """Return the line without terminal escapes and control characters: safe to print, safe to
-    match.
-    """
+    """Remove terminal escapes and control characters, so that the line is safe to print."""
     return _ESCAPES.sub("", line)
 
 
 PLACEHOLDER: Final = re.compile(r"\{(\w+(?:\|\w+)*)(?::(\w+))?\}")
-# By their numbers on Linux, where the engines run; the log may be read elsewhere.
+# These are Linux numbers, because engines run on Linux; the log may be read elsewhere.
 _SIGNALS: Final = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -45,27 +45,28 @@ _SIGNALS: Final = {
 }
 
 
-# What may be dropped of a sentence: a part in brackets with a placeholder, the innermost first.
+# An optional part is in brackets and contains a placeholder; the innermost is matched first.
 _OPTIONAL: Final = re.compile(r"\[(?![^{}]*\})([^\[\]]*)\]")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
-# Sizes that are compared have one unit: MiB, if one of them is too small for GiB, unless another is
-# larger than this.
+# Sizes in one sentence share one unit. It is MiB if one of them is too small for GiB, unless
+# another one is larger than the second limit.
 _SMALL_BYTES: Final = 0.1 * GIB
 _LARGE_BYTES: Final = 10 * GIB
 
 
 def render(template: str, facts: Mapping[str, Fact]) -> str:
-    """Fill a template's placeholders with the values of facts; what needs an unknown fact is left
-    out.
+    """Fill a template with facts, and leave out the parts that need an unknown fact.
 
-    A part in brackets is left out, or a clause behind a semicolon, or else the whole sentence.
-    Brackets may be nested.
+    A part is text in brackets (which may be nested), a clause after a semicolon, or the sentence.
 
     Args:
-        template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` bytes as a size,
-            ``{fact:percent}`` a share, ``{fact:signal}`` the signal of that number,
-            ``{first|second}`` the first of the facts that is known.
+        template: ``{fact}`` prints a value as it is, ``{fact:GiB}`` prints bytes as a size,
+            ``{fact:percent}`` a share, ``{fact:signal}`` the name of a signal. ``{first|second}``
+            prints the first known fact.
         facts: the known facts, by name.
+
+        >>> render("{a:GiB} free[ of {b:GiB}].", {"a": Fact("a", 2 * GIB)})
+        '2.00 GiB free.'
     """
     sentences = (_filled(sentence, facts) for sentence in _SENTENCE_END.split(template))
     return " ".join(sentence for sentence in sentences if sentence)
@@ -79,19 +80,17 @@ def first_known(templates: Iterable[str], facts: Mapping[str, Fact]) -> str:
 
 
 def without_brackets(template: str) -> str:
-    """Return a template as a sentence that needs all of its facts."""
+    """Return a template without the brackets of its optional parts."""
     return _without_optional(template, lambda _part: True)
 
 
 def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
-    """Return a text without the brackets of its optional parts, and without the parts that are not
-    kept.
-    """
+    """Remove the brackets of optional parts, and remove the parts that are not kept."""
 
     def part(match: re.Match[str]) -> str:
         inner = match.group(1)
         if not PLACEHOLDER.search(inner):
-            return match.group()  # brackets of another meaning: a[0], for example
+            return match.group()  # brackets with another meaning, such as a[0]
         if keeps(inner):
             return inner
         return ""
@@ -102,9 +101,7 @@ def _without_optional(text: str, keeps: Callable[[str], bool]) -> str:
 
 
 def _filled(sentence: str, facts: Mapping[str, Fact]) -> str:
-    """Return one sentence with its values, without what needs an unknown fact; empty if nothing is
-    left.
-    """
+    """Fill one sentence, without the parts that need an unknown fact; "" if nothing is left."""
     sentence = _without_optional(sentence, lambda part: _is_known(part, facts))
     first, *more = (clause.strip() for clause in sentence.rstrip().removesuffix(".").split("; "))
     if not first or not _is_known(first, facts):
@@ -130,9 +127,7 @@ def _is_known(text: str, facts: Mapping[str, Fact]) -> bool:
 
 
 def _is_in_mib(text: str, facts: Mapping[str, Fact]) -> bool:
-    """Return whether the sizes of a sentence that are not large are written in MiB: one of several
-    is too small for GiB.
-    """
+    """Return whether to write the sentence's sizes in MiB, because one is too small for GiB."""
     found = (_fact(found, facts) for found in PLACEHOLDER.finditer(text) if found.group(2) == "GiB")
     sizes = [
         abs(fact.value)

@@ -1,6 +1,4 @@
-"""What a watch saw, as frozen records: counters before, at most and after, calls, samples and marks
-in the order of time.
-"""
+"""Define the frozen records of a watch: counters, calls, samples and marks."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from oomguard.core.records import Record
 
 HOST: Final = "host"
 SIMULATED: Final = "simulated"
-# What is counted: by torch's allocator, by NVML, by the kernel.
+# Counted by torch's allocator, NVML or the kernel.
 ALLOCATED: Final = "allocated"
 RESERVED: Final = "reserved"
 OWN: Final = "this process"
@@ -24,7 +22,7 @@ RESIDENT: Final = "resident"
 
 
 class Counter(NamedTuple):
-    """One count of one device's bytes: ``("cuda:0", "allocated")``."""
+    """Name one counter of one device, such as ``("cuda:0", "allocated")``."""
 
     device: str
     what: str
@@ -32,17 +30,15 @@ class Counter(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemoryUse(Record):
-    """What one counter of one device showed before, at most during, and after; None: unknown.
+    """Hold one counter's value before, at its peak, and after; None if unknown.
 
     Attributes:
-        device: ``cuda:0``, ``GPU 0`` by NVML's number where torch does not work on it,
-            ``simulated``, or ``host``.
-        what: ``allocated`` and ``reserved`` are torch's; ``this process``, ``other processes`` and
-            ``in use`` (by all of them) are NVML's; ``resident`` is this process's memory on the
-            host.
-        limit_bytes: what the device has.
-        sampled: whether the peak is the largest of samples; a shorter one between two of them is
-            not in it.
+        device: ``cuda:0``, ``GPU 0`` (NVML's number, if torch does not use it), ``simulated`` or
+            ``host``.
+        what: ``allocated`` and ``reserved`` come from torch; ``this process``, ``other processes``
+            and ``in use`` come from NVML; ``resident`` is this process's host memory.
+        limit_bytes: the device's memory; None if unknown.
+        sampled: whether the peak is the largest sample, so that it may miss a shorter peak.
     """
 
     device: str
@@ -56,9 +52,7 @@ class MemoryUse(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TimedAttempt(Record):
-    """An attempt of a guard inside a call, with when it began and ended in seconds since the watch
-    began.
-    """
+    """Hold a guard's attempt inside a call; times are seconds since the watch began."""
 
     attempt: Attempt
     began_s: float
@@ -67,20 +61,18 @@ class TimedAttempt(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SeenCall(Record):
-    """One call of an engine that a watch saw, or one span of the user's own.
+    """Describe one engine call, or one span of the user's code, that a watch recorded.
 
     Attributes:
         what: the call (``generate``, ``forward``) or the span's label.
         kind: ``call``, ``span``, or ``function`` for a watched function.
         began_s: seconds since the watch began.
-        model: the class that it is called on (``LlamaForCausalLM``); "" where there is none.
-        rows: rows of the call; None where nothing tells. So are its tokens.
-        uses: memory by counter; the peaks of calls that run at once in several threads hold one
-            another's.
-        attempts: those of a guard inside, where it ran the call in another way than it was made or
-            measured it.
-        error: the name of what it raised; "" where it did not.
-        calls: how many calls this is: beyond a number of rows, calls of one name are added up.
+        model: the class of the called model (``LlamaForCausalLM``); "" if there is none.
+        rows: the number of rows; None if unknown. The same holds for its tokens.
+        uses: memory by counter. Peaks of concurrent calls in several threads include each other.
+        attempts: a guard's attempts, if it changed how the call ran or measured it.
+        error: the name of the raised exception; "" if there was none.
+        calls: the number of calls; above a limit, calls with the same name are summed.
     """
 
     what: str
@@ -98,8 +90,9 @@ class SeenCall(Record):
 
     @property
     def use(self) -> MemoryUse | None:
-        """The use to look at first: torch's allocated bytes of the device that rose most, else the
-        first counter.
+        """The use to look at first: the device whose allocated bytes rose most.
+
+        Without a torch counter it is the first counter; None without any counter.
         """
         allocated = [use for use in self.uses if use.what == ALLOCATED]
         return max(
@@ -109,14 +102,14 @@ class SeenCall(Record):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Mark(Record):
-    """A moment with a label of the user's."""
+    """Mark a moment with the user's label."""
 
     seconds: float
     label: str
 
 
 class Sample(NamedTuple):
-    """What the counters showed at one moment, in seconds since the watch began."""
+    """Hold the counters of one moment, in seconds since the watch began."""
 
     seconds: float
     bytes: Mapping[Counter, int]
@@ -124,7 +117,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Timeline(Record):
-    """All that a watch saw; ``error`` is the name of what ended its body, "" where nothing did."""
+    """Hold everything that a watch recorded.
+
+    ``error`` is the name of the exception that ended its body; "" if there was none.
+    """
 
     seconds: float = 0.0
     uses: tuple[MemoryUse, ...] = ()

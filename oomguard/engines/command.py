@@ -305,7 +305,7 @@ def value_of(flag: Flag, engine: str) -> FactValue | None:
     if isinstance(flag.text, Unread) or flag.text.strip().lower() in own.automatic:
         return None
     try:
-        return own.ours(flag.name, flag.text)
+        return own.from_engine(flag.name, flag.text)
     except SettingError:
         return flag.text  # a form that only the engine reads
 

@@ -24,7 +24,7 @@ from oomguard.guarding.failure import (
 )
 from oomguard.guarding.guard import DEFAULT_MAX_ATTEMPTS, EffectName
 from oomguard.probe import torch_memory
-from oomguard.probe.snapshot_recorder import Recording
+from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.failed_call import CallModel
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.retry.ledger import Ledger
@@ -101,7 +101,7 @@ class _Loop:
         if snapshot is None:
             self.recording = None
         else:
-            self.recording = Recording(snapshot)
+            self.recording = SnapshotRecorder(snapshot)
 
     def attempts(self) -> Iterator[OpenAttempt]:
         """Yield an attempt to enter, and another one after each whose failure led to a patch."""

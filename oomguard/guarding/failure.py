@@ -22,7 +22,7 @@ from oomguard.core.facts import Fact
 from oomguard.core.incident import Attempt, Diagnosis, Incident, SettingInForce
 from oomguard.engines.protocol import WatchedCall
 from oomguard.probe import torch_memory
-from oomguard.probe.snapshot_recorder import Recording
+from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def snapshot_path(given: str | Path | None) -> Path | None:
     return path
 
 
-def take_at(error: BaseException, recording: Recording | None) -> None:
+def take_at(error: BaseException, recording: SnapshotRecorder | None) -> None:
     """Take the snapshot where torch's allocator refused something and did not call for
     one itself.
     """

@@ -35,7 +35,7 @@ from oomguard.guarding.intercept import entered, in_force, watch, watching
 from oomguard.guarding.micro_batch import in_parts
 from oomguard.guarding.observers import attempted
 from oomguard.guarding.wrap import enter_around, is_special
-from oomguard.probe.snapshot_recorder import Recording
+from oomguard.probe.snapshot_recorder import SnapshotRecorder
 from oomguard.remedy.policy import Policy, make_policy
 from oomguard.scan.exceptions import may_be_oom
 from oomguard.telemetry import guarded_calls
@@ -288,7 +288,7 @@ def restore(guard: Guard, state: dict[str, Any]) -> None:
     if state["recording"] is None:
         guard.recording = None
     else:
-        guard.recording = Recording(state["recording"])
+        guard.recording = SnapshotRecorder(state["recording"])
     guard.known.take(state["known"])
     guard.known.after_kill = AfterKill(state["_name"], guard.policy)
     share(state["_name"], guard.known)
@@ -345,7 +345,7 @@ class Guard:
         if snapshot is None:
             self.recording = None
         else:
-            self.recording = Recording(snapshot)
+            self.recording = SnapshotRecorder(snapshot)
         self._on_incident = on_incident
         self._on_patch = on_patch
         self._function: Any = None

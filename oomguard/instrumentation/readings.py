@@ -13,7 +13,7 @@ from oomguard.core.timeline import ALLOCATED, HOST, IN_USE, OTHERS, OWN, RESIDEN
 from oomguard.probe import torch_memory
 from oomguard.probe.host import Resident, resident_bytes
 from oomguard.probe.nvml import Device, Session
-from oomguard.probe.processes import sees_the_host_s_pids
+from oomguard.probe.processes import sees_host_pids
 
 Bytes = dict[Counter, int]
 _RESIDENT: Final = Counter(HOST, RESIDENT)
@@ -33,7 +33,7 @@ class Readings:
         self._resident = Resident()
         self._nvml = Session.begin()
         # NVML tells the host's process ids: in a container they are other processes' here.
-        self._knows_pids = self._nvml is not None and bool(sees_the_host_s_pids())
+        self._knows_pids = self._nvml is not None and bool(sees_host_pids())
 
     def end(self) -> None:
         """Close them."""

@@ -1,1 +1,1 @@
-"""The record of every attempt of ``oomguard run``."""
+"""Record every attempt of ``oomguard run``."""

@@ -1,4 +1,4 @@
-"""Decode the journal's JSON, the contract's objects, into records; what is missing is unknown."""
+"""Convert between the journal's JSON columns and records; missing values become None."""
 
 from __future__ import annotations
 
@@ -24,33 +24,31 @@ from oomguard.core.incident import (
     Patch,
 )
 
-# What the journal stores of one attempt, when it begins and when it ends.
-
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt as the journal stores it; the caller has masked every text.
+    """Hold one attempt as the journal stores it; the caller has masked every text.
 
-    Those from ``original`` on are of the run: the first attempt's are kept for all.
+    The fields from ``original`` on belong to the run; the first attempt's values apply to all.
 
     Attributes:
         session: the run's name in the journal.
-        number: 1 is the first attempt.
-        command: what was started.
-        settings: what oomguard has changed so far.
+        number: the attempt's number, from 1.
+        command: the command that was started.
+        settings: everything that oomguard has changed so far.
         patches: the contract's patches, applied before this attempt.
-        incident: the contract's object of the failure.
-        predicted: facts and their predicted values.
-        measured: facts and their measured values.
-        started_at: Unix seconds; 0: now.
+        incident: the contract's object of the failure; None if there is none.
+        predicted: facts and their predicted values; None if nothing was predicted.
+        measured: facts and their measured values; None until the end.
+        started_at: Unix seconds; 0 means now.
         ended_at: Unix seconds; None while it runs.
-        exit_status: as a shell shows it.
-        original: the command before any patch; empty: ``command``.
-        folder: where it was started.
-        files: the digest of the files that the command names.
-        hides_secrets_alone: whether masking hid only secrets; None: not known.
-        who: the user's name on the host.
-        host: the machine.
+        exit_status: as a shell reports it; None while it runs.
+        original: the command before any patch; empty if it is ``command``.
+        folder: the working directory; None if unknown.
+        files: the digest of the files that the command names; None without files.
+        hides_secrets_alone: whether masking hid only secrets; None if unknown.
+        who: the user's name on the host; None if unknown.
+        host: the machine; None if unknown.
     """
 
     session: str
@@ -72,21 +70,25 @@ class AttemptRow:
     host: str | None = None
 
     def after(self, first: AttemptRow | None) -> AttemptRow:
-        """Return it with the run's fields of its first attempt, in case that run has
-        been removed.
+        """Return the attempt with the run's fields of its first attempt.
+
+        Another process may have removed the run in between, so each attempt carries these fields.
         """
         if first is None or first.session != self.session or self.original:
             return self
-        told = {
+        of_run = {
             name: getattr(first, name)
             for name in ("folder", "files", "hides_secrets_alone", "who", "host")
         }
-        return replace(self, original=first.original or first.command, **told)
+        return replace(self, original=first.original or first.command, **of_run)
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What an attempt ran, masked; None: not known. ``device`` is name and size of the GPUs."""
+class RunIdentity:
+    """Identify what an attempt ran, masked; None if unknown.
+
+    ``device`` is name and size of the GPUs.
+    """
 
     engine: str | None = None
     engine_version: str | None = None
@@ -95,24 +97,24 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How an attempt ended.
+class AttemptEnd:
+    """Describe how an attempt ended.
 
     Attributes:
-        exit_status: as a shell shows it.
-        incident: the contract's object of the failure, None if none was found.
-        measured: facts and what this attempt showed of them.
-        ran: what ran; a later attempt without it leaves what is known.
-        set_by_user: whether the user had set each setting that may be changed after it.
-        seconds: how long it ran; None: until ``ended_at``.
-        error: why it failed, masked, if status and incident do not say it.
+        exit_status: as a shell reports it.
+        incident: the contract's object of the failure; None without a failure.
+        measured: facts and the values that this attempt measured.
+        ran: what ran; None keeps the values of earlier attempts.
+        set_by_user: whether the user had set each setting that may change next; None if unknown.
+        seconds: how long it ran; None to compute it from ``ended_at``.
+        error: why it failed, masked; None if status and incident say it.
         ended_at: Unix seconds.
     """
 
     exit_status: int
     incident: Mapping[str, Any] | None
     measured: Mapping[str, Any]
-    ran: Ran | None = None
+    ran: RunIdentity | None = None
     set_by_user: Mapping[str, bool | None] | None = None
     seconds: float | None = None
     error: str | None = None
@@ -120,15 +122,15 @@ class Ended:
 
 
 _EFFECTS: Final = {str(effect): effect for effect in Effect}
-# How a line of evidence is written: the line's number first, where it has one.
+# Evidence with a line number begins with the number.
 _LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 
 
 def patch_of(row: Mapping[str, Any]) -> Patch:
-    """Return a patch."""
+    """Convert an object of the contract to a patch."""
     try:
         effect = Effect.parse(str(row.get("effect")))
-    except KeyError:  # of another version: what is not known costs most
+    except KeyError:  # of another version; the unknown effect counts as the most expensive
         effect = Effect.CHANGES_OUTPUTS
     return Patch(
         _text(row.get("setting")),
@@ -149,10 +151,10 @@ def patch_of(row: Mapping[str, Any]) -> Patch:
 
 
 def incident_of(row: Mapping[str, Any]) -> Incident:
-    """Return an incident; the lines that it was found in are those of its causes."""
+    """Convert an object of the contract to an incident; its causes contain the evidence."""
     slack = numbers_of(
         row.get("slack")
-    )  # the journal's own: figures are shown as precise as they were printed
+    )  # only the journal stores the rounding, so that figures keep their printed precision
     facts = {
         name: Fact(name, value, slack=slack.get(name, 0.0))
         for name, value in values_of(row.get("facts")).items()
@@ -181,8 +183,8 @@ def incident_of(row: Mapping[str, Any]) -> Incident:
     )
 
 
-def mapped(text: str | None) -> dict[str, Any]:
-    """Return a column that holds an object; empty where it holds none."""
+def parse_object(text: str | None) -> dict[str, Any]:
+    """Return a column as an object; empty if it contains none."""
     if text and text != "{}":
         found = json.loads(text)
     else:
@@ -192,8 +194,8 @@ def mapped(text: str | None) -> dict[str, Any]:
     return {}
 
 
-def listed(text: str | None) -> list[Any]:
-    """Return a column that holds a list; empty where it holds none."""
+def parse_list(text: str | None) -> list[Any]:
+    """Return a column as a list; empty if it contains none."""
     if text and text != "[]":
         found = json.loads(text)
     else:
@@ -204,8 +206,8 @@ def listed(text: str | None) -> list[Any]:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Return a column that holds a command."""
-    return tuple(str(word) for word in listed(text))
+    """Return a column as the words of a command."""
+    return tuple(str(word) for word in parse_list(text))
 
 
 def values_of(row: object) -> dict[str, FactValue]:
@@ -225,8 +227,8 @@ def _causes(row: Mapping[str, Any]) -> Iterator[Cause]:
     for each in _objects(row, "causes"):
         evidence = _lines(each.get("evidence"))
         names = _text(each.get("id")) or "unknown", _text(each.get("rule"))
-        said = _text(each.get("explanation")), _text(each.get("title")), _text(each.get("confirm"))
-        yield Cause(*names, numbers_of(each).get("confidence", 0.0), evidence, *said)
+        texts = _text(each.get("explanation")), _text(each.get("title")), _text(each.get("confirm"))
+        yield Cause(*names, numbers_of(each).get("confidence", 0.0), evidence, *texts)
 
 
 def _actions(row: Mapping[str, Any]) -> Iterator[Action]:

@@ -1,7 +1,7 @@
-"""An open journal database, SQLite or PostgreSQL.
+"""Define the interface of an open journal database, SQLite or PostgreSQL.
 
-Queries are plain SQL that both understand, with ``:name`` parameters. What differs is in
-``sqlite.py``, ``postgres.py`` and the folders of ``migrations/``.
+Queries are plain SQL for both, with ``:name`` parameters. The differences are in ``sqlite.py``,
+``postgres.py`` and the folders of ``migrations/``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from oomguard.core.errors import JournalError
 
 # The schema that this version writes. Its migrations are migrations/<dialect>/1.sql, 2.sql, ...
 SCHEMA_VERSION: Final = 5
-# The fewest variables in one statement that any SQLite allows is 999.
+# Every SQLite allows at least 999 variables in one statement.
 MOST_VALUES: Final = 500
 NONE: Final[Mapping[str, Any]] = {}
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
 
 class Database(ABC):
-    """A connection whose errors are JournalErrors, in one line and without passwords."""
+    """Run statements on a connection; errors become JournalErrors of one line without passwords."""
 
-    # The columns that put attempts in the order in which they began.
+    # The columns that sort attempts by their start.
     order: ClassVar[str]
 
     @abstractmethod
@@ -34,15 +34,15 @@ class Database(ABC):
 
     @abstractmethod
     def execute(self, sql: str, values: Mapping[str, Any] = NONE) -> int:
-        """Run a statement and return how many rows it changed."""
+        """Run a statement and return the number of changed rows."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """Commit everything at the end, or nothing if it raises."""
+        """Commit everything at the end, or nothing if the block raises."""
 
     @abstractmethod
     def now(self) -> float:
-        """Return the time by the clock that the journal's times are from."""
+        """Return the time of the clock that the journal's times come from, in Unix seconds."""
 
 
 def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterator[tuple[int, str]]:
@@ -55,7 +55,11 @@ def migrations(dialect: Literal["sqlite", "postgresql"], version: int) -> Iterat
 
 
 def require_readable(version: int) -> int:
-    """Return the version; raise JournalError if a newer oomguard wrote it."""
+    """Return the version.
+
+    Raises:
+        JournalError: if a newer oomguard wrote the journal.
+    """
     if version > SCHEMA_VERSION:
         from oomguard.core.installation import upgrade_hint
 
@@ -73,6 +77,6 @@ def one_of(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
 
 
 def in_parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the values in parts that one statement can take."""
+    """Yield the values in groups that fit into one statement."""
     for at in range(0, len(values), MOST_VALUES):
         yield values[at : at + MOST_VALUES]

@@ -1,9 +1,10 @@
-"""The process next to a run that delivers its outbox: the run never waits for the database.
+"""Deliver a run's outbox in a separate process; the run never waits for the database.
 
-The run starts it after a write if none is alive, and sends it nothing more: it looks at the outbox
-itself, and notes how far that is delivered. Its standard input ends when the run ends or is killed.
-It then delivers a last time, and answers with one JSON line. When the outbox has not grown for a
-while it exits, so a server that runs for weeks keeps no process for one write.
+The run starts this process after a write if none is alive, and then sends nothing more. The process
+reads the outbox itself and records how far it is delivered. Its standard input ends when the run
+ends or is killed. It then delivers a last time, and answers with one JSON line. If the outbox has
+not grown for a while, the process exits, so that a server that runs for weeks keeps no process for
+one write.
 """
 
 from __future__ import annotations
@@ -26,26 +27,27 @@ from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import delivered_of, note_delivered, read_from
 from oomguard.report.json import json_line
 
-# Between two deliveries, so that writes go together and a fleet's jobs do not connect all the time.
+# Pause between deliveries, so that writes are grouped and a fleet's jobs do not connect constantly.
 _BETWEEN_S: Final = 5.0
-# After a failure the pause doubles up to this, and is random, so that a fleet does not return at
-# the same moment.
+# After a failure the pause doubles up to this limit. It is random, so that a fleet does not return
+# at the same moment.
 _LONGEST_PAUSE_S: Final = 60.0
 _IDLE_S: Final = 30.0
-# Of earlier runs' outboxes, delivered once per process; after the run's end no longer than this.
+# Outboxes of earlier runs are delivered once per process, and no longer than this after the run.
 _MOST_OF_OTHERS: Final = 100
 _AFTER_THE_RUN_S: Final = 60.0
 _NICE: Final = 5
 
-# Processes that outlive their run: Python warns about one that is dropped before it has ended.
+# These processes outlive their run. Python warns if such an object is dropped before its process
+# ends.
 _released: Final[list[subprocess.Popen[bytes]]] = []
 
 
 class DeliveryProcess:
-    """The run's side: starts the process, and waits for it at the end only.
+    """Start the delivery process for a run, and wait for it only at the end.
 
     Raises:
-        OSError: no more processes are permitted.
+        OSError: if no more processes are permitted.
     """
 
     def __init__(self, location: JournalUrl, path: Path) -> None:
@@ -57,29 +59,29 @@ class DeliveryProcess:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the command
         )
-        # The URL may hold a password, which no command line may show.
+        # The URL may contain a password, which must not appear on a command line.
         task = json_line({"url": location.url, "path": os.fspath(path)})
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the process has ended already
             self._stdin.write(f"{task}\n".encode())
             self._stdin.flush()
 
     @property
     def _stdin(self) -> IO[bytes]:
-        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        assert self._process.stdin is not None  # noqa: S101 - always a pipe
         return self._process.stdin
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still looks at the outbox."""
+        """Whether the process still watches the outbox."""
         return self._process.poll() is None
 
     def last_answer(self, wait_s: float) -> dict[str, Any] | None:
-        """Announce the end of the run and return the answer; None after ``wait_s``."""
+        """Announce the end of the run and return the answer; None after ``wait_s`` seconds."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         out = self._process.stdout
-        assert out is not None  # noqa: S101 - a pipe
-        poll = select.poll()  # select() takes no descriptor above 1023
+        assert out is not None  # noqa: S101 - always a pipe
+        poll = select.poll()  # select() accepts no descriptor above 1023
         poll.register(out, select.POLLIN)
         if not poll.poll(max(0.0, wait_s) * 1000):
             return None
@@ -91,12 +93,12 @@ class DeliveryProcess:
         return None
 
     def release(self) -> None:
-        """Let it continue with what earlier runs left behind."""
+        """Let the process continue with the outboxes of earlier runs."""
         self._close()
         _released.append(self._process)
 
     def kill(self) -> None:
-        """End it; what it is writing is one transaction."""
+        """Kill the process; its current write is one transaction."""
         self._process.kill()
         self._process.wait()
         self._close()
@@ -109,7 +111,7 @@ class DeliveryProcess:
 
 
 class _Deliverer:
-    """The process's side."""
+    """Run the deliveries inside the delivery process."""
 
     def __init__(self, location: JournalUrl, path: Path) -> None:
         self._location = location
@@ -119,15 +121,15 @@ class _Deliverer:
         self._others_are_done = False
 
     def wait_for_end(self) -> None:
-        """Notice the end of the run; end this process some time after it."""
+        """Wait for the end of the run, and exit some time after it."""
         with contextlib.suppress(OSError):
             sys.stdin.read()
         self._is_over.set()
         time.sleep(_AFTER_THE_RUN_S)
-        os._exit(0)  # whatever is being written is one transaction
+        os._exit(0)  # the current write is one transaction
 
     def run(self) -> None:
-        """Deliver until the run is over, or has written nothing for a while."""
+        """Deliver until the run ends, or until it has written nothing for a while."""
         failures = 0
         idle_since = time.monotonic()
         while True:
@@ -138,7 +140,7 @@ class _Deliverer:
                     idle_since = time.monotonic()
                 failures = 0
             except Exception as error:  # noqa: BLE001
-                # of the database or the disk: the run goes on
+                # An error of the database or the disk must not stop the run.
                 hint = getattr(error, "hint", None)
                 if hint:
                     answer["failure"] = f"{error}; {hint}"
@@ -158,37 +160,41 @@ class _Deliverer:
             self._is_over.wait(pause_s * random.uniform(0.5, 1))  # noqa: S311
 
     def _deliver(self) -> bool:
-        """Deliver what is new; return whether anything was."""
+        """Deliver new records; return whether there were any."""
         from oomguard.journal.outbox import deliver
 
         rows, end = read_from(self._fd, delivered_of(self._path, self._fd))
         if rows:
             deliver(self._location, rows)
             note_delivered(self._path, end)
-        if not self._is_over.is_set():  # the run's own come first, and its end waits for them
+        # the run's own records come first, and the run's end waits for them
+        if not self._is_over.is_set():
             self._deliver_others()
         return bool(rows)
 
     def _deliver_others(self) -> None:
-        """Deliver, once, what earlier runs left behind; a failure is not this run's."""
-        from oomguard.journal.outbox import deliver_left_behind
+        """Deliver the outboxes of earlier runs once; a failure does not concern this run."""
+        from oomguard.journal.outbox import deliver_abandoned
 
         if not self._others_are_done:
             was_over = self._is_over.is_set()
             with contextlib.suppress(Exception):
-                deliver_left_behind(
+                deliver_abandoned(
                     self._location, _MOST_OF_OTHERS, lambda: self._is_over.is_set() and not was_over
                 )
                 self._others_are_done = was_over or not self._is_over.is_set()
 
 
 def main() -> None:
-    """Deliver for the run that started this process; the first line names database and outbox."""
+    """Deliver for the run that started this process.
+
+    The first line of standard input names the database and the outbox.
+    """
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it never preempts the job
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # never preempts the job
     task = json.loads(sys.stdin.readline())
     deliverer = _Deliverer(JournalUrl(task["url"]), Path(task["path"]))
     threading.Thread(target=deliverer.wait_for_end, daemon=True).start()
     deliverer.run()
-    os._exit(0)  # the thread holds standard input
+    os._exit(0)  # the waiting thread holds standard input

@@ -1,6 +1,4 @@
-"""Known-good settings: the changes under which a command or model ran, and how often
-they worked.
-"""
+"""Find known-good settings: changes under which a command or model ran, and how often."""
 
 from __future__ import annotations
 
@@ -12,12 +10,19 @@ from typing import Any, Final
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Patch
 from oomguard.core.past_runs import STOP_STATUSES, KnownSettings
-from oomguard.journal.codec import listed, mapped, numbers_of, patch_of, values_of, words_of
+from oomguard.journal.codec import (
+    numbers_of,
+    parse_list,
+    parse_object,
+    patch_of,
+    values_of,
+    words_of,
+)
 from oomguard.journal.database import Database
 
-# 1 for an attempt that worked, 0 for one that ran out of memory, else NULL. It worked if it ended
-# well, and if its user stopped it after its engine had printed what it got. A failure of another
-# kind, a hang too, says nothing.
+# 1 for an attempt that worked, 0 for one that ran out of memory, otherwise NULL. An attempt worked
+# if it ended well, or if its user stopped it after its engine had printed its memory figures. Any
+# other failure, including a hang, counts as NULL.
 _HELD: Final = f"""CASE
 WHEN attempt.ended_at IS NULL THEN NULL
 WHEN attempt.incident IS NOT NULL THEN 0
@@ -25,9 +30,9 @@ WHEN attempt.error <> '' THEN NULL
 WHEN attempt.exit_status = 0 THEN 1
 WHEN attempt.exit_status IN ({", ".join(map(str, STOP_STATUSES))}) AND attempt.measured <> '{{}}' THEN 1
 END"""
-# The last 20,000 attempts of runs that are not forgotten: a start does not wait for a journal of
-# years. If a run does not say whether masking hid more than secrets, a mask within a word may, and
-# other commands would look like it.
+# Only the last 20,000 attempts of runs that are not forgotten, so that a start does not wait for a
+# journal of years. If a run does not record whether masking hid more than secrets, a mask inside a
+# word may, and other commands would look the same.
 _TRIED: Final = f"""
 WITH tried AS (
   SELECT attempt.id, attempt.settings, run.original, run.folder, run.files,
@@ -72,23 +77,23 @@ GROUP BY model, engine, engine_version, device, settings, who, host"""  # noqa: 
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """Changes under which a command ran.
+class KnownGood:
+    """Hold changes under which a command ran.
 
     Attributes:
-        original: the command before any patch, secrets masked.
-        folder: where it was started.
-        files: the digest of the files that it names.
-        engine: the engine that spoke.
-        engine_version: as it printed it.
-        device: name and size of the GPUs.
-        settings: everything that was changed, by setting; empty: it ran as given.
+        original: the command before any patch, with secrets masked.
+        folder: the working directory; None if unknown.
+        files: the digest of the files that it names; None without files.
+        engine: the engine that the output names; None if it names none.
+        engine_version: the version that the engine printed; None if it printed none.
+        device: name and size of the GPUs; None if unknown.
+        settings: everything that was changed, by setting; empty if the command ran as given.
         held: how often it worked.
         failed: how often it ran out of memory.
         has_failed_since: whether it ran out of memory after it last worked.
         last_id: its last attempt that worked.
-        last_held: the place of that one in the order of attempts.
-        last_failed: the place of the last that failed; None: none did.
+        last_held: the position of that attempt in the order of attempts.
+        last_failed: the position of the last failed attempt; None if none failed.
     """
 
     original: tuple[str, ...]
@@ -108,16 +113,16 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """The last run that worked.
+    """Describe the last run that worked.
 
     Attributes:
-        number: by which the user names it.
+        number: the number that the user types.
         began_at: when it began, in Unix seconds.
-        patches: what last changed each setting.
-        measured: what it measured.
+        patches: the last change of each setting.
+        measured: facts and the values that it measured.
         set_by_user: whether the user had set each setting.
-        who: who ran it; None: not recorded.
-        host: on which machine; None: not recorded.
+        who: who ran it; None if not recorded.
+        host: on which machine; None if not recorded.
     """
 
     number: int
@@ -129,16 +134,16 @@ class KnownRun:
     host: str | None = None
 
 
-def known_to_work(database: Database) -> list[Known]:
-    """Return what is known to work by the last 20,000 attempts, what worked last first.
+def known_to_work(database: Database) -> list[KnownGood]:
+    """Return known-good settings from the last 20,000 attempts, latest success first.
 
-    A failure without a recorded engine, version or device counts for each that it may have been.
+    A failure without a recorded engine, version or device counts for each that it may belong to.
     """
     return [known for known in tried_before(database) if known.held]
 
 
-def tried_before(database: Database) -> list[Known]:
-    """Return what ``known_to_work`` does, and after it what never worked."""
+def tried_before(database: Database) -> list[KnownGood]:
+    """Return ``known_to_work`` followed by settings that never worked."""
     groups = [
         _Group(tuple(row[:4]), tuple(row[4:7]), *row[7:])
         for row in database.query(_TRIED.replace("{order}", database.order))
@@ -151,30 +156,32 @@ def tried_before(database: Database) -> list[Known]:
     return sorted(known, key=lambda one: one.last_held, reverse=True)
 
 
-def last_run(database: Database, known: Known) -> KnownRun:
-    """Return the last run in which it worked.
+def last_run(database: Database, known: KnownGood) -> KnownRun:
+    """Return the last run in which these settings worked.
 
-    A patch of it goes from the setting before any change to the last one, at the highest cost on
-    the way.
+    Each of its patches spans from the value before any change to the last value. It has the highest
+    effect of all changes in between.
     """
     (row,) = database.query(_LAST_RUN, {"id": known.last_id})
     number, session, original, who, host, attempt, began_at, measured = row
     patches: dict[str, Patch] = {}
     for (text,) in database.query(_PATCHES, {"session": session, "number": attempt}):
-        for patch in (patch_of(row) for row in listed(text) if isinstance(row, dict)):
+        for patch in (patch_of(row) for row in parse_list(text) if isinstance(row, dict)):
             first = patches.get(patch.setting, patch)
             patches[patch.setting] = replace(
                 patch, old=first.old, effect=max(first.effect, patch.effect)
             )
     chosen: dict[str, Any] = {}
     for (text,) in database.query(_SET_BY_USER, {"original": original}):
-        chosen |= mapped(text)
-    return KnownRun(number, began_at, patches, numbers_of(mapped(measured)), chosen, who, host)
+        chosen |= parse_object(text)
+    return KnownRun(
+        number, began_at, patches, numbers_of(parse_object(measured)), chosen, who, host
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Attempts with the same command, folder, files and changes on the same engine and device."""
+    """Group attempts with the same command, folder, files, changes, engine and device."""
 
     started: tuple[Any, ...]
     ran_on: tuple[str | None, ...]
@@ -190,19 +197,19 @@ class _Group:
         )
 
 
-def _known(group: _Group, failures: list[_Group]) -> Known:
+def _known(group: _Group, failures: list[_Group]) -> KnownGood:
     original, folder, files, settings = group.started
     engine, version, device = group.ran_on
     same = [other for other in failures if group.may_be(other)]
     last_failed = max((other.last_failed or 0 for other in same), default=0)
-    return Known(
+    return KnownGood(
         words_of(original),
         folder,
         files,
         engine,
         version,
         device,
-        values_of(mapped(settings)),
+        values_of(parse_object(settings)),
         int(group.held),
         sum(int(other.failed) for other in same),
         has_failed_since=last_failed > (group.last_held or 0),
@@ -215,14 +222,14 @@ def _known(group: _Group, failures: list[_Group]) -> Known:
 def known_settings(
     database: Database, *, model: str | None = None, since: float | None = None
 ) -> list[KnownSettings]:
-    """Return what worked or ran out of memory, by model, engine version, device and settings.
+    """Return settings that worked or ran out of memory, by model, engine version and device.
 
-    What was measured last comes first.
+    The latest measurement comes first.
 
     Args:
         database: a journal.
-        model: only models whose name contains this text, in any case.
-        since: only what was measured after this moment, in Unix seconds.
+        model: only models whose name contains this text (case-insensitive); None for all.
+        since: only measurements after this time, in Unix seconds; None for all.
     """
     groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for row in database.query(_BY_MODEL, {"since": 0.0 if since is None else since}):
@@ -242,7 +249,7 @@ def _entry(what: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> KnownSettings:
         engine,
         version,
         device,
-        values_of(mapped(settings)),
+        values_of(parse_object(settings)),
         sum(int(row[2]) for row in rows),
         sum(int(row[3]) for row in rows),
         measured_by=tuple((who, host, count) for (who, host), count in by.most_common()),

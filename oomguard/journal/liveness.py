@@ -1,8 +1,8 @@
-"""Whether a run is still alive: it binds a socket name that the kernel frees when its process dies.
+"""Detect whether a run is alive: it binds a socket name that the kernel frees at its death.
 
-The name belongs to a socket without a file, so any user of the machine can ask and nothing has to
-be cleaned up. Names are per network namespace: a container with the host's name and its own network
-counts as dead.
+The socket has no file, so any user of the machine can test the name, and nothing has to be cleaned
+up. Names belong to a network namespace. A container with the host's name and its own network
+therefore counts as dead.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import socket
 import weakref
 from typing import Final
 
-# A leading NUL makes it one of Linux's abstract names (unix(7)); other systems have none, and
-# nothing is known there.
+# The leading NUL makes it an abstract name of Linux (unix(7)). Other systems have none, so nothing
+# is known there.
 _NAME: Final = "\0oomguard-run-"
 
 
 class LivenessLock:
-    """Marks a run as alive from here until ``release`` or the death of this process.
+    """Mark a run as alive until ``release`` or the death of this process.
 
     Args:
         session: the run's name in the journal.
@@ -36,13 +36,13 @@ class LivenessLock:
             self._close = weakref.finalize(self, os.close, bound.detach())
 
     def release(self) -> None:
-        """Mark the run as over."""
+        """Mark the run as ended."""
         if self._close is not None:
             self._close()
 
 
 def is_alive(session: str, host: str | None) -> bool | None:
-    """Return whether the run that began on ``host`` is alive; None: this machine cannot know."""
+    """Return whether the run that began on ``host`` is alive; None if this machine cannot know."""
     if host is None or host != platform.node():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where a journal is: a file of this machine, or a PostgreSQL database that a team shares."""
+"""Locate a journal: a file on this machine, or a PostgreSQL database that a team shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^\w.-]+")
 _OUTBOX: Final = "undelivered"
 _OUTBOX_FILES: Final = frozenset({".jsonl", ".delivered"})
 _SQLITE_FILES: Final = ("-journal", "-wal", "-shm")
-# True for the attempts of every schema so far, and not for another program's table of that name.
+# True for the attempts of every schema so far, but not for another program's table of that name.
 _IS_JOURNAL: Final = (
     "SELECT count(*) = 4 FROM pragma_table_info('attempt')"
     " WHERE name IN ('session', 'patches', 'incident', 'predicted')"
@@ -30,7 +30,7 @@ _IS_JOURNAL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JournalUrl:
-    """A journal in a PostgreSQL database, by its URL; shown without the password."""
+    """Hold the URL of a journal in PostgreSQL; ``str`` shows it without the password."""
 
     url: str
 
@@ -44,18 +44,20 @@ class JournalUrl:
 
     @property
     def hosts(self) -> tuple[tuple[str, str], ...]:
-        """Return host and port of each server (libpq takes several: ``h1:5432,h2``), "" if left
-        out.
+        """Host and port of each server (libpq accepts several: ``h1:5432,h2``), "" if left out.
 
         Raises:
-            ValueError: they cannot be read.
+            ValueError: if they cannot be read.
         """
         named = urlsplit(self.url).netloc.rpartition("@")[2].split(",")
         return tuple(_host_and_port(one) for one in named)
 
     @property
     def outbox(self) -> Path:
-        """The folder of what waits here for the database: the same for every user and password."""
+        """The folder for records that wait for the database.
+
+        It is the same for every user and password.
+        """
         parts = urlsplit(self.url)
         hosts = self.hosts
         names, ports = (",".join(each) for each in zip(*hosts, strict=True))
@@ -72,14 +74,14 @@ def parse_location(text: str) -> Location:
     """Return the location that ``--journal`` names.
 
     Raises:
-        UsageError: a URL of another database than PostgreSQL.
+        UsageError: if it is a URL of another database than PostgreSQL.
     """
     found = _SCHEME.match(text)
     if found is None:
         return Path(text)
     if found[1].lower() not in _SCHEMES:
         raise UsageError(
-            f"--journal {JournalUrl(text)}: no journal can be kept in {found[1]}",
+            f"--journal {JournalUrl(text)}: oomguard cannot keep a journal in {found[1]}",
             hint=(
                 "name a file (SQLite), or a PostgreSQL database: --journal "
                 "postgresql://USER@HOST/DATABASE"
@@ -87,28 +89,28 @@ def parse_location(text: str) -> Location:
         )
     location = JournalUrl(f"postgresql://{text[found.end() :]}")
     try:
-        location.hosts  # noqa: B018 - fails now rather than at the first write
-    except ValueError:  # not shown: any part of it may be the password
+        location.hosts  # noqa: B018 - fails now instead of at the first write
+    except ValueError:  # not shown, because any part of it may be the password
         raise UsageError(
-            "--journal postgresql://…: its host and port cannot be read",
+            "--journal postgresql://…: oomguard cannot read its host and port",
             hint=(
-                "--journal postgresql://USER@HOST:PORT/DATABASE; write / @ : in a password as %2F "
-                "%40 %3A"
+                "for example: --journal postgresql://USER@HOST:PORT/DATABASE; write / @ : in a "
+                "password as %2F %40 %3A"
             ),
         ) from None
     return location
 
 
 def default_path() -> Path:
-    """Return the journal's file in the user's state folder (``XDG_STATE_HOME`` respected)."""
+    """Return the journal's file in the user's state folder (``XDG_STATE_HOME`` is respected)."""
     return state_file("journal.sqlite3")
 
 
 def is_journal_file(path: str) -> bool:
     """Return whether a file belongs to any run's journal.
 
-    It may be the database, one of SQLite's files next to it, or an outbox. A file that cannot be
-    read is not one. Nothing is locked.
+    It may be the database, one of SQLite's files next to it, or an outbox. An unreadable file is
+    not one. Nothing is locked.
     """
     if _is_outbox_file(Path(path)):
         return True
@@ -125,7 +127,8 @@ def _is_journal(path: str) -> bool:
     import sqlite3
 
     with contextlib.suppress(sqlite3.Error, OSError, ValueError):
-        # Immutable: SQLite neither locks it nor rolls back what another program has half written.
+        # Immutable: SQLite then neither locks the file nor rolls back a half-finished write of
+        # another program.
         uri = f"{Path(path).as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             return bool(database.execute(_IS_JOURNAL).fetchone()[0])
@@ -140,7 +143,7 @@ def _host_and_port(text: str) -> tuple[str, str]:
 
 
 def _host_of_query(query: str) -> str:
-    """Return the host, or the folder of the socket, that the query of a URL names."""
+    """Return the host, or the folder of the socket, in the query of a URL."""
     return "&".join(
         sorted(part for part in query.split("&") if part.startswith(("host=", "port=", "dbname=")))
     )

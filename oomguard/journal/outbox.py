@@ -1,9 +1,9 @@
-"""A run's outbox: a file of this machine that holds its records until the shared journal has them.
+"""Keep a run's records in a local file, its outbox, until the shared journal has them.
 
-One file per run, one JSON line per record. When a call returns, its line is in the kernel: it
-survives the death of the process, but not a power failure. The writer locks its file for as long as
-it lives; any process may deliver a file that is not locked. A last line without an end belongs to a
-call that never returned. A second file says how far the first is delivered.
+There is one file for each run and one JSON line for each record. When a call returns, its line is
+in the kernel. It survives the death of the process, but not a power failure. The writer locks its
+file as long as it lives; any process may deliver an unlocked file. A last line without an end
+belongs to a call that never returned. A second file records how far the first is delivered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import JournalError
 from oomguard.core.files import make_folder
-from oomguard.journal.codec import AttemptRow, Ended, Ran
+from oomguard.journal.codec import AttemptEnd, AttemptRow, RunIdentity
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.postgres import PostgresDatabase, open_server, prepare
 from oomguard.journal.store import write_begin, write_end
@@ -33,14 +33,14 @@ _SURROGATE: Final = "\\ud"  # how json_line writes half a character
 
 
 class Outbox:
-    """The file of one run that writes.
+    """Write the outbox of one run.
 
     Args:
         folder: ``JournalUrl.outbox``; it is created.
         session: the run's name in the journal.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: if the file cannot be created.
     """
 
     def __init__(self, folder: Path, session: str) -> None:
@@ -50,7 +50,11 @@ class Outbox:
         self.path.with_suffix(".delivered").touch(0o600)
 
     def begin(self, record: AttemptRow) -> None:
-        """Write that an attempt begins; raises OSError if the disk is full or gone."""
+        """Write that an attempt begins.
+
+        Raises:
+            OSError: if the disk is full or gone.
+        """
         self._append(
             {
                 "kind": "begin",
@@ -60,8 +64,12 @@ class Outbox:
             }
         )
 
-    def end(self, begun: AttemptRow, ended: Ended, *, in_full: bool = False) -> None:
-        """Write how an attempt ended, ``in_full`` also how it began; may raise as ``begin``."""
+    def end(self, begun: AttemptRow, ended: AttemptEnd, *, in_full: bool = False) -> None:
+        """Write how an attempt ended, with ``in_full`` also how it began.
+
+        Raises:
+            OSError: as in ``begin``.
+        """
         if ended.ran is None:
             ran = None
         else:
@@ -79,7 +87,7 @@ class Outbox:
         before = os.fstat(self.fd).st_size
         if os.write(self.fd, line) != len(
             line
-        ):  # the disk is full: half a line would spoil the next one
+        ):  # the disk is full, and half a line would spoil the next one
             os.ftruncate(self.fd, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
@@ -89,15 +97,16 @@ class Outbox:
         return read_from(self.fd, delivered_of(self.path, self.fd))[0]
 
     def close(self, *, is_delivered: bool) -> None:
-        """Unlock the file; it is removed if all of it is delivered."""
+        """Unlock the file; remove it if all of it is delivered."""
         if is_delivered:
             remove(self.path)
         os.close(self.fd)
 
 
 def note_delivered(path: Path, end: int) -> None:
-    """Write down that a file is delivered up to this byte, unless the file is gone."""
-    with contextlib.suppress(OSError):  # then it is delivered again, which changes nothing
+    """Record that a file is delivered up to this byte, unless the file is gone."""
+    # without the note it is delivered again, which changes nothing
+    with contextlib.suppress(OSError):
         fd = os.open(path.with_suffix(".delivered"), os.O_WRONLY)
         try:
             os.pwrite(fd, b"%020d" % end, 0)
@@ -106,7 +115,7 @@ def note_delivered(path: Path, end: int) -> None:
 
 
 def delivered_of(path: Path, fd: int) -> int:
-    """Return up to which byte a file is known to be delivered."""
+    """Return the byte up to which a file is known to be delivered."""
     with contextlib.suppress(OSError, ValueError):
         end = int(path.with_suffix(".delivered").read_bytes())
         if 0 <= end <= os.fstat(fd).st_size:
@@ -116,13 +125,13 @@ def delivered_of(path: Path, fd: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that is delivered."""
+    """Remove a delivered file."""
     path.unlink(missing_ok=True)
     path.with_suffix(".delivered").unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> int:
-    """Create a file and lock it, again if someone removed it in between because it was empty."""
+    """Create and lock a file; retry if another process removed the empty file in between."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -133,10 +142,8 @@ def _locked(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def left_behind(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
-    """Yield path and descriptor of each file whose writer is gone, oldest first, locked
-    meanwhile.
-    """
+def abandoned_outboxes(folder: Path) -> Iterator[Iterator[tuple[Path, int]]]:
+    """Yield path and descriptor of each file without a living writer, oldest first and locked."""
 
     def each() -> Generator[tuple[Path, int], None, None]:
         for path in waiting(folder):
@@ -169,12 +176,12 @@ def waiting(folder: Path) -> list[Path]:
 
 
 def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the records after byte ``start``, and the byte behind the last whole line.
+    """Return the records after byte ``start``, and the byte after the last whole line.
 
     Lines that are not records are skipped.
 
     Raises:
-        ValueError: a later oomguard wrote it, in another form.
+        ValueError: if a later oomguard wrote the file in another form.
     """
     text = os.pread(fd, max(0, os.fstat(fd).st_size - start), start)
     whole = text[: text.rfind(b"\n") + 1]
@@ -193,7 +200,7 @@ def read_from(fd: int, start: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    """Return a record as a line; its values are seldom not plain, and making them so is slow."""
+    """Return a record as a line. Values are rarely special, and converting all of them is slow."""
     try:
         line = json_line(row)
     except (TypeError, ValueError):  # NaN, or a type that JSON does not know
@@ -201,25 +208,25 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return f"{json_line(plain_value(row)) if _SURROGATE in line else line}\n".encode()
 
 
-def _fields(record: AttemptRow | Ended | Ran) -> dict[str, Any]:
-    """Return a record's fields, not copied as ``asdict`` does: that is most of a write's time."""
+def _fields(record: AttemptRow | AttemptEnd | RunIdentity) -> dict[str, Any]:
+    """Return a record's fields without copying them, because ``asdict`` would dominate a write."""
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def record_in(row: Mapping[str, Any]) -> AttemptRow | Ended | None:
-    """Return what a line holds: an attempt that begins, or how one ended; None if it is neither."""
+def record_in(row: Mapping[str, Any]) -> AttemptRow | AttemptEnd | None:
+    """Return a line's record: the begin or the end of an attempt; None if it is neither."""
     try:
         fields = dict(row["fields"])
         if row["kind"] == "begin":
             return AttemptRow(**fields)
         ran = fields.pop("ran", None)
-        return Ended(**fields, ran=None if ran is None else Ran(**ran))
+        return AttemptEnd(**fields, ran=None if ran is None else RunIdentity(**ran))
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def begun_in(row: Mapping[str, Any]) -> AttemptRow | None:
-    """Return how the attempt began whose end a line holds; None if the line does not say."""
+    """Return the begin of the attempt whose end a line contains; None if the line lacks it."""
     try:
         return AttemptRow(**row["begun"])
     except (KeyError, TypeError):
@@ -227,21 +234,22 @@ def begun_in(row: Mapping[str, Any]) -> AttemptRow | None:
 
 
 def attempts_in(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many attempts these lines are about."""
+    """Return the number of attempts in these lines."""
     return len({(row.get("session"), row.get("number")) for row in rows})
 
 
-# Deliver outboxes to the shared journal: each attempt once, however often it is delivered.
+# Delivery writes each attempt once, even if it is delivered several times.
 
 # Clocks that are kept in step differ by less, and so do the ways to the server and back.
 _SAME_CLOCK_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class Delivered:
-    """How many attempts of how many runs were delivered; ``left`` says by path why a file stays.
+class DeliveryCount:
+    """Count delivered attempts and runs.
 
-    ``writing`` runs are still alive and deliver their own files.
+    ``left`` maps the path of each undelivered file to the reason. ``writing`` runs are still alive
+    and deliver their own files.
     """
 
     attempts: int = 0
@@ -251,13 +259,13 @@ class Delivered:
 
 
 def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write records into a shared journal in one transaction, after migrating older tables.
+    """Write records to a shared journal in one transaction, after migrating older tables.
 
     Raises:
-        JournalError: it is away, does not permit that, or is of a newer oomguard. Nothing is
-            written then.
+        JournalError: if the database is unreachable, refuses the write, or is from a newer
+            oomguard. Nothing is written then.
     """
-    begun, ran = set[str](), dict[str, Ran]()  # written once per run
+    begun, ran = set[str](), dict[str, RunIdentity]()  # written once per run
     with open_server(location) as database, database.transaction():
         prepare(database)
         if rows:
@@ -279,29 +287,29 @@ def deliver(location: JournalUrl, rows: Sequence[Mapping[str, Any]]) -> None:
                     ended = record
                 if not write_end(database, session, number, ended, offset_s):
                     first = begun_in(row)
-                    if first is not None:  # it was removed while it ran
+                    if first is not None:  # the run was removed while it ran
                         write_begin(database, first, offset_s)
                         write_end(database, session, number, record, offset_s)
                 if of_run is not None:
                     ran[session] = of_run
 
 
-def deliver_left_behind(
+def deliver_abandoned(
     location: JournalUrl, most: int | None = None, is_over: Callable[[], bool] = lambda: False
-) -> Delivered:
+) -> DeliveryCount:
     """Deliver the outboxes of runs that have ended, oldest first.
 
     Args:
         location: the shared journal.
-        most: at most this many; None: all.
-        is_over: asked after each one; True ends it.
+        most: the maximum number of runs; None for all.
+        is_over: called after each run; True stops the delivery.
 
     Raises:
-        JournalError: as ``deliver`` does.
-        OSError: the files cannot be read.
+        JournalError: as in ``deliver``.
+        OSError: if the files cannot be read.
     """
-    done = Delivered()
-    with left_behind(location.outbox) as files:
+    done = DeliveryCount()
+    with abandoned_outboxes(location.outbox) as files:
         for path, fd in files:
             try:
                 rows, _end = read_from(fd, delivered_of(path, fd))
@@ -324,19 +332,23 @@ def deliver_left_behind(
 
 
 def require_tables(location: JournalUrl) -> None:
-    """Give a shared journal this version's tables; raise JournalError if that is not possible."""
+    """Create or migrate the tables of a shared journal.
+
+    Raises:
+        JournalError: if that is not possible.
+    """
     deliver(location, ())
 
 
 def _is_about_a_record(error: JournalError) -> bool:
-    """Return whether the database refused one file's content; others may still be delivered."""
+    """Return whether the database refused only the content of one file."""
     import psycopg
 
     return isinstance(error.__cause__, (psycopg.DataError, psycopg.IntegrityError))
 
 
 def _clock_offset_s(database: PostgresDatabase) -> float:
-    """Return by how much the database's clock is ahead of this machine's; 0 if they are in step."""
+    """Return how far the database's clock is ahead of this machine's, in seconds; 0 if in step."""
     before = now()
     there = database.now()
     offset_s = there - (before + now()) / 2
@@ -351,7 +363,7 @@ def now() -> float:
 
 
 def _without_nul(value: Any) -> Any:
-    """Return a value without the one character that PostgreSQL's text cannot hold."""
+    """Replace the NUL character, which PostgreSQL's text cannot contain."""
     if isinstance(value, str):
         return value.replace("\0", "\ufffd")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A journal in PostgreSQL (extra ``postgres``): open it, and create or migrate its tables."""
+"""Open a journal in PostgreSQL (extra ``postgres``), and create or migrate its tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from oomguard.report.redact import mask
 if TYPE_CHECKING:
     import psycopg
 
-# The tables are in a PostgreSQL schema of this name, because a team's database holds other tables
-# too.
+# The tables are in a PostgreSQL schema of this name, because a team's database contains other
+# tables too.
 _SCHEMA: Final = "oomguard"
-_CONNECT_S: Final = 5  # at most; libpq waits two at least
+_CONNECT_S: Final = 5  # maximum; libpq waits at least two
 _STATEMENT_S: Final = 30
 _KEEPALIVES: Final = {
     "keepalives_idle": 10,
@@ -28,17 +28,17 @@ _KEEPALIVES: Final = {
     "tcp_user_timeout": 30_000,
 }
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_][a-z0-9_]*)")
-# One writer migrates the tables at a time; any number will do.
+# Only one writer migrates the tables at a time; the number is arbitrary.
 _LOCK: Final = "SELECT pg_advisory_xact_lock(7205759403792793)"
 _HAS_SCHEMA: Final = "SELECT 1 FROM pg_namespace WHERE nspname = 'oomguard'"
-# Tables named like ours and their columns, also if this user may not read them.
+# Tables with our names and their columns, even if this user may not read them.
 _COLUMNS: Final = """
 SELECT c.relname, coalesce(a.attname, '')
 FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
 WHERE n.nspname = 'oomguard' AND c.relname IN ('run', 'attempt', 'alembic_version')"""
 _VERSION: Final = "SELECT version_num FROM oomguard.alembic_version"
-# Columns that every journal in PostgreSQL has had.
+# Columns of every PostgreSQL journal so far.
 _OF_A_JOURNAL: Final = frozenset({("alembic_version", "version_num"), ("attempt", "session")})
 
 # PostgreSQL's error codes insufficient_privilege and read_only_sql_transaction.
@@ -48,10 +48,11 @@ _PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class PostgresDatabase(Database):
-    """A connection to a shared journal."""
+    """Run statements on a connection to a shared journal."""
 
     order = (
-        "attempt.started_at, attempt.id"  # rows arrive late; their times are by the server's clock
+        # rows arrive late, but their times come from the server's clock
+        "attempt.started_at, attempt.id"
     )
 
     def __init__(self, connection: psycopg.Connection[Any], *, read_only: bool) -> None:
@@ -78,7 +79,7 @@ class PostgresDatabase(Database):
         return float(now)
 
     def _run(self, sql: str, values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
-        if not values:  # without values psycopg takes several statements, and "%" as it is
+        if not values:  # without values, psycopg accepts several statements, and "%" as it is
             return self._connection.execute(sql.encode())
         named = _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
         return self._connection.execute(named.encode(), values)
@@ -93,10 +94,10 @@ class PostgresDatabase(Database):
             raise _journal_error(error, self._hint(error)) from error
 
     def _hint(self, error: psycopg.Error) -> str | None:
-        """Return what a database administrator has to grant, or which server to use."""
+        """Return the missing grants, or which server to use; None for other errors."""
         if error.sqlstate == _READ_ONLY:
             return (
-                "the server is read-only, like a standby: name the one that writes, or several, "
+                "the server is read-only, like a standby; name the primary server, or several: "
                 "--journal "
                 "'postgresql://USER@HOST1,HOST2/DATABASE?target_session_attrs=read-write'"
             )
@@ -121,7 +122,7 @@ class PostgresDatabase(Database):
                 f"GRANT SELECT, INSERT, UPDATE, DELETE ON {on} TO {user}",
                 f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA oomguard TO {user}",
             ]
-        return "a database administrator has to permit it: " + "; ".join(grants)
+        return "ask a database administrator to run: " + "; ".join(grants)
 
 
 @contextlib.contextmanager
@@ -132,13 +133,13 @@ def open_server(
 
     Args:
         location: the URL.
-        wait_s: how long to wait for each answer, and for a connection, but for that 5 s at most.
+        wait_s: seconds to wait for each answer, and at most 5 s for a connection.
         read_only: whether the server refuses every change.
 
     Raises:
-        JournalError: the extra is not installed, or the server cannot be reached; also for each
+        JournalError: if the extra is not installed or the server is unreachable; also for each
             statement.
-        UsageError: the URL cannot be read.
+        UsageError: if the URL cannot be read.
     """
     try:
         import psycopg
@@ -173,16 +174,16 @@ def open_server(
         database = PostgresDatabase(connection, read_only=read_only)
         if (
             read_only
-        ):  # not in the options: libpq would take a server that can be written to for a standby
+        ):  # not among the options, because libpq would take a writable server for a standby
             database.execute("SET default_transaction_read_only = on")
         yield database
 
 
 def version_of(database: PostgresDatabase) -> int:
-    """Return the schema, 0 if there are no tables yet.
+    """Return the schema version; 0 if there are no tables yet.
 
     Raises:
-        JournalError: a newer oomguard wrote it, or another program.
+        JournalError: if a newer oomguard or another program wrote the tables.
     """
     columns = set(database.query(_COLUMNS))
     if not columns:
@@ -199,22 +200,23 @@ def version_of(database: PostgresDatabase) -> int:
         return require_readable(int(version))
     tables = ", ".join(sorted({table for table, _column in columns}))
     raise NoJournalError(
-        f"not an oomguard journal: the schema oomguard holds another program's tables ({tables})",
-        hint="name another database: --journal postgresql://USER@HOST/DATABASE",
+        "not an oomguard journal: the schema oomguard contains another program's tables "
+        f"({tables})",
+        hint="use another database: --journal postgresql://USER@HOST/DATABASE",
     )
 
 
 def prepare(database: PostgresDatabase) -> None:
-    """Create the tables of this version, or migrate older ones, in the caller's transaction.
+    """Create this version's tables, or migrate older ones, in the caller's transaction.
 
     Every record is kept.
 
     Raises:
-        JournalError: as ``version_of``, or it cannot be written.
+        JournalError: as in ``version_of``, or if the tables cannot be written.
     """
     if (
         version_of(database) == SCHEMA_VERSION
-    ):  # without the lock: writers would wait for one another
+    ):  # without the lock, so that writers do not wait for each other
         return
     database.execute(_LOCK)
     if not database.query(_HAS_SCHEMA):

@@ -1,4 +1,4 @@
-"""Read the runs of a journal: the last, those that failed, those of a command, or one in full."""
+"""Read, forget and remove the runs of a journal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from oomguard.core.past_runs import STOP_STATUSES, PastAttempt, PastRun
 from oomguard.core.process_state import status_in_words
 from oomguard.journal.codec import (
     incident_of,
-    listed,
-    mapped,
     numbers_of,
+    parse_list,
+    parse_object,
     patch_of,
     values_of,
     words_of,
@@ -28,12 +28,10 @@ from oomguard.journal.database import MOST_VALUES, SCHEMA_VERSION, Database, in_
 from oomguard.journal.liveness import is_alive
 from oomguard.journal.location import JournalUrl, Location, default_path
 
-# Change what a journal holds: have ``--reuse`` skip runs, and remove old ones.
-
-# A run on another machine that has no end may still serve; after this long it counts as killed.
-_UNHEARD_S: Final = 90 * 86400.0
-_UNCHANGED: Final = "nothing is changed; try again when no other program uses it"
-# Runs of which nothing began or ended since: host, when that was, and whether the last attempt
+# A run on another machine without an end may still serve; after this time it counts as killed.
+_SILENT_S: Final = 90 * 86400.0
+_UNCHANGED: Final = "oomguard changed nothing; try again when no other program uses the journal"
+# Runs without a begin or end since a moment: the host, the last time, and whether the last attempt
 # ended.
 _QUIET: Final = """
 SELECT attempt.session, max(run.host), max(coalesce(attempt.ended_at, attempt.started_at)),
@@ -44,13 +42,13 @@ HAVING max(coalesce(attempt.ended_at, attempt.started_at)) < :moment"""
 
 
 @dataclass(frozen=True, slots=True)
-class Old:
-    """What ``history --keep`` would do.
+class OldRuns:
+    """Count what ``history --keep`` would remove.
 
     Attributes:
-        runs: how many the journal holds.
-        old: how many ended longer ago than they are kept.
-        not_ended: how many are as old, but have no end and stay.
+        runs: the number of runs in the journal.
+        old: the number of runs that ended too long ago.
+        not_ended: the number of equally old runs without an end, which stay.
     """
 
     runs: int
@@ -59,10 +57,10 @@ class Old:
 
 
 def forget(location: Location, numbers: Sequence[int]) -> None:
-    """Have ``--reuse`` skip these runs; their records stay.
+    """Make ``--reuse`` skip these runs; their records stay.
 
     Raises:
-        InputError: the journal cannot be written.
+        InputError: if the journal cannot be written.
     """
     with _changing(location) as database:
         for number in numbers:
@@ -71,23 +69,23 @@ def forget(location: Location, numbers: Sequence[int]) -> None:
             )
 
 
-def old_runs(location: Location, keep_s: float) -> Old:
-    """Return how many runs ended longer ago than ``keep_s``, by the clock of the journal.
+def old_runs(location: Location, keep_s: float) -> OldRuns:
+    """Count the runs that ended longer ago than ``keep_s`` seconds, by the journal's clock.
 
     Raises:
-        InputError: the journal cannot be written.
+        InputError: if the journal cannot be written.
     """
     with _changing(location) as database:
         old, not_ended = _old(database, keep_s)
         ((runs,),) = database.query("SELECT count(*) FROM run")
-        return Old(int(runs), len(old), not_ended)
+        return OldRuns(int(runs), len(old), not_ended)
 
 
 def remove_old(location: Location, keep_s: float) -> int:
-    """Remove runs that ended longer ago than ``keep_s``, with their attempts; return how many.
+    """Remove runs that ended longer ago than ``keep_s`` seconds; return their number.
 
     Raises:
-        InputError: the journal cannot be written.
+        InputError: if the journal cannot be written.
     """
     with _changing(location) as database:
         old, _not_ended = _old(database, keep_s)
@@ -99,13 +97,13 @@ def remove_old(location: Location, keep_s: float) -> int:
 
 
 def _old(database: Database, keep_s: float) -> tuple[list[str], int]:
-    """Return the old runs, and how many others are as old but may be alive."""
+    """Return the old runs, and the number of equally old runs that may be alive."""
     now = database.now()
     old = list[str]()
     not_ended = 0
     for session, host, last_at, is_ended in database.query(_QUIET, {"moment": now - keep_s}):
         alive = is_alive(session, host)
-        if alive or (alive is None and not is_ended and last_at >= now - _UNHEARD_S):
+        if alive or (alive is None and not is_ended and last_at >= now - _SILENT_S):
             not_ended += 1
         else:
             old.append(session)
@@ -133,10 +131,10 @@ def _changing(location: Location) -> Iterator[Database]:
 
 
 _BUSY_S: Final = 10.0
-_ELSEWHERE: Final = "--journal PATH names another one"
+_ELSEWHERE: Final = "choose another journal with --journal PATH"
 _AWAY: Final = (
-    "what runs write meanwhile waits on their machines: the next run there delivers it, or "
-    "oomguard history --deliver"
+    "until the database is back, each machine keeps its own records: the next run delivers them, "
+    "or oomguard history --deliver"
 )
 _COMMANDS_AT_ONCE: Final = 10_000
 _MOST: Final = 2**63 - 1
@@ -165,16 +163,16 @@ def open_journal(
 ) -> Iterator[Database | None]:
     """Open a journal for reading, without changing it.
 
-    An older file is copied into memory and migrated there. Yields None if the user's own file does
-    not exist, or if a shared database has no tables yet.
+    An older file is copied into memory and migrated there. The result is None if the user's own
+    file does not exist, or if a shared database has no tables yet.
 
     Args:
-        location: the journal; None: the user's own file.
-        busy_s: how long to wait for others that lock a file, and for each answer of a server.
+        location: the journal; None for the user's own file.
+        busy_s: seconds to wait for a locked file, and for each answer of a server.
 
     Raises:
-        InputError: it is missing, not readable, locked, damaged, away, or not a journal of this
-            version or before.
+        InputError: if it is missing, unreadable, locked, damaged, unreachable, too new, or not a
+            journal.
     """
     where = location or default_path()
     try:
@@ -211,7 +209,7 @@ def _open_shared(location: JournalUrl, wait_s: float) -> Iterator[Database | Non
         version = version_of(database)
         if 0 < version < SCHEMA_VERSION:
             raise JournalError(
-                f"its tables are of schema {version}, this oomguard reads {SCHEMA_VERSION}",
+                f"its tables have schema {version}, but this oomguard reads {SCHEMA_VERSION}",
                 hint=(
                     "the next oomguard run that writes there migrates them, or: oomguard history "
                     "--deliver"
@@ -224,7 +222,7 @@ def _hint(where: Location, error: str) -> str:
     if isinstance(where, JournalUrl):
         return _AWAY
     if "locked" in error or "busy" in error:
-        return "another program locks it; try again when that has ended"
+        return "another program has locked it; try again when that program has ended"
     if "malformed" in error:
         return _damaged(where)
     return _ELSEWHERE
@@ -232,22 +230,22 @@ def _hint(where: Location, error: str) -> str:
 
 def _damaged(where: Location) -> str:
     if isinstance(where, JournalUrl):
-        return "another program has written it"
+        return "another program has written to it"
     old = shlex.quote(str(where))
     new = shlex.quote(f"{where}.damaged")
-    return f"it is damaged; move it away, and the next run begins a new one: mv {old} {new}"
+    return f"the file is damaged; move it away, and the next run creates a new one: mv {old} {new}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs to read.
+    """Select runs.
 
     Attributes:
-        command: only those whose command contains this text, in any case.
-        since: only those that began after this, in Unix seconds.
-        failed: only those that failed in the end.
-        number: only this one.
-        before: only those with a lower number.
+        command: only runs whose command contains this text (case-insensitive); None for all.
+        since: only runs that began after this time, in Unix seconds; None for all.
+        failed: only runs that failed in the end.
+        number: only this run; None for all.
+        before: only runs with a lower number; None for all.
     """
 
     command: str | None = None
@@ -258,10 +256,10 @@ class RunQuery:
 
 
 def each_run(database: Database, asked: RunQuery, *, limit: int | None = None) -> Iterator[PastRun]:
-    """Yield the runs of ``past_runs`` a page at a time: no writer is locked out meanwhile.
+    """Yield the runs of ``past_runs`` a page at a time, so that no writer is locked out.
 
     Raises:
-        JournalError: the database is damaged, locked or away.
+        JournalError: if the database is damaged, locked or unreachable.
     """
     if limit is None:
         left = _MOST
@@ -277,10 +275,10 @@ def each_run(database: Database, asked: RunQuery, *, limit: int | None = None) -
 
 
 def past_runs(database: Database, asked: RunQuery, *, limit: int | None = None) -> list[PastRun]:
-    """Return the runs that are asked for, newest first; one that is asked by number in full.
+    """Return the selected runs, newest first; a run selected by number is complete.
 
     Raises:
-        JournalError: the database is damaged, locked or away.
+        JournalError: if the database is damaged, locked or unreachable.
     """
     if asked.number is not None and asked.number > _MOST:  # no database has such a number
         return []
@@ -302,7 +300,7 @@ def _runs(database: Database, asked: RunQuery, limit: int) -> list[tuple[Any, ..
 
 def _numbers(database: Database, asked: RunQuery, folded: str, limit: int) -> list[int]:
     """Return the runs whose command contains a text; only Python folds the case of every script."""
-    found, contains = list[int](), dict[str, bool]()  # many runs have one command
+    found, contains = list[int](), dict[str, bool]()  # many runs have the same command
     while len(found) < limit:
         page = _select(database, "run.number, run.original", asked, _COMMANDS_AT_ONCE)
         for number, original in page:
@@ -370,22 +368,23 @@ def _attempt(row: Sequence[Any], *, in_full: bool) -> PastAttempt:
         error,
         incident,
     ) = row
-    failure = mapped(incident)
+    failure = parse_object(incident)
     why = str(error or "")
     ranks = failure.get("ranks")
-    if not in_full:  # a list shows kind, cause and ranks; an incident holds pages of evidence
+    # a list shows kind, cause and ranks, but an incident contains pages of evidence
+    if not in_full:
         failure = {name: failure[name] for name in ("kind", "causes") if name in failure}
     attempt = Attempt(
         number,
-        values_of(mapped(settings)),
-        tuple(patch_of(each) for each in listed(patches) if isinstance(each, dict)),
+        values_of(parse_object(settings)),
+        tuple(patch_of(each) for each in parse_list(patches) if isinstance(each, dict)),
         incident_of(failure) if failure else None,
         status,
         why if why else "" if failure or status in {0, None} else status_in_words(status),
         0.0 if ended_at is None else max(0.0, ended_at - began_at),
-        numbers_of(mapped(measured)),
+        numbers_of(parse_object(measured)),
         ranks if isinstance(ranks, dict) else None,
     )
     return PastAttempt(
-        attempt, words_of(command), began_at, ended_at, numbers_of(mapped(predicted)), why
+        attempt, words_of(command), began_at, ended_at, numbers_of(parse_object(predicted)), why
     )

@@ -1,4 +1,4 @@
-"""A journal that a team shares: a run writes to its outbox, and a process next to it delivers."""
+"""Write to a shared journal: a run writes to its outbox, and a second process delivers it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.errors import InputError
-from oomguard.journal.codec import AttemptRow, Ended, Ran
+from oomguard.journal.codec import AttemptEnd, AttemptRow, RunIdentity
 from oomguard.journal.delivery_process import DeliveryProcess
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import Outbox, attempts_in, waiting
 
-# ``history --keep`` may have removed the beginning of an attempt that took longer: it is written
-# again with the end.
+# ``history --keep`` may have removed the begin of an attempt that took longer than this, so its end
+# includes the begin again.
 _OLD_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """What waits on this machine when a run ends.
+    """Describe the records that wait on this machine when a run ends.
 
     Attributes:
-        attempts: how many.
-        reason: why.
-        command: what delivers them.
+        attempts: the number of attempts.
+        reason: why they wait.
+        command: the command that delivers them.
         is_refused: whether no later run can deliver them either.
     """
 
@@ -39,19 +39,19 @@ class Undelivered:
 
 
 class SharedJournal:
-    """Writes the attempts of one run, as ``Journal`` does; they survive the death of the process.
+    """Write the attempts of one run, like ``Journal``; they survive the death of the process.
 
     Args:
         location: the database.
 
     Raises:
-        InputError: this machine has no place to write to.
+        InputError: if this machine has no folder for the outbox.
     """
 
     def __init__(self, location: JournalUrl) -> None:
         self.location = location
         if not location.outbox.is_absolute():
-            raise InputError("no home folder is known")
+            raise InputError("oomguard found no home folder for the outbox")
         self._outbox: Outbox | None = None
         self._process: DeliveryProcess | None = None
         self._failure = ""
@@ -60,7 +60,7 @@ class SharedJournal:
 
     @property
     def path(self) -> Path:
-        """The file that it writes."""
+        """The file that this run writes."""
         if self._outbox is None:
             return self.location.outbox
         return self._outbox.path
@@ -69,8 +69,8 @@ class SharedJournal:
         """Write an attempt that starts now, and return its record for ``end``.
 
         Raises:
-            InputError: this machine has no place to write to.
-            OSError: its disk is full or gone.
+            InputError: if this machine has no folder for the outbox.
+            OSError: if its disk is full or gone.
         """
         if not record.started_at:
             record = replace(record, started_at=time.time())
@@ -79,10 +79,7 @@ class SharedJournal:
             try:
                 self._outbox = Outbox(self.location.outbox, record.session)
             except OSError as error:
-                hint = (
-                    "export XDG_STATE_HOME=DIR chooses another place for what waits for a shared "
-                    "journal"
-                )
+                hint = "choose another folder for waiting records with: export XDG_STATE_HOME=DIR"
                 raise InputError(
                     f"{self.location.outbox}: {error.strerror or error}", hint=hint
                 ) from None
@@ -99,23 +96,24 @@ class SharedJournal:
         exit_status: int,
         incident: Mapping[str, Any] | None,
         measured: Mapping[str, Any],
-        ran: Ran | None = None,
+        ran: RunIdentity | None = None,
         set_by_user: Mapping[str, bool | None] | None = None,
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete an attempt: ``begun`` is what ``begin`` returned, the rest is as in ``Ended``.
+        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``Ended``.
 
-        Raises OSError as ``begin`` does.
+        Raises:
+            OSError: as in ``begin``.
         """
         now = time.time()
-        ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
+        ended = AttemptEnd(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
         if self._outbox is not None:
             self._outbox.end(begun, ended, in_full=now - begun.started_at >= _OLD_S)
             self._start_delivery(self._outbox)
 
     def finish(self, wait_s: float) -> Undelivered | None:
-        """Wait at most ``wait_s`` until all is delivered; return what is left to a later run."""
+        """Wait at most ``wait_s`` seconds for the delivery; return what is left for a later run."""
         if self._lock is not None:
             self._lock.release()
         if self._outbox is None:
@@ -132,15 +130,15 @@ class SharedJournal:
         self._outbox = self._process = None
         if not rows:
             return None
-        reason = answer.get("failure") or f"the database had not taken it after {wait_s:g} s"
+        reason = answer.get("failure") or f"the database did not accept it within {wait_s:g} s"
         command = f"oomguard history --deliver --journal {shlex.quote(str(self.location))}"
         return Undelivered(attempts_in(rows), reason, command, answer.get("is_refused", False))
 
     def _last_answer(self, outbox: Outbox, until: float) -> dict[str, Any]:
-        """Have the rest delivered, and return what the process answers; empty if it is late."""
+        """Deliver the rest, and return the answer of the process; empty if it is late."""
         for _ in range(
             2
-        ):  # one that had just left, because it was idle, did not see the last write
+        ):  # a process that had just exited because it was idle did not see the last write
             if not outbox.undelivered:
                 return {}
             self._start_delivery(outbox)
@@ -151,14 +149,14 @@ class SharedJournal:
                 return answer
             if self._process.is_alive:
                 return {}
-        return {"failure": "the process that delivers ended"}
+        return {"failure": "the delivery process ended"}
 
     def _start_delivery(self, outbox: Outbox) -> None:
-        """Start the process that delivers, unless it is alive."""
+        """Start the delivery process, unless it is alive."""
         if self._process is not None:
             if self._process.is_alive:
                 return
-            self._process.kill()  # reaps it
+            self._process.kill()  # also reaps the process
             self._process = None
         try:
             self._process = DeliveryProcess(self.location, outbox.path)

@@ -1,4 +1,4 @@
-"""A journal in an SQLite file: open it, and create or migrate its tables."""
+"""Open a journal in an SQLite file, and create or migrate its tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from oomguard.journal.database import (
 
 
 class SqliteDatabase(Database):
-    """A file, or a copy of one in memory."""
+    """Run statements on a file, or on a copy of one in memory."""
 
-    order = "attempt.id"  # it is written as attempts begin
+    order = "attempt.id"  # attempts are written when they begin
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -37,7 +37,7 @@ class SqliteDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:  # noqa: D102
-        # IMMEDIATE: two writers that both begin by reading could otherwise never continue.
+        # IMMEDIATE, because two writers that both begin by reading could never continue.
         self.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -53,12 +53,13 @@ class SqliteDatabase(Database):
 
 @contextlib.contextmanager
 def open_file(path: Path, busy_s: float, *, read_only: bool = False) -> Iterator[SqliteDatabase]:
-    """Open a journal's file, whatever is in it; each statement waits ``busy_s`` for other writers.
+    """Open a journal's file; each statement waits ``busy_s`` seconds for other writers.
 
     Raises:
-        JournalError: it is locked, full, damaged or missing; also for each statement.
+        JournalError: if the file is locked, full, damaged or missing; also for each statement.
     """
-    # Not opened in SQLite's read-only mode: the next reader rolls back what a killed writer left.
+    # Not in SQLite's read-only mode, because the next reader rolls back the write of a killed
+    # process.
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with _plain_errors():
         connection = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
@@ -71,7 +72,7 @@ def open_file(path: Path, busy_s: float, *, read_only: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def open_copy(database: SqliteDatabase) -> Iterator[SqliteDatabase]:
-    """Open a copy in memory."""
+    """Open a copy of a journal in memory."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
         with _plain_errors():
             database.connection.backup(copy)
@@ -79,17 +80,17 @@ def open_copy(database: SqliteDatabase) -> Iterator[SqliteDatabase]:
 
 
 def version_of(database: SqliteDatabase) -> int:
-    """Return the schema, 0 for an empty file.
+    """Return the schema version; 0 for an empty file.
 
     Raises:
-        JournalError: a newer oomguard wrote it, or another program.
+        JournalError: if a newer oomguard or another program wrote the file.
     """
     ((version,),) = database.query("PRAGMA user_version")
     tables = {name for (name,) in database.query("SELECT name FROM sqlite_master")}
     if require_readable(version) == 0 and not tables:
         return 0
     if "attempt" not in tables:
-        raise NoJournalError("a database of another program, not a journal")
+        raise NoJournalError("this is another program's database, not a journal")
     return int(version)
 
 
@@ -97,7 +98,7 @@ def prepare(database: SqliteDatabase) -> None:
     """Create the tables of this version, or migrate older ones; every record is kept.
 
     Raises:
-        JournalError: as ``version_of``, or it cannot be written.
+        JournalError: as in ``version_of``, or if the file cannot be written.
     """
     if version_of(database) == SCHEMA_VERSION:
         return
@@ -109,7 +110,7 @@ def prepare(database: SqliteDatabase) -> None:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script: ``executescript`` would end the transaction."""
+    """Yield the statements of a script, because ``executescript`` would end the transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -1,4 +1,4 @@
-"""The local journal: one record of every attempt, in an SQLite file in the user's state folder."""
+"""Write the local journal: every attempt, in an SQLite file in the user's state folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any, Final
 
 from oomguard.core.errors import InputError, JournalError
 from oomguard.core.files import make_folder
-from oomguard.journal.codec import AttemptRow, Ended, Ran
+from oomguard.journal.codec import AttemptEnd, AttemptRow, RunIdentity
 from oomguard.journal.database import Database
 from oomguard.journal.liveness import LivenessLock
 from oomguard.journal.location import default_path
 from oomguard.journal.sqlite import open_file, prepare
 from oomguard.report.json import json_line, plain_value
 
-# Write an attempt when it begins and ends; the same statements for SQLite and PostgreSQL.
-
-# Not "ON CONFLICT" alone: each attempt after the first would use up a run number. The casts tell
-# PostgreSQL the types of parameters that may be NULL.
+# "ON CONFLICT" alone would use up a run number for each later attempt. The casts give PostgreSQL
+# the types of parameters that may be NULL.
 _BEGIN_RUN: Final = """
 INSERT INTO run (session, original, folder, files, hides_secrets_alone, who, host, clock_offset_s)
 SELECT CAST(:session AS text), CAST(:original AS text), CAST(:folder AS text), CAST(:files AS text),
@@ -38,7 +36,7 @@ UPDATE attempt
 SET ended_at = coalesce(started_at + :seconds, :ended_at), exit_status = :exit_status,
   incident = :incident, measured = :measured, set_by_user = :set_by_user, error = :error
 WHERE session = :session AND number = :number"""
-# What is known of a run stays if a later attempt does not say it.
+# Known values of a run stay if a later attempt lacks them.
 _END_RUN: Final = """
 UPDATE run
 SET engine = coalesce(:engine, engine), engine_version = coalesce(:engine_version, engine_version),
@@ -53,13 +51,13 @@ def write_begin(
     *,
     has_run: bool = False,
 ) -> None:
-    """Write an attempt that begins, and its run if that is missing; what is there stays as it is.
+    """Write the begin of an attempt, and its run if that is missing; existing rows stay.
 
     Args:
-        database: in a transaction.
+        database: the database, in a transaction.
         record: the attempt.
-        clock_offset_s: seconds from this machine's clock to the journal's; None: the same clock.
-        has_run: whether its run is known to be there.
+        clock_offset_s: seconds from this machine's clock to the journal's; None for the same clock.
+        has_run: whether its run is known to exist.
     """
     if not has_run:
         alone = record.hides_secrets_alone
@@ -87,16 +85,16 @@ def write_begin(
 
 
 def write_end(
-    database: Database, session: str, number: int, ended: Ended, clock_offset_s: float = 0.0
+    database: Database, session: str, number: int, ended: AttemptEnd, clock_offset_s: float = 0.0
 ) -> bool:
-    """Complete an attempt; return whether it is there.
+    """Complete an attempt; return whether its row exists.
 
     Args:
-        database: in a transaction.
+        database: the database, in a transaction.
         session: the attempt's run.
         number: the attempt's number.
         ended: how it ended.
-        clock_offset_s: as for ``write_begin``.
+        clock_offset_s: as in ``write_begin``.
     """
     if ended.incident is None:
         incident = None
@@ -127,7 +125,7 @@ def write_end(
     return is_there
 
 
-__all__ = ["AttemptRow", "Journal", "Ran", "default_path"]
+__all__ = ["AttemptRow", "Journal", "RunIdentity", "default_path"]
 
 _RECORDS: Final = """
 SELECT session, number, started_at, ended_at, exit_status,
@@ -136,14 +134,14 @@ FROM attempt WHERE :session IS NULL OR session = :session ORDER BY id"""
 
 
 class Journal:
-    """Writes attempts as they begin and end; several oomguards may write at once.
+    """Write attempts as they begin and end; several oomguards may write at once.
 
     Args:
-        path: the file; it and its folder are created, readable by the user alone.
-        busy_s: how long each use waits while others lock the file.
+        path: the file; it and its folder are created, readable only by the user.
+        busy_s: seconds that each use waits for a locked file.
 
     Raises:
-        InputError: the file cannot be written, or a newer oomguard wrote it.
+        InputError: if the file cannot be written, or a newer oomguard wrote it.
     """
 
     def __init__(self, path: Path, *, busy_s: float = 10.0) -> None:
@@ -153,20 +151,18 @@ class Journal:
         self._lock: LivenessLock | None = None
         try:
             make_folder(path.parent, 0o700)
-            path.touch(mode=0o600)  # commands are masked, and still private
+            path.touch(mode=0o600)  # commands are masked, but still private
             with open_file(path, busy_s) as database:
                 prepare(database)
         except (JournalError, OSError) as error:
-            hint = (
-                getattr(error, "hint", None)
-                or "--journal PATH chooses another place for the journal"
-            )
+            hint = getattr(error, "hint", None) or "choose another file with --journal PATH"
             raise InputError(f"{path}: {error}", hint=hint) from None
 
     def begin(self, record: AttemptRow) -> AttemptRow:
         """Write an attempt that starts now, and return its record for ``end``.
 
-        Raises JournalError if the file is locked, full or missing.
+        Raises:
+            JournalError: if the file is locked, full or missing.
         """
         if not record.started_at:
             record = replace(record, started_at=time.time())
@@ -185,20 +181,21 @@ class Journal:
         exit_status: int,
         incident: Mapping[str, Any] | None,
         measured: Mapping[str, Any],
-        ran: Ran | None = None,
+        ran: RunIdentity | None = None,
         set_by_user: Mapping[str, bool | None] | None = None,
         seconds: float | None = None,
         error: str | None = None,
     ) -> None:
-        """Complete an attempt: ``begun`` is what ``begin`` returned, the rest is as in ``Ended``.
+        """Complete an attempt: ``begun`` is the result of ``begin``, the rest as in ``Ended``.
 
-        Raises JournalError as ``begin`` does.
+        Raises:
+            JournalError: as in ``begin``.
         """
         now = time.time()
-        ended = Ended(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
+        ended = AttemptEnd(exit_status, incident, measured, ran, set_by_user, seconds, error, now)
         with open_file(self.path, self._busy_s) as database, database.transaction():
             if not write_end(database, begun.session, begun.number, ended):
-                write_begin(database, begun)  # it was removed while it ran
+                write_begin(database, begun)  # the run was removed while it ran
                 write_end(database, begun.session, begun.number, ended)
 
     def finish(self, wait_s: float) -> None:
@@ -207,7 +204,7 @@ class Journal:
             self._lock.release()
 
     def records(self, session: str | None = None) -> list[AttemptRow]:
-        """Return the records of one session, or of all (None), oldest first."""
+        """Return the records of one session, oldest first; None returns all sessions."""
         with open_file(self.path, self._busy_s, read_only=True) as database:
             return [_record(*row) for row in database.query(_RECORDS, {"session": session})]
 

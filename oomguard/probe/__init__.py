@@ -1,3 +1,1 @@
-"""What this machine reports of itself: NVML, cgroups, /proc, PyTorch counters, environment
-variables.
-"""
+"""Read what this machine reports: NVML, cgroups, /proc, torch counters, and variables."""

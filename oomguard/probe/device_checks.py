@@ -1,4 +1,4 @@
-"""Checks of the devices: what NVML answers, who holds their memory, and what a run left behind."""
+"""Check the devices: NVML's answer, the processes that use memory, and leftover processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oomguard.probe.nvml import Device
 
 
-# What no process owns of a device and is still the driver's own: less than the larger of the two.
+# The driver itself uses memory without a process, but less than the larger of these two.
 _UNSEEN_RATIO: Final = 0.05
 _UNSEEN_BYTES: Final = GIB
 
@@ -26,19 +26,22 @@ def device_checks(
     """Check NVML and each device.
 
     Args:
-        devices: the devices, None where NVML does not answer.
-        holders: the processes that hold device memory, by process id, as far as they can be seen.
-        root: the root of the file system that the driver is looked for in.
+        devices: the devices; None if NVML does not answer.
+        holders: the visible processes with device memory, by process id.
+        root: the root of the file system, which contains the driver's files.
     """
     driver = nvidia_driver(root)
     if devices is None:
         from oomguard.probe.nvml import nvml_failure
 
-        why = nvml_failure() or "it does not answer"
+        why = nvml_failure() or "NVML does not answer"
         text = f"NVML not available ({why}): device memory is unknown, not zero"
         if driver:
             yield Check(
-                "nvml", "problem", f"{text}; yet the NVIDIA driver {driver} is loaded", "nvidia-smi"
+                "nvml",
+                "problem",
+                f"{text}, although the NVIDIA driver {driver} is loaded",
+                "nvidia-smi",
             )
         else:
             yield Check("nvml", "unknown", text, "nvidia-smi")
@@ -59,18 +62,23 @@ def _device_check(device: Device, holders: Mapping[int, Holder]) -> Check:
         return Check("device", "unknown", text, "nvidia-smi -q -d MEMORY")
     text += f", {format_gib(device.free_bytes)} of {format_gib(device.total_bytes)} free"
     if device.used_bytes_by_pid is None:
-        return Check("device", "unknown", f"{text}; who holds the rest is unknown", "nvidia-smi")
+        return Check(
+            "device",
+            "unknown",
+            f"{text}; the processes that use the rest are unknown",
+            "nvidia-smi",
+        )
     held = [
         f"pid {pid} ({holders.get(pid, 'not seen from here')}) {_size(used)}"
         for pid, used in sorted(device.used_bytes_by_pid.items())
     ]
     if held:
-        text += f"; held by {', '.join(held)}"
+        text += f"; used by {', '.join(held)}"
     sizes = device.used_bytes_by_pid.values()
     unseen = device.total_bytes - device.free_bytes - sum(used or 0 for used in sizes)
     if unseen > max(_UNSEEN_BYTES, _UNSEEN_RATIO * device.total_bytes) and None not in sizes:
-        text += f"; {format_gib(unseen)} is held by processes that cannot be seen from here"
-        advice = "nvidia-smi on the host: a container sees its own processes only"
+        text += f"; {format_gib(unseen)} is used by processes that are not visible here"
+        advice = "run nvidia-smi on the host, because a container sees only its own processes"
         return Check("device", "unknown", text, advice)
     return Check("device", "ok", text)
 
@@ -78,9 +86,7 @@ def _device_check(device: Device, holders: Mapping[int, Holder]) -> Check:
 def left_over_checks(
     devices: tuple[Device, ...] | None, holders: Mapping[int, Holder]
 ) -> Iterator[Check]:
-    """Check for vLLM processes whose parent is gone, and for device memory that other
-    users hold.
-    """
+    """Check for orphaned vLLM processes, and for device memory of other users."""
     orphans, unseen = vllm_orphans()
     if orphans:
         names = ", ".join(f"{pid} ({name})" for pid, name in orphans.items())
@@ -88,7 +94,7 @@ def left_over_checks(
         yield Check("left_over", "problem", text, f"kill {' '.join(map(str, orphans))}")
     else:
         if unseen:
-            where = " among those that can be seen"
+            where = " among the visible processes"
         else:
             where = ""
         yield Check("left_over", "ok", f"no vLLM process is left over{where}")
@@ -103,13 +109,13 @@ def left_over_checks(
         if len(free) > 1:
             advice = f"export CUDA_VISIBLE_DEVICES={free[max(free)]}"
         else:
-            advice = "ask them, or wait"
+            advice = "ask these users to release it, or wait"
         yield Check(
-            "left_over", "problem", f"other users hold device memory: {', '.join(others)}", advice
+            "left_over", "problem", f"other users use device memory: {', '.join(others)}", advice
         )
 
 
 def _size(used_bytes: int | None) -> str:
     if used_bytes is None:
-        return "a size unknown"
+        return "an unknown size"
     return format_gib(used_bytes)

@@ -1,6 +1,4 @@
-"""Check the environment variables that govern memory: what they are set to, and the mistakes in
-them.
-"""
+"""Check the environment variables that govern memory: their values, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from typing import Final
 
 from oomguard.core.records import Check
 
-# torch 2.13's c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, and what 2.0 to 2.12
-# took besides.
+# torch 2.13's c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h, plus the options of
+# torch 2.0 to 2.12.
 _YES_NO_OPTIONS: Final = frozenset(
     {
         "expandable_segments",
@@ -39,9 +37,9 @@ _ALLOCATOR_OPTIONS: Final = _YES_NO_OPTIONS | {
     "roundup_bypass_threshold_mb",
     "roundup_power2_divisions",
 }
-# torch_npu has all of these and some of its own.
+# torch_npu has all of these options and some of its own.
 _NPU_OPTIONS: Final = _ALLOCATOR_OPTIONS | {"base_addr_aligned_kb", "page_size", "segment_size_mb"}
-# The name without a device in it works from 2.10; 2.9 prints it and does not obey it for CUDA.
+# The name without a device works from 2.10 on; 2.9 prints it, but does not use it for CUDA.
 _PLAIN_NAME_SINCE: Final = (2, 10)
 PLAIN = "PYTORCH_ALLOC_CONF"
 CUDA = "PYTORCH_CUDA_ALLOC_CONF"
@@ -60,11 +58,11 @@ _DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_
 def allocator_checks(
     environ: Mapping[str, str], torch_version: str | None, *, wsl: bool = False
 ) -> tuple[Check, ...]:
-    """Check each allocator variable that is set; one check says so if none is.
+    """Check each allocator variable that is set; without any, one check reports that.
 
     Args:
         environ: the environment.
-        torch_version: the installed torch, None if unknown.
+        torch_version: the installed torch; None if unknown.
         wsl: whether this is the Windows Subsystem for Linux, where expandable segments do not work.
     """
     found = [
@@ -92,9 +90,7 @@ def allocator_checks(
 def _allocator(
     name: str, environ: Mapping[str, str], torch_version: str | None, wsl: bool
 ) -> tuple[str, str, str]:
-    """Return (mistake or "", a note on a good value, advice) for one of torch's allocator
-    variables.
-    """
+    """Return (mistake or "", note on a good value, advice) for one allocator variable."""
     value = environ[name]
     version = _major_minor(torch_version)
     mistake = _option_mistake(value, _ALLOCATORS[name])
@@ -104,35 +100,35 @@ def _allocator(
         return "expandable segments do not work under WSL", "", f"unset {name}"
     if name == PLAIN and version is not None and version < _PLAIN_NAME_SINCE:
         return (
-            f"torch {torch_version} does not obey this name",
+            f"torch {torch_version} ignores this name",
             "",
             f'export {CUDA}="${PLAIN}"; unset {PLAIN}',
         )
     if name == PLAIN and environ.get(CUDA, value) != value:
         return (
-            f"{CUDA} is set to something else, and torch reads that one first for CUDA",
+            f"{CUDA} has another value, and torch prefers that one for CUDA",
             "",
             f"unset {CUDA}",
         )
     if name == HIP and torch_version is not None and "rocm" not in torch_version:
         return (
             "",
-            f" (for AMD devices: torch {torch_version} for NVIDIA devices does not read it)",
+            f" (for AMD devices; torch {torch_version} for NVIDIA devices does not read it)",
             "",
         )
     if name == CUDA and version is not None and version >= _PLAIN_NAME_SINCE:
         return (
             "",
-            f" (the older name: torch {torch_version} still reads it)",
+            f" (the older name, which torch {torch_version} still reads)",
             f'export {PLAIN}="${CUDA}"; unset {CUDA}',
         )
     if name == PLAIN and version is None:
-        return "", " (torch's version is unknown: before 2.10 it does not obey this name)", ""
+        return "", " (torch's version is unknown; before 2.10 it ignores this name)", ""
     return "", "", ""
 
 
 def _option_mistake(value: str, known: Iterable[str]) -> str:
-    """Return what torch would refuse in a list of options, "" if nothing."""
+    """Return the mistake for which torch would refuse a list of options; "" if there is none."""
     for part in re.split(r",(?![^\[]*\])", value):
         option, colon, given = (text.strip() for text in part.partition(":"))
         if not option and not colon:
@@ -145,13 +141,13 @@ def _option_mistake(value: str, known: Iterable[str]) -> str:
             near = difflib.get_close_matches(option, known, n=1)
             return f"unknown option {option!r}" + (f", did you mean {near[0]!r}?" if near else "")
         if option in _YES_NO_OPTIONS and given not in {"True", "False"}:
-            return f"{option} is True or False, spelled so, not {given!r}"
+            return f"{option} must be True or False, not {given!r}"
         if option == "max_split_size_mb" and not (
             given.isdecimal() and int(given) >= _MIN_SPLIT_MB
         ):
-            return f"{option} is a whole number from {_MIN_SPLIT_MB} up, not {given!r}"
+            return f"{option} must be a whole number of at least {_MIN_SPLIT_MB}, not {given!r}"
         if option == "garbage_collection_threshold" and not 0 < (_number(given) or 0) < 1:
-            return f"{option} is between 0 and 1, not {given!r}"
+            return f"{option} must be between 0 and 1, not {given!r}"
     return ""
 
 
@@ -172,11 +168,11 @@ def _major_minor(version: str | None) -> tuple[int, int] | None:
 def _mps_ratio(name: str, value: str) -> tuple[str, str, str]:
     number = _number(value)
     if number is None or number < 0:
-        return "not a number from 0 up", "", f"unset {name}"
+        return "must be a number of at least 0", "", f"unset {name}"
     if number == 0 and "HIGH" in name:
         return (
             "",
-            "0 takes the limit away: the system itself may run out of memory",
+            "0 removes the limit, so the whole system may run out of memory",
             f"unset {name}",
         )
     return "", f"{number:g} of the device's recommended working set", ""
@@ -185,8 +181,8 @@ def _mps_ratio(name: str, value: str) -> tuple[str, str, str]:
 def _fraction(name: str, value: str) -> tuple[str, str, str]:
     number = _number(value)
     if number is None or number <= 0:
-        return "not a share of the device's memory", "", f"export {name}=0.75"
-    return "", f"JAX takes that share of the device's memory ({number:g}) when it starts", ""
+        return "must be a share of the device's memory, above 0", "", f"export {name}=0.75"
+    return "", f"JAX reserves this share of the device's memory ({number:g}) at its start", ""
 
 
 def _plain(meaning: str) -> Callable[[str, str], tuple[str, str, str]]:
@@ -197,23 +193,26 @@ _OTHERS: Final[dict[str, Callable[[str, str], tuple[str, str, str]]]] = {
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO": _mps_ratio,
     "PYTORCH_MPS_LOW_WATERMARK_RATIO": _mps_ratio,
     "PYTORCH_NO_CUDA_MEMORY_CACHING": _plain(
-        "torch keeps no memory for reuse: slow, made for debugging"
+        "torch keeps no memory for reuse, which is slow and meant for debugging"
     ),
     "XLA_PYTHON_CLIENT_MEM_FRACTION": _fraction,
     "XLA_PYTHON_CLIENT_PREALLOCATE": _plain(
-        "whether JAX takes its share at the start (75 % where not set)"
+        "whether JAX reserves its share at its start (75% if not set)"
     ),
-    "XLA_PYTHON_CLIENT_ALLOCATOR": _plain("how JAX takes memory"),
-    "TF_FORCE_GPU_ALLOW_GROWTH": _plain("whether TensorFlow takes memory as it needs it"),
-    "TF_GPU_ALLOCATOR": _plain("how TensorFlow takes memory"),
-    "VLLM_CPU_KVCACHE_SPACE": _plain("GiB of KV cache of vLLM's CPU backend"),
+    "XLA_PYTHON_CLIENT_ALLOCATOR": _plain("how JAX allocates memory"),
+    "TF_FORCE_GPU_ALLOW_GROWTH": _plain("whether TensorFlow allocates memory only as needed"),
+    "TF_GPU_ALLOCATOR": _plain("how TensorFlow allocates memory"),
+    "VLLM_CPU_KVCACHE_SPACE": _plain("KV cache of vLLM's CPU backend, in GiB"),
 }
 
 
 def visible_devices_checks(
     environ: Mapping[str, str], device_count: int | None
 ) -> tuple[Check, ...]:
-    """Check each variable that hides devices; ``device_count`` is None if NVML does not answer."""
+    """Check each variable that hides devices.
+
+    ``device_count`` is None if NVML does not answer.
+    """
     checks = [
         Check(
             "visible_devices",
@@ -243,14 +242,14 @@ def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:
             return f"hides all {count} devices", "", show_all
         return "", "no device is visible", ""
     if len(set(names)) < len(names):
-        return "names a device twice, and then none is visible", "", show_all
+        return "names a device twice, so that no device is visible", "", show_all
     if any(number < 0 for number in numbers):
-        return "hides what stands after a negative number", "", show_all
+        return "hides every device after a negative number", "", show_all
     if count is not None and any(number >= count for number in numbers):
         return (
             (
-                f"there are {count} devices, numbered from 0; "
-                "what stands after the first wrong one "
+                f"this machine has {count} devices, numbered from 0; "
+                "every device after the first wrong number "
                 "is hidden"
             ),
             "",
@@ -259,5 +258,5 @@ def _visible(name: str, value: str, count: int | None) -> tuple[str, str, str]:
     if len(numbers) < len(names) and not all(
         re.match(r"(?i)(?:GPU|MIG)-|\d+\Z|\d+:\d+\Z", text) for text in names
     ):
-        return "neither a number nor GPU-… nor MIG-…", "", show_all
+        return "must contain numbers, GPU-… or MIG-…", "", show_all
     return "", f"{len(names)} visible", ""

@@ -1,8 +1,7 @@
-"""Read about the host: cgroup limits, WSL, containers, NUMA nodes, what an exit status means.
+"""Read the host's limits: cgroups, WSL, containers, NUMA nodes, and exit statuses.
 
 Every function takes the folder to start from, so that it can read a copy of another machine's
-files, and returns None for what cannot be known: a file that is missing or may not be read never
-counts as zero.
+files. It returns None for unknown values: a missing or unreadable file never counts as zero.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# What this machine's processor can do, as far as an engine's memory depends on it.
+# Only processor features that change an engine's memory are read.
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _TILES: Final = "amx_tile"
@@ -26,15 +25,17 @@ _HALF_PRODUCTS: Final = "avx512_bf16"
 
 
 def has_matrix_tiles() -> bool:
-    """Return whether it has AMX's tiles (Intel, from 2023): engines choose other kernels there.
-    False where nothing tells.
+    """Return whether the processor has AMX tiles (Intel, from 2023), which change kernels.
+
+    False if the kernel does not report it.
     """
     return _TILES in _flags()
 
 
 def multiplies_in_bfloat16() -> bool:
-    """Return whether it multiplies bfloat16 in AVX-512 (Intel from 2020, AMD from 2022). False
-    where nothing tells.
+    """Return whether it multiplies bfloat16 in AVX-512 (Intel from 2020, AMD from 2022).
+
+    False if the kernel does not report it.
     """
     return _HALF_PRODUCTS in _flags()
 
@@ -48,8 +49,7 @@ def _flags() -> frozenset[str]:
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-# How much of the host's memory this process has: now, and at most in its whole life (proc(5):
-# statm, status).
+# Host memory of this process, now and at its peak (proc(5): statm, status).
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NOW: Final = "/proc/self/statm"
@@ -57,10 +57,10 @@ _PEAK: Final = b"VmHWM:"
 
 
 class Resident:
-    """What the kernel tells of this process, kept open for who asks many times a second: opening
-    takes longer than reading.
+    """Read this process's host memory many times a second, from an open file.
 
-    In a fork it would tell of the parent: make another one there.
+    Opening the file takes longer than reading it. In a fork, create another object, because this
+    one would read the parent's memory.
     """
 
     def __init__(self) -> None:
@@ -70,9 +70,7 @@ class Resident:
             self._identity = os.fstat(self._file)
 
     def bytes(self) -> int | None:
-        """Return the bytes of this process that are in the host's memory, None where the kernel
-        does not tell.
-        """
+        """Return this process's bytes in host memory; None if the kernel does not report them."""
         try:
             if self._file is None:
                 return None
@@ -81,11 +79,11 @@ class Resident:
             OSError,
             ValueError,
             IndexError,
-        ):  # a program that closes every file, as a daemon does, closed this one too
+        ):  # a daemon that closes all its files has closed this one too
             return resident_bytes()
 
     def end(self) -> None:
-        """Close it, unless its number is another file's by now."""
+        """Close the file, unless its descriptor now belongs to another file."""
         file = self._file
         self._file = None
         with contextlib.suppress(OSError):
@@ -94,9 +92,7 @@ class Resident:
 
 
 def resident_bytes() -> int | None:
-    """Return the bytes of this process that are in the host's memory, None where the kernel does
-    not tell.
-    """
+    """Return this process's bytes in host memory; None if the kernel does not report them."""
     try:
         return int(_read(_NOW).split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
@@ -104,7 +100,7 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int | None:
-    """Return the most that this process ever had there, None where the kernel does not tell."""
+    """Return this process's peak in host memory; None if the kernel does not report it."""
     try:
         return int(_read("/proc/self/status").partition(_PEAK)[2].split(maxsplit=1)[0]) * 1024
     except (OSError, ValueError, IndexError):
@@ -112,7 +108,7 @@ def peak_resident_bytes() -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """Return what the kernel tells in a file of its own, which it gives in one piece."""
+    """Return the content of a kernel file, which arrives in one piece."""
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, _PAGE_BYTES)
@@ -121,7 +117,7 @@ def _read(path: str) -> bytes:
 
 
 ROOT: Final = Path("/")
-# A v1 limit that nobody set is the largest multiple of the page size below 2^63.
+# An unset v1 limit is the largest multiple of the page size below 2^63.
 _NO_LIMIT_BYTES: Final = 1 << 62
 _CONTAINER_FILES: Final = (
     ("Docker", ".dockerenv"),
@@ -133,7 +129,7 @@ _CONTAINER_VARIABLES: Final = (
     ("Apptainer", "APPTAINER_CONTAINER"),
     ("Singularity", "SINGULARITY_CONTAINER"),
 )
-# Words in the names of the first process's cgroups, for containers that leave no file.
+# Words in the first process's cgroup names, for containers that leave no file.
 _CONTAINER_CGROUPS: Final = (
     ("Kubernetes", "kubepods"),
     ("Docker", "docker"),
@@ -144,11 +140,10 @@ _CONTAINER_CGROUPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """The memory controller of this process; a size is None if the kernel does not tell it or sets
-    no limit.
+    """Describe this process's memory controller; a size is None if unknown or unlimited.
 
-    ``limited`` is None if no limit could be read, which does not mean that none is set.
-    ``oom_kills`` counts the processes of the group that the kernel killed for memory.
+    ``limited`` is None if no limit could be read, so that there may be one. ``oom_kills`` counts
+    processes of the group that the kernel killed because memory ran out.
     """
 
     version: int
@@ -159,8 +154,9 @@ class Cgroup:
 
 
 def read_cgroup(root: Path = ROOT) -> Cgroup | None:
-    """Read the memory limit in force, the least of the group's own and those above it; None without
-    a memory controller.
+    """Read the effective memory limit: the least of the group and its parents.
+
+    None without a memory controller.
     """
     listed = read_text(root / "proc/self/cgroup")
     if listed is None:
@@ -181,8 +177,9 @@ def read_cgroup(root: Path = ROOT) -> Cgroup | None:
 
 
 def _folders(mount: Path, path: str) -> list[Path]:
-    """Return the group's folder and those above it: the mount alone if, in a container, the path is
-    the host's.
+    """Return the group's folder and its parents.
+
+    In a container, the path may be the host's; then only the mount point is left.
     """
     parts = [part for part in path.strip("/").split("/") if part and part != ".."]
     chain = [mount.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
@@ -216,9 +213,7 @@ def _read_v1(folders: list[Path]) -> Cgroup | None:
 
 
 def _first(folders: list[Path], name: str, pattern: str) -> int | None:
-    """Read a number in the nearest group that has the file: a group counts what its
-    children did.
-    """
+    """Read a number from the nearest group with the file, because a group counts its children."""
     for folder in folders:
         match = re.search(pattern, read_text(folder / name) or "")
         if match:
@@ -227,7 +222,7 @@ def _first(folders: list[Path], name: str, pattern: str) -> int | None:
 
 
 def read_text(path: Path) -> str | None:
-    """Return a small file's text, None if it is missing or may not be read."""
+    """Return a small file's text; None if it is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
@@ -235,7 +230,7 @@ def read_text(path: Path) -> str | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder of this name can be seen."""
+    """Return whether a visible folder has this path."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -243,8 +238,9 @@ def is_folder(path: Path) -> bool:
 
 
 def wsl_version(root: Path = ROOT) -> int | None:
-    """Return 1 or 2 under the Windows Subsystem for Linux, 0 elsewhere, None if the kernel's name
-    cannot be read.
+    """Return 1 or 2 under the Windows Subsystem for Linux, and 0 elsewhere.
+
+    None if the kernel's name is unreadable.
     """
     texts = [
         text
@@ -255,7 +251,8 @@ def wsl_version(root: Path = ROOT) -> int | None:
         return None
     text = " ".join(texts).lower()
     if "microsoft" not in text:
-        # A kernel that the user built has any name; the door to Windows programs stays.
+        # A kernel built by the user may have any name, but the interface to Windows programs
+        # remains.
         if (root / "proc/sys/fs/binfmt_misc/WSLInterop").exists():
             return 2
         return 0
@@ -265,9 +262,7 @@ def wsl_version(root: Path = ROOT) -> int | None:
 
 
 def containers(root: Path = ROOT, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the containers around this process, by the marks that Docker, Podman, Kubernetes and
-    others leave.
-    """
+    """Return the containers around this process, from marks of Docker, Kubernetes and others."""
     names = [name for name, path in _CONTAINER_FILES if _exists(root / path)]
     names += [name for name, variable in _CONTAINER_VARIABLES if (environ or {}).get(variable)]
     groups = read_text(root / "proc/1/cgroup") or ""
@@ -283,7 +278,7 @@ def _exists(path: Path) -> bool:
 
 
 def nvidia_driver(root: Path = ROOT) -> str | None:
-    """Return the version of the loaded NVIDIA kernel driver, None if no driver can be seen."""
+    """Return the version of the loaded NVIDIA kernel driver; None if none is visible."""
     match = re.search(r"\b(\d{3,}\.[\d.]+)\b", read_text(root / "proc/driver/nvidia/version") or "")
     if match:
         return match.group(1)
@@ -292,7 +287,7 @@ def nvidia_driver(root: Path = ROOT) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One node of the host's memory; a size is None if the kernel does not tell it."""
+    """Describe one node of host memory; a size is None if the kernel does not report it."""
 
     number: int
     total_bytes: int | None
@@ -300,7 +295,7 @@ class NumaNode:
 
 
 def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...] | None:
-    """Return the host's NUMA nodes, None if the kernel lists none."""
+    """Return the host's NUMA nodes; None if the kernel lists none."""
     folder = root / "sys/devices/system/node"
     try:
         found = {
@@ -324,18 +319,14 @@ def _numa_node(number: int, folder: Path) -> NumaNode:
 
 
 def address_space_limit_bytes() -> float | None:
-    """Return the limit that ``ulimit -v`` sets on this process: infinite for no limit, None if it
-    cannot be asked.
-    """
+    """Return the limit of ``ulimit -v`` in bytes: infinite without a limit, None if unknown."""
     return _limit("RLIMIT_AS")
 
 
 def data_limit_bytes() -> float | None:
-    """Return the limit that ``ulimit -d`` sets on this process: infinite for no limit, None if it
-    cannot be asked.
+    """Return the limit of ``ulimit -d`` in bytes: infinite without a limit, None if unknown.
 
-    Linux counts all private memory that can be written, not only the heap (since 4.7;
-    getrlimit(2)).
+    Linux counts all writable private memory, not only the heap (since 4.7; getrlimit(2)).
     """
     return _limit("RLIMIT_DATA")
 
@@ -353,9 +344,7 @@ def _limit(name: str) -> float | None:
 
 
 def signal_of(status: int) -> str | None:
-    """Return the signal that an exit status stands for (137 and -9: SIGKILL), None for any other
-    status.
-    """
+    """Return the signal of an exit status (137 and -9: SIGKILL); None for another status."""
     if status < 0:
         number = -status
     else:
@@ -367,16 +356,17 @@ def signal_of(status: int) -> str | None:
 
 
 def killed_for_memory(status: int, before: Cgroup | None, after: Cgroup | None) -> bool | None:
-    """Return whether the kernel ended a process for memory: by SIGKILL, while the group's count of
-    kills rose.
+    """Return whether the kernel killed a process because memory ran out.
+
+    That is a SIGKILL while the group's count of such kills increased.
 
     Args:
-        status: how the process ended, as a shell (137) or Python (-9) tells it.
-        before: the process's memory controller when it started.
-        after: the same when it had ended.
+        status: how the process ended, as in a shell (137) or Python (-9).
+        before: the process's memory controller at its start; None if unknown.
+        after: the same at its end; None if unknown.
 
     Returns:
-        None for a SIGKILL if no count tells the kernel's kill from a person's.
+        None for a SIGKILL if no count distinguishes the kernel's kill from a user's.
     """
     if signal_of(status) != "SIGKILL":
         return False
@@ -385,14 +375,11 @@ def killed_for_memory(status: int, before: Cgroup | None, after: Cgroup | None) 
     return after.oom_kills > before.oom_kills
 
 
-# What the host's memory has free for a process of this user: the kernel's own estimate, within its
-# limits.
+# Free host memory is the kernel's own estimate, within the limits of this process.
 
 
 def read_available_bytes(root: Path = ROOT) -> int | None:
-    """Return the bytes that a new process can have without swapping, None where the kernel does not
-    tell it.
-    """
+    """Return the bytes that a new process can get without swapping; None if unknown."""
     free = _of_machine("MemAvailable", root)
     if free is None:
         sizes = []
@@ -401,15 +388,13 @@ def read_available_bytes(root: Path = ROOT) -> int | None:
     group = read_cgroup(root)
     if group is not None and group.limit_bytes is not None and group.current_bytes is not None:
         sizes.append(max(0, group.limit_bytes - group.current_bytes))
-    limit = address_space_limit_bytes()  # a process that this one starts has it too
+    limit = address_space_limit_bytes()  # a child of this process has the same limit
     sizes += [int(limit)] if limit is not None and math.isfinite(limit) else []
     return min(sizes, default=None)
 
 
 def read_data_limit_bytes() -> int | None:
-    """Return the private memory that a process may have which this one starts, None where it is not
-    limited.
-    """
+    """Return the limit of private memory for a child of this process; None if unlimited."""
     limit = data_limit_bytes()
     if limit is not None and math.isfinite(limit):
         return int(limit)
@@ -417,9 +402,7 @@ def read_data_limit_bytes() -> int | None:
 
 
 def read_total_bytes(root: Path = ROOT) -> int | None:
-    """Return the bytes of the machine, or of the control group below it; None where the kernel does
-    not tell it.
-    """
+    """Return the bytes of the machine, or of the smaller control group; None if unknown."""
     group = read_cgroup(root)
     sizes = (_of_machine("MemTotal", root), None if group is None else group.limit_bytes)
     return min((size for size in sizes if size is not None), default=None)

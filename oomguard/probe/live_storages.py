@@ -1,7 +1,6 @@
-"""Which storages of tensors are alive, and how many bytes they are; shapes decide, so fake tensors
-count like real ones.
+"""Count the bytes of live tensor storages; fake tensors count like real ones.
 
-Knows no torch: whatever has an ``untyped_storage`` is a tensor here.
+This module does not import torch: every object with an ``untyped_storage`` is a tensor here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PARTS: Final = {
 
 
 class PeakMeter:
-    """A peak of its own since some moment: no reset of the device's own peak reaches it."""
+    """Hold a separate peak, which a reset of the device's own peak does not change."""
 
     __slots__ = ("peak_bytes",)
 
@@ -31,11 +30,10 @@ class PeakMeter:
 
 
 class LiveStorages:
-    """Bytes of the storages that were adopted and are still alive; each counts once, however many
-    tensors view it.
+    """Count the bytes of adopted storages that are still alive, each storage once.
 
-    With ``keep_events`` every change is noted as (storage number, bytes): a new size, 0 for its
-    end.
+    With ``keep_events``, every change is recorded as (storage number, bytes): a new size, or 0 at
+    its end.
     """
 
     def __init__(self, *, keep_events: bool = False) -> None:
@@ -46,22 +44,21 @@ class LiveStorages:
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._numbers = 0
         self._meters: list[PeakMeter] = []
-        # No peak is below it: an operation that leaves less alive changes none of them, and asks
-        # for no more than this.
+        # No peak is lower, so an operation that leaves fewer bytes alive changes none. This saves
+        # most comparisons.
         self._lowest_peak_bytes = 0
 
     def adopt(self, leaf: Any) -> None:
-        """Count the tensor's storage from now until nothing refers to it; anything that is no
-        tensor is passed over.
+        """Count the tensor's storage from now on until nothing refers to it; ignore other objects.
 
-        ``peak_bytes`` does not follow by itself: ``note_peak`` says when all of an operation's
-        results are there.
+        ``peak_bytes`` is not updated. Call ``note_peak`` after all results of an operation are
+        adopted.
         """
         if getattr(leaf, "untyped_storage", None) is None or leaf.is_meta:
             return
         try:
             storage = leaf.untyped_storage()
-        except NotImplementedError:  # a sparse tensor has none: its parts have
+        except NotImplementedError:  # a sparse tensor has no storage, but its parts have
             for part in _parts(leaf):
                 self.adopt(part)
             return
@@ -80,15 +77,16 @@ class LiveStorages:
             self.events.append((number, size))
 
     def drop(self, leaf: Any) -> None:
-        """Count a tensor's storage no longer."""
+        """Stop counting a tensor's storage."""
         key = leaf.untyped_storage()._cdata
         self._ends.pop(key, None)
         self._end(key, None)
 
     @contextlib.contextmanager
     def passing(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Count blocks that are there for a moment, and take them into the peak; not the negative
-        ones, which may fail.
+        """Count temporary blocks inside the ``with`` block, also in the peak.
+
+        Negative sizes, which may fail, are ignored.
         """
         needed_bytes = sum(size for size in sizes if size > 0)
         first = self._numbers + 1
@@ -105,13 +103,13 @@ class LiveStorages:
                 self.events += [(number, 0) for number in range(first, first + len(sizes))]
 
     def take_events(self) -> list[tuple[int, int]]:
-        """Return the changes noted so far and forget them."""
+        """Return the recorded changes and forget them."""
         events = self.events
         self.events = []
         return events or []
 
     def note_peak(self) -> None:
-        """Take what is alive now into the peak."""
+        """Update the peak with the bytes alive now."""
         if self.bytes > self._lowest_peak_bytes:
             self._raise_peaks()
 
@@ -121,14 +119,14 @@ class LiveStorages:
         self._lowest_peak_bytes = min(self._lowest_peak_bytes, self.bytes)
 
     def begin_meter(self) -> PeakMeter:
-        """Measure one more peak, from now until ``end_meter``."""
+        """Start measuring another peak, until ``end_meter``."""
         meter = PeakMeter(self.bytes)
         self._meters.append(meter)
         self._lowest_peak_bytes = min(self._lowest_peak_bytes, meter.peak_bytes)
         return meter
 
     def end_meter(self, meter: PeakMeter) -> None:
-        """Measure this peak no longer."""
+        """Stop measuring this peak."""
         with contextlib.suppress(ValueError):
             self._meters.remove(meter)
 
@@ -136,7 +134,7 @@ class LiveStorages:
         meters: tuple[PeakMeter, ...] | None = None
         while meters != (
             now := tuple(self._meters)
-        ):  # another thread may begin one meanwhile, whose peak is lower
+        ):  # another thread may have started a meter with a lower peak meanwhile
             meters = now
             self.peak_bytes = lowest = max(self.peak_bytes, self.bytes)
             for meter in meters:
@@ -153,8 +151,6 @@ class LiveStorages:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Yield the dense tensors of which a sparse one is made; none of a layout that does not tell
-    them (MKL-DNN's).
-    """
+    """Yield the dense tensors of a sparse one; none for an opaque layout (MKL-DNN)."""
     for name in _PARTS.get(str(tensor.layout), ()):
         yield getattr(tensor, name)()

@@ -1,6 +1,4 @@
-"""The one gateway to NVML: device memory as the driver reports it, None for what it
-does not tell.
-"""
+"""Read device memory from NVML; values that the driver does not report are None."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU; a field is None if the driver does not tell it."""
+    """Describe one GPU; a field is None if the driver does not report it."""
 
     index: int
     name: str | None
@@ -24,9 +22,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One part of a GPU that is divided (MIG), by its number within that GPU; a field is None if
-    the driver does not tell it.
-    """
+    """Describe one MIG instance by its number in its GPU; unreported fields are None."""
 
     number: int
     uuid: str | None
@@ -38,16 +34,15 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, and who it is.
+    """Describe one GPU with its identity.
 
     Attributes:
-        device: its name and its memory.
-        uuid: as CUDA_VISIBLE_DEVICES names it.
-        is_divided: whether MIG is on, so that only its instances can be used; None where the driver
-            does not tell.
-        instances: these, as they are now: an administrator may change them at any time.
-        failure: what the driver says of a GPU that does not answer ("GPU is lost"); None for one
-            that does.
+        device: its name and memory.
+        uuid: its name in CUDA_VISIBLE_DEVICES; None if unknown.
+        is_divided: whether MIG is on, so that only its instances are usable; None if unknown.
+        instances: its current instances, which an administrator may change at any time.
+        failure: the driver's reason why the GPU does not answer ("GPU is lost"); None if it
+            answers.
     """
 
     device: Device
@@ -59,7 +54,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All GPUs that NVML tells of; ``failure`` is why it tells of none, None where it answers."""
+    """Hold all GPUs that NVML reports; ``failure`` is the reason if there are none."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
@@ -67,19 +62,19 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Look at every GPU: who it is, how it is divided, what it holds, and what is wrong with it."""
+    """Return every GPU with its identity, MIG instances, memory and failures."""
     if not _has_library():
         return Survey(
             failure=(
-                "libnvidia-ml.so.1 is not found: no NVIDIA driver, or a container that was not "
-                "given its libraries"
+                "libnvidia-ml.so.1 was not found: the machine has no NVIDIA driver, or the "
+                "container has no access to its libraries"
             )
         )
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - whatever the binding raises, it is the answer
+    except Exception as error:  # noqa: BLE001 - any exception of the binding is the answer
         return Survey(failure=str(error) or type(error).__name__)
     try:
         driver = _text(_ask(pynvml.nvmlSystemGetDriverVersion))
@@ -93,8 +88,9 @@ def survey() -> Survey:
 
 
 def devices() -> tuple[Device, ...] | None:
-    """Return all GPUs, None if NVML is missing, fails to start or has no permission: unknown never
-    means "no GPU".
+    """Return all GPUs; None if NVML is missing, fails to start, or refuses access.
+
+    None never means that there is no GPU.
     """
     if not _has_library():
         return None
@@ -116,9 +112,7 @@ def devices() -> tuple[Device, ...] | None:
 
 
 class Session:
-    """NVML kept open for who asks it many times a second; ``uuids`` names each device
-    as CUDA does.
-    """
+    """Keep NVML open for many reads a second; ``uuids`` are the device names in CUDA."""
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
@@ -132,7 +126,7 @@ class Session:
 
     @classmethod
     def begin(cls) -> Session | None:
-        """Open NVML; return None where it is missing or fails to start."""
+        """Open NVML; return None if it is missing or fails to start."""
         if not _has_library():
             return None
         try:
@@ -144,13 +138,13 @@ class Session:
         return cls(pynvml)
 
     def devices(self) -> tuple[Device, ...]:
-        """Return what the devices say now, without their names."""
+        """Return the current state of the devices, without their names."""
         return tuple(
             _memory_of(self._pynvml, index, handle) for index, handle in self._handles.items()
         )
 
     def end(self) -> None:
-        """Close it."""
+        """Close NVML."""
         _ask(self._pynvml.nvmlShutdown)
 
 
@@ -174,10 +168,9 @@ def nvml_failure() -> str | None:
 
 @functools.cache
 def _has_library() -> bool:
-    """Return whether there may be NVML: on Linux by what the binding does first, which takes longer
-    to load than to ask.
+    """Return whether NVML may exist; on Linux this loads its library, as the binding does.
 
-    Asked once: the loader looks through every folder of libraries where there is none.
+    The result is cached, because without a library the loader searches every folder.
     """
     if sys.platform != "linux":
         return True
@@ -191,8 +184,9 @@ def _has_library() -> bool:
 
 
 def _ask(function: Any, *args: Any) -> Any:
-    """Return the answer to one NVML call, None if the driver, the container or the version refuses
-    it.
+    """Return the result of one NVML call.
+
+    None if the driver, the container or the version refuses it.
     """
     try:
         return function(*args)
@@ -214,7 +208,7 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         pynvml.nvmlDeviceGetUUID(handle)
-    except Exception as error:  # noqa: BLE001 - what it says is what is wrong with this one
+    except Exception as error:  # noqa: BLE001 - its text says what is wrong with this GPU
         return Gpu(
             Device(index, None, None, None, None),
             None,
@@ -223,7 +217,7 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
         )
     modes = _ask(
         pynvml.nvmlDeviceGetMigMode, handle
-    )  # a GPU that cannot be divided does not support the question
+    )  # a GPU without MIG does not support the question
     if modes:
         is_divided = bool(modes[0])
     else:
@@ -248,7 +242,7 @@ def _instances(pynvml: Any, gpu: Any) -> Iterator[MigInstance]:
 def _memory_of(pynvml: Any, index: int, handle: Any) -> Device:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    # A container hides process ids, and MIG hides sizes: an unknown size stays None.
+    # A container hides process ids, and MIG hides sizes. An unknown size stays None.
     if running is None:
         by_pid = None
     else:
@@ -258,7 +252,7 @@ def _memory_of(pynvml: Any, index: int, handle: Any) -> Device:
 
 
 def _text(name: Any) -> str | None:
-    """Return a name as text, whichever the binding's version gives."""
+    """Return a name as text, which older bindings return as bytes."""
     if isinstance(name, bytes):
         return name.decode(errors="replace")
     text: str | None = name

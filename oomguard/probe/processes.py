@@ -1,4 +1,4 @@
-"""Find the processes of this machine that hold device memory, or that an engine left behind."""
+"""Find processes of this machine that use device memory, or that an engine left behind."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from oomguard.probe.host import ROOT
 from oomguard.probe.nvml import Device
 
-# The number that the Linux kernel gives its first namespace of process ids.
+# The number of the first namespace of process ids in the Linux kernel.
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds device memory; ``own`` says whether it runs as this process's user."""
+    """Describe a process with device memory; ``own`` is True if it belongs to this user."""
 
     name: str
     user: str
@@ -26,10 +26,8 @@ class Holder:
         return f"{self.name}, {self.user}"
 
 
-def sees_the_host_s_pids(root: Path = ROOT) -> bool | None:
-    """Return whether process ids here are the host's, which NVML uses; None if the kernel does not
-    tell.
-    """
+def sees_host_pids(root: Path = ROOT) -> bool | None:
+    """Return whether process ids here are the host's, which NVML uses; None if unknown."""
     try:
         return str((root / "proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except (OSError, ValueError):
@@ -39,17 +37,17 @@ def sees_the_host_s_pids(root: Path = ROOT) -> bool | None:
 def memory_holders(
     devices: tuple[Device, ...] | None, *, host_pids: bool | None = None
 ) -> dict[int, Holder]:
-    """Return the visible processes that hold device memory, by process id.
+    """Return the visible processes with device memory, by process id.
 
     Args:
-        devices: what NVML reports, None if it does not answer.
+        devices: the devices from NVML; None if it does not answer.
         host_pids: whether process ids here are the host's; None asks the kernel. If they are not,
-            the result is empty: the same number names another process here.
+            the result is empty, because the same number means another process here.
     """
     import psutil
 
     found: dict[int, Holder] = {}
-    if not (sees_the_host_s_pids() if host_pids is None else host_pids):
+    if not (sees_host_pids() if host_pids is None else host_pids):
         return found
     for pid in {pid for device in devices or () for pid in device.used_bytes_by_pid or ()}:
         with contextlib.suppress(psutil.Error, OSError, ValueError):
@@ -60,10 +58,13 @@ def memory_holders(
 
 
 def vllm_orphans() -> tuple[dict[int, str], bool]:
-    """Return the titles of vLLM's processes whose parent is no engine, by process id, and whether
-    some were unreadable.
+    """Return vLLM processes without an engine as parent, and whether some were unreadable.
 
-    vLLM names its processes ``VLLM::...``; one that outlives its parent keeps the device's memory.
+    vLLM names its processes ``VLLM::...``. A process that outlives its parent keeps its device
+    memory.
+
+    Returns:
+        The titles by process id, and whether some processes were unreadable.
     """
     import psutil
 
@@ -83,8 +84,9 @@ def vllm_orphans() -> tuple[dict[int, str], bool]:
 
 
 def is_engine(pid: int | None) -> bool:
-    """Return whether a process can be an engine's parent: Python, vLLM or Ray; True for one that
-    cannot be read.
+    """Return whether a process can be an engine's parent: Python, vLLM or Ray.
+
+    True if the process is unreadable.
     """
     import psutil
 

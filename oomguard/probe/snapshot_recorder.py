@@ -1,9 +1,8 @@
-"""Take a snapshot where an allocation fails: torch's own recording, from the first use of CUDA on,
-and its dump at the first refusal.
+"""Record torch's allocation history, and write a snapshot at the first failed allocation.
 
-torch calls an observer when its allocator gives up, before anything is raised, so before a frame
-ends and its tensors go. What cannot be taken is a note: nothing here may take the place of the
-failure, or make it worse. Standard library and torch only.
+torch calls an observer when its allocator gives up, before it raises. No frame has ended then, so
+no tensor was freed. A failed snapshot is only logged, because it must not replace the program's own
+failure. Only the standard library and torch are imported.
 """
 
 from __future__ import annotations
@@ -17,46 +16,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-# The last events, as torch's own guide has it: about 30 MB of memory, and of the file.
+# The limit of recorded events in torch's own guide: about 30 MB of memory and of file.
 MOST_EVENTS: Final = 100_000
-# Tells engines that this process starts where to put theirs: vLLM's plugin reads it in each of its
-# processes.
+# This variable gives engines of this process the snapshot's path; vLLM's plugin reads it in each of
+# its processes.
 VARIABLE: Final = "OOMGUARD_SNAPSHOT"
 _MOST_FILES: Final = 10_000
 
-# The recordings that are on, innermost last; the observer stays with torch for good, and asks here.
-_open: Final[list[Recording]] = []
+# Active recordings, innermost last. The observer stays in torch forever, and reads this list.
+_open: Final[list[SnapshotRecorder]] = []
 _observed: Final[list[bool]] = []
 _lock = threading.Lock()
 
 
-class Recording:
-    """One recording: it begins with CUDA's first use, is dumped once, and may be entered several
-    times at once.
+class SnapshotRecorder:
+    """Record allocations from CUDA's first use, and write one snapshot; may be entered again.
 
     Args:
-        path: where the snapshot goes; where there is a file already, ``NAME-1``, ``NAME-2`` and so
-            on.
+        path: the file of the snapshot; if it exists, ``NAME-1``, ``NAME-2`` and so on.
 
     Attributes:
-        taken: the file that was written; None as long as there is none.
+        taken: the written file; None before that.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         self.taken: Path | None = None
         self._entered = 0
-        self._is_done = self._is_ours = self._is_told = self._is_handed_on = False
+        self._is_done = self._is_ours = self._has_warned = self._is_handed_on = False
 
     @property
     def is_on(self) -> bool:
-        """Whether it was begun and has not ended."""
+        """Whether it has begun and not ended."""
         return self._entered > 0
 
     def begin(self) -> None:
-        """Record from now on, or from CUDA's first use on; warn once, in one line, where there is
-        no CUDA to record.
-        """
+        """Start recording, or wait for CUDA's first use; warn once if there is no CUDA."""
         with _lock:
             self._entered += 1
             is_first = self._entered == 1
@@ -65,9 +60,9 @@ class Recording:
         torch = _torch()
         why_not = _why_not(torch)
         if why_not is not None:
-            if not self._is_told:
-                _tell(f"no memory snapshot will be taken: {why_not}")
-            self._is_told = True
+            if not self._has_warned:
+                _warn(f"No memory snapshot will be written: {why_not}")
+            self._has_warned = True
             return
         with _lock:
             _open.append(self)
@@ -77,27 +72,30 @@ class Recording:
             torch.cuda._lazy_call(self._record)
 
     def _record(self) -> None:
-        """Have torch record; also called by torch itself, where CUDA is first used, which must not
-        fail for it.
+        """Turn on torch's recording.
+
+        torch may call this at CUDA's first use, so it must not fail.
         """
         if not self.is_on or self._is_ours:
             return
         with _noting("recording for a memory snapshot"):
             torch = _torch()
             is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-            if is_on is None or not is_on():  # what the program records by itself stays as it is
+            if is_on is None or not is_on():  # the program's own recording stays as it is
                 torch.cuda.memory._record_memory_history(
                     context="alloc", stacks="python", max_entries=MOST_EVENTS
                 )
                 self._is_ours = True
             attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
             if attach is not None and not _observed:
-                attach(_refused)
+                attach(_on_out_of_memory)
                 _observed.append(True)
 
     def take(self) -> Path | None:
-        """Dump the snapshot, once, before anything is freed; return its file, None where it was
-        taken before or cannot be.
+        """Write the snapshot once, before anything is freed.
+
+        Returns:
+            Its file; None if it was written before or cannot be written.
         """
         torch = sys.modules.get("torch")
         if self._is_done or torch is None or not torch.cuda.is_initialized():
@@ -108,14 +106,15 @@ class Recording:
             if self.taken == self.path:
                 older = ""
             else:
-                older = f" ({self.path.name} is older, and was kept)"
-            _tell(f"memory snapshot taken: {self.taken}{older}; oomguard diagnose {self.taken}")
+                older = f" (kept the older {self.path.name})"
+            _warn(
+                f"Wrote memory snapshot {self.taken}{older}. Read it with: oomguard diagnose "
+                f"{self.taken}"
+            )
         return self.taken
 
     def end(self) -> None:
-        """Stop recording, unless it is entered still; where another recording goes on, that one
-        ends it.
-        """
+        """Stop recording, unless another ``with`` block or recording still needs it."""
         with _lock:
             self._entered -= 1
             if self._entered:
@@ -139,22 +138,24 @@ class Recording:
 
 
 def record_here(path: str) -> None:
-    """Record in this process for good, once, where there is a GPU; never raises."""
+    """Record in this process permanently if it has a GPU; never raises."""
     with contextlib.suppress(Exception):
         if not _open and _why_not(_torch()) is None:
-            Recording(path).begin()
+            SnapshotRecorder(path).begin()
 
 
-def _refused(_device: int, _size: int, _device_total: int, _device_free: int) -> None:
-    """Take what is to be taken: torch calls it when its allocator gives up."""
+def _on_out_of_memory(_device: int, _size: int, _device_total: int, _device_free: int) -> None:
+    """Write the due snapshots; torch calls this when its allocator gives up."""
     with contextlib.suppress(Exception):
         for recording in reversed(_open):
             recording.take()
 
 
 def _dumped(torch: Any, path: Path) -> Path:
-    """Write the snapshot under the first free name, whole or not at all. Raises OSError, and what
-    torch raises.
+    """Write the snapshot completely or not at all, under the first free name.
+
+    Raises:
+        OSError: if the file cannot be written; torch's exceptions are passed on.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -163,7 +164,7 @@ def _dumped(torch: Any, path: Path) -> Path:
             with contextlib.suppress(FileExistsError):
                 candidate.touch(
                     exist_ok=False
-                )  # several processes may come to one name at once: the first has it
+                )  # several processes may try the same name at once, and only one succeeds
                 try:
                     partial.replace(candidate)
                 except OSError:
@@ -172,7 +173,9 @@ def _dumped(torch: Any, path: Path) -> Path:
                 return candidate
     finally:
         partial.unlink(missing_ok=True)
-    raise FileExistsError(f"{_MOST_FILES} snapshots of this name are there")
+    raise FileExistsError(
+        f"{_MOST_FILES} snapshots with this name already exist; delete some or pass another path"
+    )
 
 
 def _names(path: Path) -> Iterator[Path]:
@@ -182,7 +185,7 @@ def _names(path: Path) -> Iterator[Path]:
 
 
 def _torch() -> Any:
-    """Return torch, loaded if it can be; None without it."""
+    """Import and return torch; None without it."""
     with contextlib.suppress(ImportError):
         import torch
 
@@ -191,9 +194,7 @@ def _torch() -> Any:
 
 
 def _why_not(torch: Any) -> str | None:
-    """Return why there is nothing to record, None where there may be; CUDA is not begun for the
-    answer.
-    """
+    """Return why nothing can be recorded, or None; CUDA is not initialized for that."""
     if torch is None:
         return "torch is not installed"
     if not hasattr(torch.cuda, "memory") or not hasattr(
@@ -209,15 +210,15 @@ def _why_not(torch: Any) -> str | None:
 
 @contextlib.contextmanager
 def _noting(what: str) -> Iterator[None]:
-    """Log in one line what goes wrong with us; a failing dump is a note and no error."""
+    """Log an exception in one line, because a failed snapshot must not be an error."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
         # torch and the file system raise anything, and none of it may reach the program
         reason = str(error).partition("\n")[0][:200]
-        _tell(f"{what} failed: {type(error).__name__}: {reason}")
+        _warn(f"{what} failed: {type(error).__name__}: {reason}")
 
 
-def _tell(text: str) -> None:
-    with contextlib.suppress(Exception):  # a handler of the program's that raises
+def _warn(text: str) -> None:
+    with contextlib.suppress(Exception):  # a handler of the program may raise
         logging.getLogger("oomguard").warning("oomguard: %s", text)

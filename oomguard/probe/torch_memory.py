@@ -1,5 +1,6 @@
-"""Live and peak bytes of the device that torch works on: the simulated one, else CUDA; None if
-neither is in use.
+"""Measure live and peak bytes of torch's device: the simulated device, or CUDA.
+
+None means that neither is in use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 from oomguard.core.timeline import ALLOCATED, RESERVED, SIMULATED, Counter
 
-# Called before a peak is measured anew: who measures it since earlier notes it first.
+# Called before a peak is reset, so that earlier measurements can record it first.
 before_reset: Final[list[Callable[[], object]]] = []
 
 
@@ -34,8 +35,9 @@ def _cuda() -> Any:
 
 
 def is_cached() -> bool:
-    """Return whether tensors come from torch's caching allocator; a simulated device counts them as
-    they are unless asked.
+    """Return whether tensors come from torch's caching allocator.
+
+    A simulated device has one only if the test asks for it.
     """
     if (device := _simulated()) is not None:
         return bool(device.has_caching_allocator)
@@ -43,8 +45,9 @@ def is_cached() -> bool:
 
 
 def live_bytes(model: Any = None) -> int | None:
-    """Return the bytes in live tensors now; on a simulated device the weights of ``model`` count
-    from here on.
+    """Return the bytes of live tensors.
+
+    On a simulated device, the weights of ``model`` count from now on.
     """
     if (device := _simulated()) is not None:
         if hasattr(model, "parameters"):
@@ -57,12 +60,10 @@ def live_bytes(model: Any = None) -> int | None:
 
 
 class MemoryPeak:
-    """The largest number of live bytes while its ``with`` block runs, as ``bytes`` after it; None
-    where no device is in use.
+    """Measure the peak of live bytes in a ``with`` block; ``bytes`` is None without a device.
 
-    A simulated device counts it by itself and keeps the peak that its user reads. CUDA knows one
-    peak: it is measured anew, also for a user who reads ``torch.cuda.max_memory_allocated``, and
-    there is no way to put the old one back.
+    A simulated device measures several peaks at once. CUDA has only one, so this resets it, also
+    for a user who reads ``torch.cuda.max_memory_allocated``, and cannot restore it.
     """
 
     def __init__(self) -> None:
@@ -89,9 +90,7 @@ class MemoryPeak:
 
 
 def free_bytes() -> int | None:
-    """Return the bytes that new tensors may take: what the device has free and what torch's
-    allocator keeps unused.
-    """
+    """Return the bytes for new tensors: free on the device, or unused in the allocator."""
     if (device := _simulated()) is not None:
         return max(0, int(device.free_bytes + device.reserved_bytes - device.allocated_bytes))
     cuda = _cuda()
@@ -106,16 +105,12 @@ def free_bytes() -> int | None:
 
 
 def counts(tensor: Any) -> bool:
-    """Return whether a tensor takes the device's memory; a simulated device counts those of the
-    CPU.
-    """
+    """Return whether a tensor uses device memory; a simulated device counts CPU tensors."""
     return _simulated() is not None or tensor.device.type != "cpu"
 
 
 def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
-    """Return a context in which tensors on the CPU are the host's, also while a simulated device
-    counts them.
-    """
+    """Return a context in which CPU tensors are on the host, even for a simulated device."""
     if _simulated() is None or not really:
         return contextlib.nullcontext()
     from torch.utils._python_dispatch import _disable_current_modes
@@ -124,7 +119,7 @@ def on_host(*, really: bool = True) -> AbstractContextManager[Any]:
 
 
 def to_host(tensor: Any) -> Any:
-    """Return a tensor's copy on the host, which ``from_host`` takes back."""
+    """Return a tensor's copy on the host, for ``from_host``."""
     if _simulated() is None:
         return tensor.to("cpu")
     with on_host():
@@ -132,20 +127,21 @@ def to_host(tensor: Any) -> Any:
 
 
 def place(tensors: list[Any]) -> None:
-    """Count tensors on the simulated device from here on; raises its error where they do not fit,
-    and does nothing without one.
+    """Count tensors on the simulated device from now on; no effect without one.
+
+    It raises the device's error if they do not fit.
     """
     if (device := _simulated()) is not None:
         device.place(tensors)
 
 
 def is_simulated() -> bool:
-    """Return whether the device in use is a simulated one, whose tensors are the CPU's."""
+    """Return whether the device in use is simulated, so that its tensors are the CPU's."""
     return _simulated() is not None
 
 
 def from_host(tensor: Any, device: Any) -> Any:
-    """Return a tensor of ``on_host`` on its device; it may run out of memory there."""
+    """Return a tensor of ``to_host`` on its device; this may run out of memory."""
     if _simulated() is None:
         return tensor.to(device)
     import torch
@@ -156,24 +152,23 @@ def from_host(tensor: Any, device: Any) -> Any:
 
 
 def release() -> None:
-    """Collect garbage and give cached blocks back to the device."""
+    """Collect garbage and return cached blocks to the device."""
     gc.collect()
     empty_cache()
 
 
 def empty_cache() -> None:
-    """Give cached blocks back to the device."""
+    """Return cached blocks to the device."""
     if (device := _simulated()) is not None:
         device.empty_cache()
     elif (cuda := _cuda()) is not None:
         cuda.empty_cache()
 
 
-# Torch's counters of every device that it works on, and their peaks since several moments at once.
-#
-# CUDA's allocator knows one peak: it is measured anew at each of these moments, and noted first for
-# those that were before. That of a user who reads ``torch.cuda.max_memory_allocated`` begins anew
-# too. The simulated device counts each peak by itself.
+# These peaks cover every device of torch, since several moments at once. CUDA's allocator has one
+# peak, so each new measurement resets it after recording it for the earlier ones. That also resets
+# the peak of a user who reads ``torch.cuda.max_memory_allocated``. The simulated device measures
+# each peak separately.
 
 _OF_SIMULATED: Final = Counter(SIMULATED, ALLOCATED)
 _open: Final[list[Peaks]] = []
@@ -181,7 +176,7 @@ _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a fork of this process nobody may be left to release it."""
+    """Replace the lock in a fork, because its owner may not exist there."""
     global _lock  # noqa: PLW0603 - of this process
     _lock = threading.RLock()
 
@@ -190,7 +185,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _torch_counters_cuda() -> Any:
-    """Return torch's CUDA; None before it is in use."""
+    """Return torch's CUDA module; None before it is in use."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return torch.cuda
@@ -198,23 +193,19 @@ def _torch_counters_cuda() -> Any:
 
 
 def _cuda_stats(cuda: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the statistics of each CUDA device that this process has had memory of."""
+    """Yield the statistics of each CUDA device from which this process has allocated."""
     for index in range(cuda.device_count()):
         stats = None
-        with contextlib.suppress(
-            RuntimeError
-        ):  # after an error of its own CUDA tells nothing any more
+        with contextlib.suppress(RuntimeError):  # after an error of its own, CUDA reports nothing
             stats = cuda.memory_stats_as_nested_dict(index)
         if (
             stats and stats["reserved_bytes"]["all"]["allocated"]
-        ):  # ever, whatever was given back or measured anew
+        ):  # total over time, whatever was freed or reset
             yield index, stats
 
 
 def now() -> dict[Counter, int]:
-    """Return what torch has allocated and reserved; nothing on a machine where it works on the
-    processor.
-    """
+    """Return torch's allocated and reserved bytes; empty without a device."""
     if (device := _simulated()) is not None:
         return {_OF_SIMULATED: int(device.live_bytes)}
     cuda = _torch_counters_cuda()
@@ -224,7 +215,7 @@ def now() -> dict[Counter, int]:
 
 
 def simulated_limits() -> dict[Counter, int]:
-    """Return what the simulated device has; empty without one."""
+    """Return the capacity of the simulated device; empty without one."""
     device = _simulated()
     if device is None:
         return {}
@@ -232,7 +223,7 @@ def simulated_limits() -> dict[Counter, int]:
 
 
 def limits() -> dict[Counter, int]:
-    """Return what each device has for torch."""
+    """Return the bytes that each device has for torch."""
     if found := simulated_limits():
         return found
     cuda = _torch_counters_cuda()
@@ -245,7 +236,7 @@ def limits() -> dict[Counter, int]:
 
 
 def _cuda_counters(cuda: Any) -> Iterator[tuple[Counter, int, int]]:
-    """Yield each counter of CUDA's with its value now and its peak."""
+    """Yield each counter of CUDA with its current value and its peak."""
     for index, stats in _cuda_stats(cuda):
         for what in (ALLOCATED, RESERVED):
             counts = stats[f"{what}_bytes"]["all"]
@@ -253,7 +244,7 @@ def _cuda_counters(cuda: Any) -> Iterator[tuple[Counter, int, int]]:
 
 
 class Peaks:
-    """The largest values since it was made, until ``end``; ``bytes`` holds them by counter."""
+    """Measure the largest values from now until ``end``; ``bytes`` has them by counter."""
 
     def __init__(self) -> None:
         self.bytes: dict[Counter, int] = {}
@@ -268,13 +259,13 @@ class Peaks:
             self._meters.append((device, device.begin_meter()))
 
     def take(self, values: Mapping[Counter, int]) -> None:
-        """Take what the counters showed at one moment, and ``follow``."""
+        """Add the counters of one moment, and ``follow``."""
         for key, value in values.items():
             self._rise_to(key, value)
         self.follow()
 
     def follow(self) -> None:
-        """Measure also a simulated device that was entered since."""
+        """Also measure a simulated device that was entered later."""
         device = _simulated()
         if device is None:
             return
@@ -282,19 +273,19 @@ class Peaks:
             if known is device:
                 return
         meter = device.begin_meter()
-        # It was entered after this began, and all that it counted is in it.
+        # The device was entered after this measurement began, so all its counts belong to it.
         meter.peak_bytes = max(meter.peak_bytes, device.peak_bytes)
         self._meters.append((device, meter))
 
     def so_far(self) -> dict[Counter, int]:
-        """Return the largest values until now."""
+        """Return the largest values so far."""
         _note()
         for _, meter in self._meters:
             self._rise_to(_OF_SIMULATED, int(meter.peak_bytes))
         return self.bytes
 
     def end(self) -> dict[Counter, int]:
-        """Measure no longer; return the largest values."""
+        """Stop measuring; return the largest values."""
         with _lock:
             self.so_far()
             if self in _open:
@@ -309,7 +300,7 @@ class Peaks:
 
 
 def _note() -> None:
-    """Note CUDA's peaks so far for all who measure."""
+    """Record CUDA's peaks so far for all measurements."""
     with _lock:
         if _open:
             cuda = _torch_counters_cuda()

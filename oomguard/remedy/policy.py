@@ -12,7 +12,7 @@ from typing import Final
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Effect, Incident, Patch
-from oomguard.core.setting_spellings import default_value, left_alone, surface
+from oomguard.core.setting_spellings import default_value, surface, unmanaged_arguments
 from oomguard.core.settings import SETTINGS, setting, value_in_force
 
 DEFAULT_MAX_RELAUNCHES: Final = 3
@@ -170,7 +170,7 @@ def pinned_name(name: str) -> str:
     SettingError for any other.
     """
     canonical = name.lstrip("-").replace("-", "_")
-    if canonical not in SETTINGS and canonical in left_alone():
+    if canonical not in SETTINGS and canonical in unmanaged_arguments():
         return canonical
     return setting(name).name
 

@@ -1,1 +1,1 @@
-"""Show what the rooms below found: JSON contract, terminal panel, Markdown and HTML."""
+"""Show diagnoses, plans and runs as JSON, terminal panels, Markdown and HTML."""

@@ -1,6 +1,4 @@
-"""The table of attempts: what changed, what came of it, predicted beside measured; and the report
-of a run.
-"""
+"""Show the attempts of a run: changes, results, and predicted compared with measured values."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 CHANGED_COLUMNS: Final = 24
 NARROW_COLUMNS: Final = 76
-# Facts that the table shows, and what it calls them.
+# Facts in the table, with their labels.
 LABELS: Final = {
     "peak_bytes": "peak",
     "kv_cache_available_bytes": "KV cache",
@@ -32,8 +30,12 @@ LABELS: Final = {
 def attempts_table(
     attempts: Sequence[Attempt], *, columns: int = 80, not_ended: Collection[int] = ()
 ) -> Table:
-    """Return the table for a terminal of so many columns, one row an attempt, in order; those
-    ``not_ended`` by number have no result.
+    """Return the table of attempts for a terminal.
+
+    Args:
+        attempts: the attempts, in order; each is one row.
+        columns: the width of the terminal.
+        not_ended: numbers of attempts that still run, which have no result.
     """
     from rich import box
     from rich.table import Table
@@ -51,7 +53,7 @@ def attempts_table(
             "" if name == "attempt" else name,
             justify="right" if name == "time" else "left",
             no_wrap=name == "time",
-            # Fixed, or a narrow screen cuts the last column for the sake of the others.
+            # A fixed width, because rich would cut the last column of a narrow screen.
             width=widths.get(name),
         )
     for row in rows:
@@ -62,7 +64,7 @@ def attempts_table(
 def attempt_rows(
     attempts: Sequence[Attempt], not_ended: Collection[int] = ()
 ) -> list[tuple[str, ...]]:
-    """Return the table as texts fit to show, its headings first."""
+    """Return the table as printable texts, with the headings first."""
     rows = []
     for a in drawn(tuple(attempts)):
         if a.number in not_ended:
@@ -73,9 +75,10 @@ def attempt_rows(
     return [("attempt", "changed", "result", "predicted -> measured", "time"), *rows]
 
 
-def reduced(attempts: Sequence[Attempt]) -> str | None:
-    """Return the sentence that a run with reduced settings owes its user, None if nothing was
-    reduced.
+def reduction_sentence(attempts: Sequence[Attempt]) -> str | None:
+    """Return the sentence about reduced settings that every such run prints.
+
+    None if no setting was reduced, or the last attempt failed.
     """
     patches = [p for a in attempts for p in a.patches if p.effect >= Effect.REDUCES_CAPACITY]
     if not patches or not attempts[-1].succeeded:
@@ -88,7 +91,7 @@ def reduced(attempts: Sequence[Attempt]) -> str | None:
 
 
 def attempt_dict(attempt: Attempt) -> dict[str, Any]:
-    """Return one attempt as the JSON report holds it, its texts masked."""
+    """Return one attempt as an object of the JSON report, with masked texts."""
     shown = masked(attempt)
     row = {
         "number": shown.number,
@@ -104,14 +107,14 @@ def attempt_dict(attempt: Attempt) -> dict[str, Any]:
 
 
 def report_text(form: str, diagnosis: Diagnosis, attempts: Sequence[Attempt]) -> str:
-    """Return the report of a run: the diagnosis, the attempts, and what was reduced.
+    """Return the report of a run: the diagnosis, the attempts, and the reduced settings.
 
     Args:
         form: ``.json``, ``.md`` or ``.html``.
         diagnosis: the last diagnosis of the run.
         attempts: all attempts, in order.
     """
-    sentence = drawn(reduced(attempts))
+    sentence = drawn(reduction_sentence(attempts))
     if form == ".json":
         answer = to_dict(diagnosis) | {
             "attempts": [attempt_dict(a) for a in attempts],
@@ -146,9 +149,7 @@ def _result(attempt: Attempt) -> str:
 
 
 def checked(attempt: Attempt) -> str:
-    """Return what was predicted beside what was measured, a line a figure; empty where there is
-    neither.
-    """
+    """Return predicted and measured values, one line for each figure; "" without any."""
     predicted = {name: value for patch in attempt.patches for name, value in patch.predicts.items()}
     lines = []
     for name in dict.fromkeys([*predicted, *attempt.measured]):
@@ -167,7 +168,7 @@ def checked(attempt: Attempt) -> str:
 
 
 def figure(name: str, value: float) -> str:
-    """Return the value of a fact that can be measured, with its unit."""
+    """Format the value of a measurable fact with its unit."""
     if name.endswith("_bytes"):
         return format_gib(value)
     if REGISTRY[name].type == "int":

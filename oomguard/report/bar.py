@@ -1,6 +1,4 @@
-"""Where the bytes went, as shares of one bar, from which the terminal, the page and the table are
-drawn.
-"""
+"""Compute the shares of the memory bar, for the terminal, the HTML page and tables."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from oomguard.core.incident import Budget
 
 FREE: Final = "free"
 REST: Final = "not accounted for"
-# A smaller rest is rounding of printed figures.
+# A smaller rest is only rounding of printed figures.
 _SMALLEST_REST_RATIO: Final = 0.01
 
-# One colour a part, the same in every report: (terminal, light page, dark page).
+# One color for each part, the same in every report: (terminal, light page, dark page).
 COLORS: Final[dict[str, tuple[str, str, str]]] = {
     "weights": ("blue", "#3b6fd4", "#6f9bff"),
     "tensors": ("blue", "#3b6fd4", "#6f9bff"),
@@ -40,7 +38,7 @@ _OTHERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One part of the bar; ``ratio`` is its share of the whole, 0 to 1."""
+    """Hold one part of the bar; ``ratio`` is its share of the whole, 0 to 1."""
 
     name: str
     bytes: int
@@ -50,10 +48,10 @@ class BarSegment:
 
 
 def segments(budget: Budget) -> tuple[BarSegment, ...]:
-    """Return the parts with their shares of the device, and the rest that no part names; empty if
-    no part is known.
+    """Return the parts with their shares of the device, and the unnamed rest.
 
-    If the total is unknown, or a caller's parts add up to more, the shares are of the parts' sum.
+    Empty if no part is known. If the total is unknown, or the parts add up to more, the shares
+    refer to the sum of the parts.
     """
     parts = [part for part in budget.parts if part.bytes > 0]
     known = sum(part.bytes for part in parts)
@@ -77,15 +75,16 @@ def segments(budget: Budget) -> tuple[BarSegment, ...]:
 
 
 def contradiction(budget: Budget) -> str:
-    """Return the line that says which printed numbers cannot be true together, "" if they can."""
+    """Return the line about printed numbers that contradict each other; "" if there are none."""
     if budget.conflict is None:
         return ""
     return f"The printed numbers contradict each other: {budget.conflict}."
 
 
 def cells(shares: Sequence[BarSegment], width: int) -> list[int]:
-    """Return how many of ``width`` cells each segment gets: all of them together, and at least one
-    each if they fit.
+    """Return the number of cells for each segment; together they fill ``width``.
+
+    Each segment gets at least one cell if there are enough cells.
     """
     if len(shares) >= width:
         return [1] * width + [0] * (len(shares) - width)
@@ -99,7 +98,7 @@ def cells(shares: Sequence[BarSegment], width: int) -> list[int]:
 
 
 def percent(ratio: float) -> str:
-    """Return a share (0 to 1) as a short percentage: 0.4 %, 12 %."""
+    """Format a share (0 to 1) as a short percentage: 0.4 %, 12 %."""
     value = 100 * ratio
     if 0 < value < 0.1:
         return "<0.1 %"

@@ -1,6 +1,4 @@
-"""What changed between two starts: for a terminal, as JSON, and as Markdown for an
-issue tracker.
-"""
+"""Show the differences of two engine starts on a terminal, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from oomguard.core.incident import Cause, Diagnosis, Patch
 from oomguard.report.json import SCHEMA, json_line, plain_value, to_dict
 from oomguard.report.markdown import cell, code, inline
 from oomguard.report.presentable import drawn, masked
-from oomguard.report.wording import blocked, change, confidence, engine, pastes, place, why
+from oomguard.report.wording import blocked, change_text, confidence, engine, pastes, place, why
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +26,7 @@ _ALWAYS: Final = frozenset({"version", "budget", "capacity"})
 
 
 class TableLine(NamedTuple):
-    """One line of the table, as text; ``changed`` is None if only one log tells it."""
+    """Hold one line of the table; ``changed`` is None if only one log has the value."""
 
     name: str
     old: str
@@ -41,8 +39,9 @@ Rows = list[tuple[Row, bool | None]]
 
 
 def to_difference_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as an object of schema 1: texts are masked, each ``source`` is exactly
-    as it was given.
+    """Return the comparison as an object of schema 1.
+
+    Texts are masked, but each ``source`` is exactly as given.
     """
     shown = masked(comparison)
     rows = _rows(comparison, masked)
@@ -69,9 +68,7 @@ def to_difference_json(comparison: Comparison) -> str:
 
 
 def print_difference(console: Console, comparison: Comparison) -> None:
-    """Print the headline, the two starts, the table, what explains it, what is unknown, and the
-    failure with its first fix.
-    """
+    """Print the comparison: the starts, the table, explanations, and the failure with a fix."""
     shown = drawn(comparison)
     rows = _rows(comparison, drawn)
     if (console.encoding or "").lower().startswith("utf"):
@@ -83,9 +80,7 @@ def print_difference(console: Console, comparison: Comparison) -> None:
 
 
 def to_difference_markdown(comparison: Comparison) -> str:
-    """Return the comparison as Markdown: no text of a log becomes markup, a mention or
-    a reference.
-    """
+    """Return the comparison as Markdown in which no log text becomes markup or a mention."""
     shown = drawn(comparison)
     rows = _rows(comparison, drawn)
     lines = [f"### {inline(shown.headline)}", ""]
@@ -116,7 +111,7 @@ def _print(console: Console, shown: Comparison, rows: Rows, *, ascii_only: bool)
 
     width = min(console.width, MAX_COLUMNS)
 
-    def say(text: Text | str, indent: int = 0) -> None:
+    def write(text: Text | str, indent: int = 0) -> None:
         if isinstance(text, str):
             words = Text(text)
         else:
@@ -125,9 +120,9 @@ def _print(console: Console, shown: Comparison, rows: Rows, *, ascii_only: bool)
             Padding(words, (0, 0, 0, indent), expand=False) if indent else words, width=width
         )
 
-    say(Text(shown.headline, style="bold"))
+    write(Text(shown.headline, style="bold"))
     for name, side in _sides(shown):
-        say(
+        write(
             Text(f"{name} ", style="bold").append(
                 f"{side.source}: {_about(side)}", style="not bold dim"
             )
@@ -135,23 +130,23 @@ def _print(console: Console, shown: Comparison, rows: Rows, *, ascii_only: bool)
     if table := list(_lines(rows)):
         console.print(_table(table, ascii_only=ascii_only), width=width)
         if _is_solved(table):
-            say(Text(_SOLVED_NOTE, style="dim"))
+            write(Text(_SOLVED_NOTE, style="dim"))
     if same := _same(rows):
-        say(Text(f"The same in both: {same}", style="dim"))
+        write(Text(f"The same in both: {same}", style="dim"))
     if shown.explanations:
-        say(Text("\nWhat explains it", style="bold"))
+        write(Text("\nWhat explains it", style="bold"))
         for number, explanation in enumerate(shown.explanations, 1):
-            say(f"{number}. {explanation.text}", 2)
+            write(f"{number}. {explanation.text}", 2)
     if shown.unknown:
-        say(Text("\nUnknown", style="bold"))
+        write(Text("\nUnknown", style="bold"))
         for text in shown.unknown:
-            say(Text(text, style="dim"), 2)
+            write(Text(text, style="dim"), 2)
     for name, side in _failures(shown):
-        say(Text(f"\n{name} failed: ", style="bold red").append(_failed(side), style="not red"))
+        write(Text(f"\n{name} failed: ", style="bold red").append(_failed(side), style="not red"))
         for text in _why_and_fix(side):
-            say(text, 2)
+            write(text, 2)
         if paste := _paste(side):
-            say(Text(" or ".join(paste), style="green"), 5)
+            write(Text(" or ".join(paste), style="green"), 5)
 
 
 def _table(rows: list[TableLine], *, ascii_only: bool) -> Table:
@@ -180,19 +175,19 @@ def _sides(shown: Comparison) -> tuple[tuple[str, ComparedStart], ...]:
 
 
 def _failures(shown: Comparison) -> list[tuple[str, ComparedStart]]:
-    """Return the failed starts, the newer first: that is the one to repair."""
+    """Return the failed starts, the newer one first, because the user has to fix that one."""
     return [(name, side) for name, side in reversed(_sides(shown)) if side.incident is not None]
 
 
 def _about(side: ComparedStart) -> str:
-    """Return ``start 2 of 3, vllm 0.32.0, line 14, no failure``."""
+    """Return a text such as ``start 2 of 3, vllm 0.32.0, line 14, no failure``."""
     start = side.start
     if side.starts > 1:
         count = f" of {side.starts}"
     else:
         count = ""
     if start.line is None:
-        line = "no line of a start, from the failure's message"
+        line = "no start-up line, only the failure's message"
     else:
         line = f"line {start.line}"
     if side.incident is None:
@@ -205,9 +200,7 @@ def _about(side: ComparedStart) -> str:
 
 
 def _lines(rows: Rows) -> Iterator[TableLine]:
-    """Yield the lines of the table: every version and figure, and the settings that differ or that
-    one log leaves open.
-    """
+    """Yield the table's lines: versions, figures, and settings that differ or are unknown."""
     for row, changed in rows:
         if row.kind in _ALWAYS or changed is not False:
             yield TableLine(
@@ -224,7 +217,7 @@ def _is_solved(rows: list[TableLine]) -> bool:
 
 
 def _same(rows: Rows) -> str:
-    """Return the settings that are the same in both, with their value."""
+    """Return the settings with the same value in both logs."""
     same = [row for row, changed in rows if row.kind not in _ALWAYS and changed is False]
     return ", ".join(f"{row.name} {_value(row, row.new)}" for row in same)
 
@@ -271,9 +264,7 @@ def _failed(side: ComparedStart) -> str:
 
 
 def _why_and_fix(side: ComparedStart) -> Iterator[str]:
-    """Yield where it failed, its first cause, and the first fix that may be applied, else the first
-    of all.
-    """
+    """Yield the place of the failure, its first cause, and the first fix that may be applied."""
     incident = side.incident
     if incident is None:
         return
@@ -285,10 +276,10 @@ def _why_and_fix(side: ComparedStart) -> Iterator[str]:
     fix = _fix(side)
     if fix is not None:
         if blocked(fix):
-            held = f" Not done by itself: {blocked(fix)}."
+            held = f" Not automatic: {blocked(fix)}."
         else:
             held = ""
-        yield f"First fix: {fix.setting} {change(fix)} [{fix.effect}]: {why(fix)}.{held}"
+        yield f"First fix: {fix.setting} {change_text(fix)} [{fix.effect}]: {why(fix)}.{held}"
 
 
 def _fix(side: ComparedStart) -> Patch | None:
@@ -304,9 +295,9 @@ def _paste(side: ComparedStart) -> list[str]:
 
 
 def _rows(comparison: Comparison, fit: Callable[[Row], Row]) -> Rows:
-    """Return the rows made fit to show, each with whether it changed (None: only one log tells it).
+    """Return printable rows, each with whether it changed (None: only one log has it).
 
-    The change is judged before masking: two hidden values look the same.
+    The comparison comes before masking, because two masked values look the same.
     """
     return [(fit(row), row.changed if row.known else None) for row in comparison.rows]
 

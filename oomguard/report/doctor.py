@@ -1,4 +1,4 @@
-"""What ``oomguard doctor`` found: as lines for a terminal and as JSON."""
+"""Show the checks of ``oomguard doctor`` on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ _MARK_COLUMNS: Final = 9
 
 
 def to_json(checks: Iterable[Check]) -> str:
-    """Return the checks as one JSON object on one line, secrets masked."""
+    """Return the checks as one line of JSON, with secrets masked."""
     return json_line(
         {"schema": SCHEMA, "checks": [plain_value(asdict(_fit(check))) for check in checks]}
     )
 
 
 def print_checks(console: Console, checks: Iterable[Check]) -> None:
-    """Print one line a check with its mark, the advice below it, and a last line that counts;
-    secrets are masked.
-    """
+    """Print one line for each check, its advice, and the counts, with secrets masked."""
     from rich.text import Text
 
     shown = [_fit(check) for check in checks]
@@ -46,8 +44,9 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
 
 
 def _fit(check: Check) -> Check:
-    """Make a check fit to show on one line: a variable's value or a process's name may hold a
-    secret or an escape.
+    """Return a printable check on one line.
+
+    A variable's value or a process's name may contain a secret or an escape.
     """
     return drawn(
         replace(check, text=check.text.replace("\n", ""), advice=check.advice.replace("\n", ""))
@@ -55,7 +54,7 @@ def _fit(check: Check) -> Check:
 
 
 def _writable(console: Console, text: object) -> object:
-    """Replace what the console's encoding lacks."""
+    """Replace characters that the console's encoding lacks."""
     from rich.text import Text
 
     encoding = console.encoding or "utf-8"

@@ -1,4 +1,4 @@
-"""Past runs for a terminal and as JSON: a table of many, one in full."""
+"""Show past runs on a terminal and as JSON: a table of many, or one in full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oomguard.core.past_runs import (
     PastAttempt,
     PastRun,
 )
-from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduced
+from oomguard.report.attempts import attempt_dict, attempts_table, checked, reduction_sentence
 from oomguard.report.json import SCHEMA, incident_dict, json_line, plain_value
 from oomguard.report.presentable import drawn, masked
 from oomguard.report.redact import HOME, MASK, homes_kept
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# The command of a past run as a line to paste: word for word what was given, but for secrets.
-
-# What a terminal does not show as it is: control characters, marks that turn the direction of text,
-# bytes that are no UTF-8.
+# What a terminal does not show as it is: control characters, marks that change the text direction,
+# and bytes that are not UTF-8.
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -42,30 +40,32 @@ _ESCAPED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\
 
 
 def to_paste(run: PastRun) -> tuple[str, list[str]]:
-    """Return the command before any patch as a line to paste, and what to know before
-    it is pasted.
+    """Return the command before any patch as a line to paste, with notes for the user.
+
+    The line contains exactly the user's words, except secrets.
     """
     with homes_kept():
         words = [_exact(word) for word in run.command]
     notes = []
     if any(MASK in word for word in words):
-        notes.append(f"{MASK} stands for a secret or a prompt, which is not recorded: put it in")
+        notes.append(f"{MASK} replaces a secret or a prompt, which oomguard did not record")
     if any(map(_UNSEEN.search, words)):
         notes.append(
-            "it holds characters that a terminal does not show, written as $'...', which bash, zsh "
-            "and ksh read"
+            "the command contains characters that a terminal does not show, written as $'...' for "
+            "bash, zsh and ksh"
         )
     if run.folder is not None:
         with homes_kept():
-            notes.append(f"it was started in {drawn(run.folder)}")
+            notes.append(f"the command was started in {drawn(run.folder)}")
     elif any(word.startswith(f"{HOME}/") for word in words):
-        notes.append(f"{HOME} stands for the home folder that it named, which is not recorded")
+        notes.append(f"{HOME} replaces a home folder that oomguard did not record")
     return " ".join(map(_quoted, words)), notes
 
 
 def _exact(word: str) -> str:
-    """Return a word as it is, masked; without its escapes only where a secret is known by that
-    alone.
+    """Return a word exactly as given, but masked.
+
+    Escapes are removed only if masking finds a secret just without them.
     """
     exact = masked(word)
     shown = drawn(word)
@@ -75,7 +75,7 @@ def _exact(word: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a word for a shell, which reads a home folder outside quotes only."""
+    """Quote a word for a shell; ``~`` stays outside the quotes, where a shell expands it."""
     begin = f"{HOME}/"
     if word.startswith(begin) and len(word) > len(begin):
         return begin + _quoted_rest(word[len(begin) :])
@@ -110,11 +110,10 @@ _MOMENT_CHARS: Final = 16
 
 
 def print_runs(console: Console, runs: Iterable[PastRun]) -> None:
-    """Print a row a run, in the order given: when, how it ended, what failed, what was changed,
-    predicted beside measured.
+    """Print one row for each run, in the given order: time, result, failures and changes.
 
-    A page at a time, so that the first are seen at once; on a narrow screen each run below its
-    number instead of beside it.
+    Runs are printed a page at a time, so that the first ones appear at once. On a narrow screen
+    each run is printed below its number.
     """
     rows = iter(runs)
     pages = iter(lambda: list(islice(rows, _PAGE_RUNS)), [])
@@ -122,9 +121,7 @@ def print_runs(console: Console, runs: Iterable[PastRun]) -> None:
 
 
 def _print_table(console: Console, pages: Iterable[Sequence[PastRun]]) -> None:
-    """Print a row a run; the headings once, and the columns of all pages as wide as those of the
-    first.
-    """
+    """Print all pages with one heading, as wide as the first page."""
     widths = (0, 0)
     for page in pages:
         if not any(widths):
@@ -168,7 +165,7 @@ def _print_rows(
 
 
 def _print_below(console: Console, pages: Iterable[Sequence[PastRun]]) -> None:
-    """Print what a row has, indented below the run's number."""
+    """Print the content of each row, indented below the run's number."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -184,7 +181,7 @@ def _print_below(console: Console, pages: Iterable[Sequence[PastRun]]) -> None:
 
 
 def print_run(console: Console, run: PastRun) -> None:
-    """Print one run: what it was, its attempts, and each failure as it was shown then."""
+    """Print one run with its attempts and each failure as it was shown then."""
     words = ", ".join(filter(None, (run.result, status_words(run))))
     console.print(f"run {run.number}: {words}", markup=False)
     for name, text in _heading(run):
@@ -192,26 +189,26 @@ def print_run(console: Console, run: PastRun) -> None:
     attempts = [past.attempt for past in run.attempts]
     not_ended = {past.attempt.number for past in run.attempts if past.ended_at is None}
     console.print(attempts_table(attempts, columns=console.width, not_ended=not_ended))
-    if not not_ended and (sentence := reduced(attempts)):
+    if not not_ended and (sentence := reduction_sentence(attempts)):
         console.print(drawn(sentence), markup=False)
     for incident in run.incidents:
         print_diagnosis(console, Diagnosis("", (incident,)))
 
 
 def happened(run: PastRun) -> list[str]:
-    """Return what failed, what was changed and what came of that, a line each, fit to show."""
+    """Return failures, changes and their results as printable lines."""
     lines = []
     for past in run.attempts:
         lines += [f"{patch.setting} {arrow(patch)}" for patch in past.attempt.patches]
         lines += checked(past.attempt).splitlines() if past.attempt.patches else ()
         if past.attempt.incident is not None:
             lines.append(failure_words(past.attempt.incident))
-    untold = [
+    unexplained = [
         past
         for past in run.attempts
         if past.attempt.incident is None and (past.is_followed or past.why)
     ]
-    others = Counter(past.attempt.error for past in untold)
+    others = Counter(past.attempt.error for past in unexplained)
     lines += [
         f"{_times(count)} failed: {error or 'exit status 0'}" for error, count in others.items()
     ]
@@ -225,7 +222,7 @@ def _times(count: int) -> str:
 
 
 def failure_words(incident: Incident) -> str:
-    """Return kind and cause of a failure."""
+    """Return the kind and the cause of a failure."""
     if incident.causes:
         cause = incident.causes[0].id
     else:
@@ -234,15 +231,14 @@ def failure_words(incident: Incident) -> str:
 
 
 def shown_command(run: PastRun) -> str:
-    """Return the command before any patch as one line, fit to show: secrets and home folders are
-    masked.
-    """
+    """Return the command before any patch as one printable line, with secrets masked."""
     return drawn(shlex.join(run.command)).replace("\n", "\\n")
 
 
 def learned_words(run: PastRun) -> str | None:
-    """Return what ``--reuse`` would take from a run; None where it ended without changes, or did
-    not work.
+    """Return the settings that ``--reuse`` would take from a run.
+
+    None if the run made no changes or did not work.
     """
     last = run.attempts[-1].attempt
     if run.result not in {RAN, REPAIRED, STOPPED} or not last.settings:
@@ -252,20 +248,21 @@ def learned_words(run: PastRun) -> str | None:
 
 
 def moment(unix_s: float) -> str:
-    """Return a moment in the local time zone, to the minute."""
+    """Format a time in the local time zone, to the minute."""
     return datetime.datetime.fromtimestamp(unix_s).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def took(run: PastRun) -> str:
-    """Return how long a run took, empty where its end is not known."""
+    """Return how long a run took; "" if its end is unknown."""
     if run.seconds is None:
         return ""
     return f"{run.seconds:,.1f} s"
 
 
 def status_words(run: PastRun) -> str:
-    """Return a run's exit status in words; where oomguard ended the command that of the command,
-    which the run itself did not end with.
+    """Return a run's exit status in words.
+
+    If oomguard stopped the command, this is the command's status and not the run's.
     """
     last = run.attempts[-1]
     if last.ended_at is None:
@@ -274,12 +271,17 @@ def status_words(run: PastRun) -> str:
 
 
 def run_json(run: PastRun, *, in_full: bool = False) -> str:
-    """Return a run as one line of JSON; in full it holds each failure as the contract's object."""
+    """Return a run as one line of JSON.
+
+    Args:
+        run: the run.
+        in_full: whether each failure is included as the contract's object.
+    """
     return json_line(run_dict(run, in_full=in_full))
 
 
 def run_dict(run: PastRun, *, in_full: bool = False) -> dict[str, Any]:
-    """Return a run as an object, its texts masked."""
+    """Return a run as an object with masked texts."""
     row = {
         "schema": SCHEMA,
         "run": run.number,
@@ -327,9 +329,9 @@ def _heading(run: PastRun) -> list[tuple[str, str]]:
         ("command", shown_command(run)),
         ("folder", run.folder or _NOT_RECORDED),
         ("began", f"{moment(run.began_at)}{length}"),
-        ("engine", engine or "none spoke"),
-        ("model", run.model or "not known"),
-        ("device", run.device or "none that NVML told"),
+        ("engine", engine or "unknown"),
+        ("model", run.model or "unknown"),
+        ("device", run.device or "unknown"),
     ]
     return drawn(rows)
 
@@ -338,14 +340,11 @@ def _utc(unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")
 
 
-# What is known to work, for a terminal and as JSON: model, engine, device, settings, how often they
-# held, and who measured it.
-
 _MOST_NAMED: Final = 3
 
 
 def print_known_settings(console: Console, entries: Sequence[KnownSettings]) -> None:
-    """Print a row for each, in the order given."""
+    """Print one row for each entry, in the given order."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table
@@ -358,8 +357,8 @@ def print_known_settings(console: Console, entries: Sequence[KnownSettings]) -> 
     table.add_column("measured by, last")
     for entry in map(drawn, entries):
         engine = " ".join(filter(None, (entry.engine, entry.engine_version)))
-        lines = [Text(entry.model or "model not known", style="bold"), Text(engine)]
-        what = Text("\n").join([*lines, Text(entry.device or "no GPU that NVML told")])
+        lines = [Text(entry.model or "model unknown", style="bold"), Text(engine)]
+        what = Text("\n").join([*lines, Text(entry.device or "GPU unknown")])
         settings = (
             "\n".join(f"{name} {value}" for name, value in entry.settings.items()) or "as given"
         )
@@ -379,7 +378,7 @@ def print_known_settings(console: Console, entries: Sequence[KnownSettings]) -> 
 
 
 def known_settings_json(entry: KnownSettings) -> str:
-    """Return one as a line of JSON, its texts masked."""
+    """Return one entry as a line of JSON, with masked texts."""
     row = {
         "schema": SCHEMA,
         "model": masked(entry.model),
@@ -400,7 +399,7 @@ def known_settings_json(entry: KnownSettings) -> str:
 
 
 def person(who: str | None, host: str | None) -> str:
-    """Return a user of a host in words."""
+    """Return a user and host as ``user@host``."""
     return "@".join(filter(None, (who, host))) or "not recorded"
 
 

@@ -1,6 +1,6 @@
-"""A diagnosis as one self-contained HTML page, or as a fragment for a notebook's cell.
+"""Show a diagnosis as one self-contained HTML page, or as a fragment for a notebook cell.
 
-The page loads nothing, escapes every text and works without its script.
+The page loads nothing, escapes every text, and works without its script.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from oomguard.report.wording import (
     confidence,
     echoes,
     instead,
-    left_alone,
     pastes,
     place,
+    ruled_out_changes,
     settings_of_note,
     shown_once,
     start_title,
@@ -57,8 +57,8 @@ _VIEWER: Final = (
     "pytorch.org/memory_viz, or write a page "
     "with python -m torch.cuda._memory_viz trace_plot snapshot.pickle -o snapshot.html"
 )
-# Every rule of a style begins with ``.oomguard``, so that a notebook keeps its own look.
-# For the page and the notebook: the colours suit any background.
+# Every style rule begins with ``.oomguard``, so that a notebook keeps its own look. The colors suit
+# any background, of the page and of the notebook.
 STYLE: Final = """
 .oomguard{--line:rgba(128,128,128,.35);--soft:rgba(128,128,128,.12);--dim:.72;--good:#1f7a44;--bad:#b3261e;
 line-height:1.5;overflow-wrap:anywhere}
@@ -111,7 +111,7 @@ background:none;color:inherit;cursor:pointer}
 main{padding:.75rem .6rem 2rem}.oomguard section{padding:.75rem .8rem}}
 @media print{.oomguard button{display:none}.oomguard section{break-inside:avoid-page}}
 """
-# Adds the copy buttons, so that a page without scripts has none that do nothing.
+# The script adds the copy buttons, so that a page without scripts has no dead buttons.
 SCRIPT: Final = """
 for (const code of document.querySelectorAll(".paste code")) {
   const button = document.createElement("button");
@@ -135,10 +135,10 @@ def to_html(
     """Return the page of one diagnosis or several.
 
     Args:
-        diagnosis: the first diagnosis, which names the page.
-        more: others, in order.
-        table: the attempts below them, headings first.
-        sentence: what was reduced, below the table.
+        diagnosis: the first diagnosis, whose source is the page's title.
+        more: further diagnoses, in order.
+        table: the table of attempts, headings first; None for no table.
+        sentence: the sentence about reduced settings below the table; None for none.
     """
     body = []
     for shown in drawn([diagnosis, *more]):
@@ -163,16 +163,15 @@ def to_html(
 
 
 def _policy() -> str:
-    """Return what a browser may do for the page: use its own styles and its own script, load
-    nothing.
-    """
+    """Return the content policy: own styles and own script only, and nothing to load."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def notebook_html(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as a fragment whose styles reach nothing outside it, and that loads and
-    runs nothing.
+    """Return the diagnosis as a fragment that loads and runs nothing.
+
+    Its styles do not affect anything outside it.
     """
     shown = drawn(diagnosis)
     if shown.source:
@@ -186,32 +185,31 @@ def notebook_html(diagnosis: Diagnosis) -> str:
 
 
 def _escaped(text: object) -> str:
-    """Escape a text for an element or a quoted attribute: nothing in it is markup."""
+    """Escape a text for an element or a quoted attribute."""
     return html.escape(str(text), quote=True)
 
 
 def _element(tag: str, text: object, name: str = "") -> str:
-    """Return an element of that class (``name``) that holds only text."""
+    """Return an element with only text, of the CSS class ``name``."""
     return f"{_opening(tag, name)}{_escaped(text)}</{tag}>\n"
 
 
 def _opening(tag: str, name: str = "") -> str:
-    """Return the opening tag of an element of that class (``name``)."""
+    """Return the opening tag of an element of the CSS class ``name``."""
     if name:
         return f'<{tag} class="{name}">'
     return f"<{tag}>"
 
 
 def _arrows(text: str) -> str:
-    """Escape a text, with arrows that no browser breaks in two."""
+    """Escape a text, and replace ``->`` by an arrow that no browser breaks in two."""
     return _escaped(text.replace("->", "\N{RIGHTWARDS ARROW}"))
 
 
 def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
-    """Return a section for each incident, or for each healthy start, and for each device of a
-    snapshot.
+    """Return one section for each incident (or start) and each device of a snapshot.
 
-    Headings begin at ``level`` (1 to 6).
+    ``level`` is the level of its headings (1 to 6).
     """
     sections = [_incident(shown, level) for shown in shown_once(diagnosis)]
     if not sections:
@@ -226,9 +224,7 @@ def _diagnosis_sections(diagnosis: Diagnosis, *, level: int) -> list[str]:
 
 
 def _attempts_section(table: Sequence[Sequence[str]], sentence: str, *, level: int) -> str:
-    """Return the section of what was tried: a table with its headings first, and what
-    was reduced.
-    """
+    """Return the section of attempts: the table with its headings, and the sentence."""
     rows = ""
     if table:
         head = "".join(f'<th scope="col">{_arrows(cell)}</th>' for cell in table[0])
@@ -260,7 +256,7 @@ def _incident(shown: ShownIncident, level: int) -> str:
     for number, cause in enumerate(incident.causes):
         parts.append(_cause(cause, title, first=number == 0))
     parts.append(_bar(incident.budget))
-    if ruled_out := left_alone(incident):
+    if ruled_out := ruled_out_changes(incident):
         items = "".join(_element("li", text) for text in ruled_out)
         parts.append(f"{_element(title, 'Not changed', 'title')}<ul>\n{items}</ul>\n")
     if incident.alternatives:
@@ -300,7 +296,7 @@ def _snapshot(device: DeviceMemory, level: int) -> str:
     parts.append(_element("p", _VIEWER, "dim"))
     if device.stacks:
         rows = _number_table(STACK_HEADINGS, stack_rows(device), numbers={0, 1, 2})
-        parts += [_element(heading, "Who holds it", "title"), rows]
+        parts += [_element(heading, "Who allocated it", "title"), rows]
     if device.groups:
         rows = _number_table(GROUP_HEADINGS, group_rows(device), numbers={1, 2, 3, 4, 5})
         parts += [_element(heading, "Segments", "title"), rows]
@@ -326,9 +322,7 @@ def _number_table(
 
 
 def _bar(budget: Budget) -> str:
-    """Return the bar with its legend as a table; without the device's total only the table, without
-    shares.
-    """
+    """Return the bar with its legend; only the legend if the device's size is unknown."""
     parts = segments(budget)
     total = budget.device_total_bytes
     if budget.conflict:
@@ -359,7 +353,7 @@ def _bar(budget: Budget) -> str:
     if total:
         whole = f"of {format_gib(total)}"
     else:
-        whole = "of a device whose size is not known"
+        whole = "of a device of unknown size"
     return f"{drawing}{_opening('table', 'legend')}\n{rows}</table>\n{_element('p', whole, 'dim')}{conflict}"
 
 
@@ -438,7 +432,7 @@ def _settings(settings: Mapping[str, SettingInForce]) -> str:
     rows = [
         (name, str(row.value), whose[row.set_by_user]) for name, row in sorted(settings.items())
     ]
-    return _details(f"Settings in force ({len(rows)})", _table(rows))
+    return _details(f"Effective settings ({len(rows)})", _table(rows))
 
 
 def _details(summary: str, inside: str) -> str:

@@ -1,7 +1,7 @@
-"""The one writer of JSON, and the contract's objects, schema 1: keys may be added, never renamed.
+"""Write JSON: the contract's objects of schema 1, whose keys may be added but never renamed.
 
-Every JSON that another program reads is written by ``json_line``; ``presentable.masked`` masks a
-record's texts before they get here, and ``plain_value`` leaves only what JSON can hold.
+``json_line`` writes every JSON that another program reads. ``presentable.masked`` masks a record's
+texts before that, and ``plain_value`` removes values that JSON cannot contain.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from oomguard.report.presentable import masked, well_formed
 from oomguard.report.snapshot import snapshot_dict
 
 SCHEMA: Final = 1
-# JSON may hold these bare, a terminal or a strict reader may not: DEL, C1 controls, turned text,
-# lone surrogates.
+# JSON allows these characters unescaped, but a terminal or a strict reader may not: DEL, C1
+# controls, changed text direction, lone surrogates.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the diagnosis as the contract's object: texts are masked, ``source`` is exactly as it
-    was given.
+    """Return the diagnosis as the contract's object.
+
+    Texts are masked, but ``source`` is exactly as given.
     """
     shown = masked(diagnosis)
     return {
@@ -39,20 +40,18 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def incident_dict(incident: Incident) -> dict[str, Any]:
-    """Return one incident as the contract's object, its texts masked."""
+    """Return one incident as the contract's object, with masked texts."""
     return _incident(masked(incident))
 
 
-def kept_incident(incident: Incident) -> dict[str, Any]:
-    """Return one incident as it is read back: the contract's object, and how far off each figure
-    may be, as it was printed.
-    """
+def stored_incident(incident: Incident) -> dict[str, Any]:
+    """Return one incident for storage: the contract's object plus the rounding of its figures."""
     slack = {name: fact.slack for name, fact in sorted(incident.facts.items()) if fact.slack}
     return incident_dict(incident) | {"slack": plain_value(slack)}
 
 
 def patch_dict(patch: Patch) -> dict[str, Any]:
-    """Return one patch as the contract's object, its texts masked."""
+    """Return one patch as the contract's object, with masked texts."""
     return _patch(masked(patch))
 
 
@@ -62,17 +61,19 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 
 def json_line(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Write an object or a list as one line of JSON that every reader and every terminal can take.
+    """Write an object or a list as one line of JSON that every reader and terminal accepts.
 
-    Raises ValueError for a NaN or an infinity, which ``plain_value`` takes out.
+    Raises:
+        ValueError: if it contains NaN or infinity, which ``plain_value`` removes.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def plain_value(value: object) -> Any:
-    """Return a value as JSON can hold it: without NaN, infinity, numbers beyond a double and lone
-    surrogates.
+    """Return a value that JSON can contain.
+
+    NaN, infinity and numbers beyond a double become None; lone surrogates are replaced.
     """
     if value is None or isinstance(value, bool):
         return value

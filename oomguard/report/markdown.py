@@ -1,6 +1,4 @@
-"""A diagnosis as Markdown for an issue tracker: no text of the log becomes markup, a mention or a
-reference.
-"""
+"""Show a diagnosis as Markdown for an issue tracker, in which no log text becomes markup."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ from oomguard.report.wording import (
     capacity,
     echoes,
     instead,
-    left_alone,
     pastes,
     place,
+    ruled_out_changes,
     settings_of_note,
     shown_once,
     start_title,
@@ -40,15 +38,13 @@ if TYPE_CHECKING:
 
 _MARKUP: Final = re.compile(r"[\\`*\[\]<~|&]|(?<![^\W_])_|_(?![^\W_])|^>|^(?:[#+-]|\d+[.)])(?=\s)")
 _AS_ENTITIES: Final = {"<": "&lt;", "&": "&amp;"}
-# A space of no width behind its sign breaks a mention or a reference.
+# A zero-width space after its sign disables a mention or a reference.
 _REFERENCE: Final = re.compile(r"@(?=\w)|#(?=\d)|\bGH-(?=\d)", re.IGNORECASE)
 _BACKTICKS: Final = re.compile(r"`+")
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as Markdown: headline, cause, budget and plan as tables, the log's own
-    lines folded away.
-    """
+    """Return the diagnosis as Markdown, with tables and the folded lines of the log."""
     shown = drawn(diagnosis)
     if shown.incidents:
         text = "\n".join(_incident(group, shown.source) for group in shown_once(shown))
@@ -61,7 +57,7 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 
 
 def inline(text: object) -> str:
-    """Return text for a paragraph, shown as it is whatever it holds."""
+    """Escape a text for a paragraph, so that it appears exactly as it is."""
     words = " ".join(str(text).split())
     marked = _MARKUP.sub(
         lambda m: _AS_ENTITIES.get(m.group(), f"{m.group()[:-1]}\\{m.group()[-1]}"), words
@@ -70,25 +66,24 @@ def inline(text: object) -> str:
 
 
 def cell(text: object) -> str:
-    """Return text for a cell of a table, with its line breaks."""
+    """Escape a text for a table cell, with its line breaks."""
     return "<br>".join(inline(line) for line in str(text).split("\n"))
 
 
 def code(text: str) -> str:
-    """Return text as code for a paragraph or a cell; nothing in it mentions or refers
-    to anything.
-    """
+    """Return a text as code for a paragraph or a cell, without mentions or references."""
     words = " ".join(text.split())
     if not words:
         return ""
-    if set(words) & set("|`\\"):  # a cell's bars are read before its code: only entities are safe
+    # a table splits cells before code spans, so only entities are safe
+    if set(words) & set("|`\\"):
         plain = [c if c.isalnum() or c in " .=" else f"&#{ord(c)};" for c in words]
         return f"<code>{''.join(plain)}</code>"
     return f"`{words}`"
 
 
 def fenced(text: str) -> list[str]:
-    """Return text as the lines of a block, its fence longer than any run of backticks in it."""
+    """Return a text as a fenced block, with a fence longer than any backticks in it."""
     longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *text.split("\n"), fence]
@@ -112,7 +107,7 @@ def _incident(shown: ShownIncident, source: str) -> str:
     for cause in incident.causes:
         name = f"{code(cause.id)}, confidence {cause.confidence:.2f}"
         lines += [f"**{inline(cause.title)}** ({name}). {inline(cause.explanation)}", ""]
-    lines += [f"- not changed: {inline(text)}" for text in left_alone(incident)]
+    lines += [f"- not changed: {inline(text)}" for text in ruled_out_changes(incident)]
     for other in incident.alternatives:
         paste = " or ".join(code(text) for text in pastes(other))
         if tradeoff(other):

@@ -1,4 +1,4 @@
-"""A diagnosis in a few plain lines: the note that a re-raised exception carries."""
+"""Show a diagnosis in a few plain lines: the note on a re-raised exception."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from oomguard.core.facts import format_gib
 from oomguard.core.incident import Action, Attempt, Incident
 from oomguard.report.presentable import drawn
-from oomguard.report.wording import action_why, engine, left_alone
+from oomguard.report.wording import action_why, engine, ruled_out_changes
 
-# Facts that a guard measures of a call: it has tried each change that could help.
+# A fact that only a guard measures, after it has tried every change that could help.
 _MEASURED: Final = "prompt_tokens"
 
 
@@ -51,14 +51,13 @@ def note(
     of_command: bool = False,
     first: str | None = None,
 ) -> str:
-    """Return what happened, why, what was tried, what to change and what is unknown, one thing a
-    line.
+    """Return the note: failure, cause, attempts, actions and unknowns, one per line.
 
     Args:
         incident: the failure with its causes and actions.
         attempts: the attempts that were made.
-        of_command: spell a change as its flag, not as a keyword argument.
-        first: why a call was not run in parts, and what to write instead; shown before the actions.
+        of_command: whether to spell a change as a flag instead of a keyword argument.
+        first: why a call was not split, and what to write instead; None for no such line.
     """
     incident = drawn(incident)
     attempts = drawn(tuple(attempts))
@@ -94,7 +93,7 @@ def note(
         lines.append(
             f"  {start}: {action.title}{effect}{pasted}. {action_why(action)}{blocked}".rstrip()
         )
-    lines += [f"  not changed: {text}" for text in left_alone(incident)]
+    lines += [f"  not changed: {text}" for text in ruled_out_changes(incident)]
     if incident.unknown:
         lines.append(f"  unknown: {' '.join(incident.unknown)}")
     if incident.missing:
@@ -103,7 +102,7 @@ def note(
 
 
 def _command(action: Action, incident: Incident, *, of_command: bool) -> str | None:
-    """Return what to paste: the flag for a command, the keyword argument for a call."""
+    """Return the text to paste: the flag of a command, or the keyword argument of a call."""
     patch = next((p for p in incident.plan if p.setting == action.id and p.new == action.new), None)
     if of_command or patch is None:
         return action.command
@@ -111,7 +110,7 @@ def _command(action: Action, incident: Incident, *, of_command: bool) -> str | N
 
 
 def tried(attempts: Sequence[Attempt]) -> list[str]:
-    """Return a line for each attempt that changed something: what, and what came of it."""
+    """Return one line for each attempt that changed something, with its result."""
     return [
         f"  tried: {', '.join(f'{p.setting} {p.old} -> {p.new}' for p in attempt.patches)}: "
         f"{attempt.error or 'ran'}"
@@ -120,35 +119,29 @@ def tried(attempts: Sequence[Attempt]) -> list[str]:
     ]
 
 
-# The note that the exception of a failed start carries: the diagnosis, and the process of the
-# engine that it happened in.
-
-
 def start_note(incident: Incident, attempts: Sequence[Attempt] = ()) -> str:
-    """Return the diagnosis as ``note`` has it, with where it happened and where the bytes went
-    behind what happened and why.
-    """
+    """Return the note on a failed engine start: ``note`` plus the process and the budget."""
     lines = note(incident, attempts).split("\n")
-    told = drawn(incident)
-    if told.causes:
+    shown = drawn(incident)
+    if shown.causes:
         behind = 2
     else:
         behind = 1
-    if told.phase == "unknown":
+    if shown.phase == "unknown":
         phase = ""
     else:
-        phase = told.phase.replace("_", " ")
-    where = ", ".join(text for text in (engine(told), phase, told.location.process) if text)
+        phase = shown.phase.replace("_", " ")
+    where = ", ".join(text for text in (engine(shown), phase, shown.location.process) if text)
     if where:
         more = [f"  where: {where}"]
     else:
         more = []
-    more += [f"  budget: {text}" for text in [_budget(told)] if text]
+    more += [f"  budget: {text}" for text in [_budget(shown)] if text]
     return "\n".join([*lines[:behind], *more, *lines[behind:]])
 
 
 def _budget(incident: Incident) -> str:
-    """Return where the device's bytes went, as far as is known; "" where nothing of it is."""
+    """Return the known parts of the device's memory; "" if no part is known."""
     parts = [
         f"{part.name.replace('_', ' ')} {format_gib(part.bytes)}" for part in incident.budget.parts
     ]

@@ -1,6 +1,4 @@
-"""A planned start of vLLM as a table with a bar for a terminal, as JSON, and as the command that
-fits.
-"""
+"""Show a planned engine start or ``generate`` call: table, bar, JSON, and fitting command."""
 
 from __future__ import annotations
 
@@ -26,11 +24,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-# A planned call of transformers' ``generate`` for a terminal and as JSON.
-
-
 def call_record(call: CallBudget) -> dict[str, Any]:
-    """Return a budget as the JSON contract has it, sizes in bytes; what only an engine has is 0."""
+    """Return a call's budget as the contract's object, in bytes; engine-only values are 0."""
     return {
         "schema": SCHEMA,
         "model": call.model,
@@ -62,7 +57,7 @@ def call_record(call: CallBudget) -> dict[str, Any]:
 
 
 def print_call_budget(console: Console, call: CallBudget) -> None:
-    """Print a budget's bar, its peak, whether it fits, and how many rows would."""
+    """Print a call's bar, its peak, whether it fits, and the largest batch that fits."""
     from rich.text import Text
 
     utf = console.encoding.lower().startswith("utf")
@@ -105,8 +100,8 @@ def print_call_budget(console: Console, call: CallBudget) -> None:
 
 
 def budget_of(start: StartBudget) -> Budget:
-    """Return the fullest GPU's bytes as parts of its whole."""
-    # A prior was measured on another start, often on another device.
+    """Return the memory of the fullest GPU as parts."""
+    # A prior comes from measurements of another start, often on another device.
     if start.settings.device_free_bytes is None:
         not_free = "CUDA context"
     else:
@@ -133,7 +128,7 @@ def budget_of(start: StartBudget) -> Budget:
 
 
 def start_record(start: StartBudget) -> dict[str, Any]:
-    """Return a budget as the JSON contract has it, sizes in bytes per GPU."""
+    """Return a start's budget as the contract's object, in bytes per GPU."""
     return {
         "schema": SCHEMA,
         "model": start.model,
@@ -181,9 +176,7 @@ def _stage_record(stage: Stage) -> dict[str, int]:
 
 
 def plan_record(plan: StartPlan) -> dict[str, Any]:
-    """Return a planned start as the JSON contract has it: its budget, the command that fits, and
-    what that changes.
-    """
+    """Return a planned start as the contract's object: budget, fitting command and changes."""
     changes = [
         {"setting": patch.setting, "from": patch.old, "to": patch.new} for patch in plan.changes
     ]
@@ -194,16 +187,14 @@ def plan_record(plan: StartPlan) -> dict[str, Any]:
 
 
 def _shown(command: str | None) -> str | None:
-    """Return a command without the secrets in the flags that it keeps."""
+    """Return a command without the secrets in its flags; None stays None."""
     if command is None:
         return None
     return shlex.join(mask_command(shlex.split(command), keep_homes=True))
 
 
 def print_start_plan(console: Console, plan: StartPlan) -> None:
-    """Print the budget with its bar, what the KV cache holds, whether it fits and why not, and the
-    command that does.
-    """
+    """Print the budget, the KV cache, whether it fits, why not, and a command that fits."""
     from rich.text import Text
 
     start = plan.budget
@@ -221,8 +212,8 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
     console.print(BudgetBar(budget_of(start), ascii_only=not utf, table=True))
     if start.prompt_logprobs_bytes:
         console.print(
-            f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, which no "
-            "start reserves"
+            f"prompt logprobs take up to {format_gib(start.prompt_logprobs_bytes)} more, and no "
+            "start reserves them"
         )
     console.print(_kv_cache(start, utf=utf))
     console.print(_verdict(start), soft_wrap=True)
@@ -233,7 +224,7 @@ def print_start_plan(console: Console, plan: StartPlan) -> None:
 
 
 def _kv_cache(start: StartBudget, *, utf: bool) -> Table:
-    """Return the table of what the KV cache holds."""
+    """Return the table of KV cache figures."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -266,17 +257,15 @@ def _verdict(start: StartBudget) -> Text:
         return Text("fits", style="bold green")
     spare = format_gib(start.margin_bytes)
     uncertain = format_gib(start.uncertainty_bytes)
-    verdict = Text("fits, but within what is uncertain", style="bold yellow")
-    return verdict.append(f": {spare} to spare, {uncertain} unsure", style="not bold")
+    verdict = Text("fits, but the margin is smaller than the uncertainty", style="bold yellow")
+    return verdict.append(f": {spare} to spare, {uncertain} uncertain", style="not bold")
 
 
 def _advice(plan: StartPlan) -> Iterator[str]:
-    """Yield what to change and the command that fits, else what would make it fit if no setting
-    does.
-    """
+    """Yield the changes and the fitting command, or the smallest hardware that would fit."""
     if plan.command is not None:
         if plan.changes:
-            yield "this fits:"
+            yield "with these changes it fits:"
         for patch in plan.changes:
             yield f"  {patch.setting}: {_text(patch.old)} -> {_text(patch.new)}"
         yield str(_shown(plan.command))
@@ -290,11 +279,11 @@ def _advice(plan: StartPlan) -> Iterator[str]:
             yield f"it would fit on a GPU of {format_gib(needed.gpu_total_bytes)}"
         if needed.without_images:
             yield (
-                "it would fit where no prompt has images: "
+                "it would fit if no prompt has images: "
                 f"{as_flag('limit_mm_per_prompt', NO_IMAGES, 'vllm')}"
             )
         if not any(asdict(needed).values()):
-            yield "no larger GPU and no more of them would help"
+            yield "neither a larger GPU nor more GPUs would help"
 
 
 def _text(value: FactValue | None) -> str:
@@ -303,7 +292,7 @@ def _text(value: FactValue | None) -> str:
     return str(value)
 
 
-# A sweep as a table: one row for each value of a setting.
+# The tables of a sweep have one row for each value of a setting.
 
 _START_TITLES = ("weights", "activations", "KV cache", "KV tokens", "at once", "fits")
 _CALL_TITLES = ("weights", "KV cache", "allocated", "reserved", "largest batch", "fits")
@@ -312,7 +301,7 @@ _CALL_TITLES = ("weights", "KV cache", "allocated", "reserved", "largest batch",
 def sweep_records(
     setting: str, rows: Iterable[tuple[str, StartBudget | str]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record for each value; of a value that the engine would refuse, why."""
+    """Yield a record for each value, with the reason if the engine would refuse it."""
     for value, start in rows:
         refused = {"schema": SCHEMA, setting: value, "fits": False, "reasons": [start]}
         yield refused if isinstance(start, str) else start_record(start)
@@ -321,7 +310,7 @@ def sweep_records(
 def print_start_sweep(
     console: Console, setting: str, rows: Sequence[tuple[str, StartBudget | str]]
 ) -> None:
-    """Print one row for each value; why the engine would refuse a value stands below the table."""
+    """Print one row for each value, and below the table why the engine would refuse a value."""
     _print_rows(
         console, (setting, *_START_TITLES), ((value, *_start_cells(start)) for value, start in rows)
     )

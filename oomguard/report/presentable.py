@@ -1,4 +1,4 @@
-"""Make records fit to show: mask every text in them, and for a screen take out terminal escapes."""
+"""Make records printable: mask every text, and remove terminal escapes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from typing import Any, Final, TypeVar, cast
 from oomguard.core.text import strip_escapes
 from oomguard.report.redact import is_masking, mask, mask_command, mask_value, unmasked
 
-# Processes of this machine as a user is shown them: each by its id and its command, the secrets in
-# it masked.
-
 _PROC: Final = Path("/proc")
 _SHOWN_CHARS: Final = 120
 _SHOWN_HOLDERS: Final = 3
 
 
-def named(pid: int) -> str:
-    """Return a process's id and its command, the secrets in it masked."""
+def process_label(pid: int) -> str:
+    """Return a process's id and its command, with secrets masked."""
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         name = (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
@@ -35,9 +32,9 @@ def named(pid: int) -> str:
     )
 
 
-def listed(numbers: Sequence[int], has: Callable[[int], str] = lambda _: "") -> str:
-    """Return several processes named, the first few of them, each with what it has."""
-    shown = [f"{named(pid)}{has(pid)}" for pid in numbers[:_SHOWN_HOLDERS]]
+def process_list(numbers: Sequence[int], has: Callable[[int], str] = lambda _: "") -> str:
+    """Return the labels of the first few processes, each followed by ``has(pid)``."""
+    shown = [f"{process_label(pid)}{has(pid)}" for pid in numbers[:_SHOWN_HOLDERS]]
     more = len(numbers) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
@@ -46,28 +43,22 @@ T = TypeVar("T")
 
 
 def masked(record: T) -> T:
-    """Return a copy of a record (or of texts, lists and mappings of records) with every text in it
-    masked.
-    """
+    """Return a copy of a record, text, list or mapping with every text masked."""
     return cast("T", _rewrite(record, mask))
 
 
 def drawn(record: T) -> T:
-    """Return a copy fit for a screen or a page: masked, and without escapes, control characters and
-    lone surrogates.
-    """
+    """Return a copy for a screen or page: masked, without escapes and control characters."""
     return cast("T", _rewrite(record, lambda text: mask(plain(text))))
 
 
 def record_repr(record: Any) -> str:
-    """Return a record as Python writes it, masked: what is hidden by a setting's name is hidden at
-    any depth.
-    """
+    """Return a record's ``repr``, masked; secret settings are masked at any depth."""
     if is_masking():
         shown = masked(record)
     else:
         shown = record
-    with unmasked():  # the records within are masked by now
+    with unmasked():  # the nested records are masked already
         values = ", ".join(
             f"{field.name}={getattr(shown, field.name)!r}" for field in fields(shown) if field.repr
         )
@@ -75,8 +66,9 @@ def record_repr(record: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text without terminal escapes and control characters; line breaks stay, lone
-    surrogates become ``U+FFFD``.
+    """Remove terminal escapes and control characters from a text.
+
+    Line breaks stay; lone surrogates become ``U+FFFD``.
     """
     return well_formed("\n".join(strip_escapes(line) for line in text.split("\n")))
 
@@ -99,7 +91,7 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
         }
         if isinstance(
             name := changes.get("name"), str
-        ):  # a fact, a setting or a row: its name may say that it is a secret
+        ):  # the name of a fact, a setting or a row may say that its value is secret
             for key, item in changes.items():
                 if key == "value":
                     changes[key] = mask_value(name, item)
@@ -108,7 +100,7 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
         return replace(value, **changes)
     if isinstance(value, Mapping):
         return {
-            _rewrite(key, change): _named(key, _rewrite(item, change))
+            _rewrite(key, change): _mask_by_name(key, _rewrite(item, change))
             for key, item in value.items()
         }
     if isinstance(value, tuple) and hasattr(
@@ -120,7 +112,7 @@ def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _named(name: Any, value: Any) -> Any:
+def _mask_by_name(name: Any, value: Any) -> Any:
     if isinstance(name, str) and isinstance(value, str):
         return mask_value(name, value)
     return value

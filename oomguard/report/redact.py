@@ -1,5 +1,7 @@
-"""Hide what a report must not carry: keys, tokens and passwords, text of prompts, and the names of
-home folders.
+"""Redact keys, tokens, passwords, prompts and the names of home folders.
+
+The steps are: secrets with a known shape, words of a command, YAML blocks, and fields with a
+secret's or a prompt's name. The lists of names and patterns are in secrets.toml.
 """
 
 from __future__ import annotations
@@ -15,14 +17,12 @@ from typing import Any, Final, Literal
 
 from oomguard.core.files import read_tables
 
-# What secrets.toml says, read once and when the first text is masked.
-
 _FILE: Final = Path(__file__).with_name("secrets.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The ends of names that say what a value is, as one pattern each where they are patterns."""
+    """Hold the name endings that classify a value; patterns are compiled."""
 
     strong: re.Pattern[str]
     about: re.Pattern[str]
@@ -33,14 +33,14 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The flags of one program that carry a secret.
+    """Describe the flags of one program that carry a secret.
 
     Attributes:
-        after: the sub-command from which on they do, None: anywhere.
-        glued: the secret is the rest of the word.
-        next: it is the next word.
-        next_token: it is the next word, where that looks like a token.
-        pair: it is behind the first ``:`` or ``%`` of the rest of the word, or of the next one.
+        after: the sub-command after which the flags count; None if they always count.
+        glued: flags followed by the secret in the same word.
+        next: flags followed by the secret as the next word.
+        next_token: flags whose next word is secret if it looks like a token.
+        pair: flags with the secret after the first ``:`` or ``%`` of the same word or the next.
     """
 
     after: str | None
@@ -52,7 +52,7 @@ class Program:
 
 @functools.cache
 def names() -> Names:
-    """Return what the names of secrets look like."""
+    """Return the patterns of secret names."""
     table = _data()["names"]
     contains = "|".join(table["contains"])
     return Names(
@@ -81,23 +81,19 @@ def programs() -> dict[str, Program]:
 
 @functools.cache
 def interpreters() -> frozenset[str]:
-    """Return the programs to whose ``-c`` a word is a program, without the version at the end of
-    their names.
-    """
+    """Return the interpreters whose ``-c`` takes a program, without version numbers."""
     return frozenset(_data()["script"]["interpreters"])
 
 
 @functools.cache
 def token_rests() -> dict[str, str]:
-    """Return what follows each prefix of a token, as a pattern."""
+    """Return the pattern that must follow each token prefix."""
     return {prefix: row["rest"] for row in _data()["token"] for prefix in row["prefix"]}
 
 
 @functools.cache
 def parts() -> tuple[tuple[str, str], ...]:
-    """Return what a text must hold, lower-cased, and the pattern that keeps its first group and
-    hides the rest then.
-    """
+    """Return pairs of a required lower-case text and a pattern that keeps only its first group."""
     return tuple((row["needs"], row["pattern"]) for row in _data()["part"])
 
 
@@ -106,27 +102,25 @@ def _data() -> dict[str, Any]:
     return next(iter(read_tables("secrets", [_FILE]).values()))
 
 
-# Whether a name says that its value is a secret or a prompt, and whether a value can be one.
-
 MASK: Final = "***"
 Secrecy = Literal["", "hint", "weak", "strong"]
 
 _MAX_NAME_CHARS: Final = 100
-# Names of the vocabulary's tokens, not of access tokens: pad_token, skip_special_tokens,
+# Names of vocabulary tokens, not of access tokens: pad_token, skip_special_tokens,
 # max_num_batched_tokens.
 _VOCABULARY: Final = re.compile(
     r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|special|image|video|audio|stop|new|batched|prompt|speculative|max|min|num|of)"
     r"[_-]tokens?\Z"
 )
-# A number behind one of these is still a secret; behind any other ..._token it is a count or a
+# After one of these names even a number is a secret; after any other ..._token it is a count or a
 # time.
 _ACCESS_TOKEN: Final = re.compile(
     r"(?i)(?:hf|hub|huggingface|api|access|auth|refresh|session|git|github|gitlab|bot|bearer|id|csrf|xsrf|personal|user|"
     r"wandb|slack|aws|azure|google|openai|security)[_-]?tokens?\Z"
 )
 _TOKEN: Final = re.compile(r"(?i)tokens?\Z")
-# "estimated_max_model_len_tokens: not printed" is a sentence: an access token has a digit or a
-# capital, or is longer.
+# "estimated_max_model_len_tokens: not printed" is a sentence. An access token has a digit or a
+# capital letter, or is longer.
 _COUNTS: Final = re.compile(r"(?i)tokens\Z")
 _SECRET_NAMES_WORD: Final = re.compile(r"[a-z]{1,15}\Z")
 NUMBER: Final = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?[a-z%]{0,4}(?:/[a-z]+)?\Z", re.IGNORECASE)
@@ -137,13 +131,13 @@ PROMPT: Final = re.compile(
     r"|(?:output|completion)[_-](?:text|token[_-]ids)|question|instructions?|conversations?)\Z"
 )
 PROMPT_IDS: Final = re.compile(r"(?i)(?:token[_-]|input[_-])ids\Z")
-# DBPASS, PGPASS, dbPass: glued, which capitals tell from an everyday word that ends so.
+# DBPASS, PGPASS, dbPass: the capital letters distinguish these from everyday words.
 _GLUED: Final = re.compile(r"(?:(?:\A|_)[A-Z0-9]{2,}(?:PASS|PW|PSK|JWT)|[a-z](?:Pass|Pwd|Pw))\Z")
 _PATH: Final = re.compile(
     r"(?:~|\.{0,2})(?:/[a-z0-9._-]+){2,}/?\Z|[\w./\\~:-]+\.(?:pem|key|crt|cer|p12|pfx|pub|json|txt|ya?ml)\Z"
 )
 _VARIABLES: Final = frozenset({"AUTH", "JWT", "PSK"})  # KEY, PASS and PWD alone are everyday words
-# Letters beyond f and digits, and no other sign.
+# Letters beyond f and digits, without any other sign.
 _MADE: Final = re.compile(
     r"(?=[A-Za-z]{0,100}\d)(?=[A-Fa-f0-9]{0,100}[G-Zg-z])[A-Za-z0-9+]{20,}={0,2}\Z"
 )
@@ -152,12 +146,12 @@ _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s@?]*\Z", re.IGNORECASE)
 
 @functools.lru_cache(maxsize=4096)
 def secrecy(name: str) -> Secrecy:
-    """Return how sure a name is of a secret.
+    """Return how likely a name belongs to a secret.
 
-    ``weak`` names (--key, FOO_AUTH) hide only what can be one, a ``hint`` (key, vendor_key) only
-    what looks like nothing else.
+    ``weak`` names (--key, FOO_AUTH) hide a value only if it can be a secret. A ``hint`` (key,
+    vendor_key) hides only a value that looks generated.
     """
-    tail = name[-_MAX_NAME_CHARS:].lstrip("-")  # the end of a name tells what it is
+    tail = name[-_MAX_NAME_CHARS:].lstrip("-")  # the end of a name says what it is
     known = names()
     if known.about.search(tail):
         return ""
@@ -176,15 +170,16 @@ def secrecy(name: str) -> Secrecy:
     return "hint"
 
 
-def tells(name: str, value: str) -> bool:
-    """Return whether a value behind a secret's name is secret: not None, not a count of tokens, not
-    a word of prose.
+def is_secret_value(name: str, value: str) -> bool:
+    """Return whether the value of a secret's name is secret.
+
+    None, counts of tokens and words of prose are not.
     """
     word = value.lower()
     if word in _PLAIN_VALUES:
         return False
     if (sure := secrecy(name)) == "hint":
-        return is_made(value)
+        return is_generated(value)
     if sure == "weak":
         is_small = value.isdigit() and len(value) <= 4
         return not (
@@ -195,22 +190,18 @@ def tells(name: str, value: str) -> bool:
     return not (NUMBER.match(value) or (_COUNTS.search(name) and _SECRET_NAMES_WORD.match(value)))
 
 
-def is_made(value: str) -> bool:
-    """Return whether a value can be nothing but a key: neither a hash, a UUID, a path, a model's
-    nor a layer's name.
-    """
+def is_generated(value: str) -> bool:
+    """Return whether a value can only be a key, not a hash, UUID, path or model name."""
     return _MADE.match(value) is not None
 
 
-def looks_made(value: str, least_chars: int) -> bool:
-    """Return whether a value looks made by a machine, or chosen as a password: long,
-    with a digit.
-    """
+def looks_generated(value: str, least_chars: int) -> bool:
+    """Return whether a value is long and has a digit, like a token or a password."""
     return len(value) >= least_chars and any(c.isdigit() for c in value)
 
 
-# Secrets in the words of a command that no name tells: ``mysql -pSECRET``, ``curl -u user:SECRET``,
-# ``wandb login SECRET``.
+# Secrets in a command without a telling name: ``mysql -pSECRET``, ``curl -u user:SECRET``, ``wandb
+# login SECRET``.
 
 _WORD: Final = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',\\]|\\(?![nrt]))+|\n""")
 _ENDS: Final = frozenset({"|", "||", "&&", ";", "&", "\n"})
@@ -218,8 +209,8 @@ _USER_FLAGS: Final = ("-u", "--user", "--proxy-user", "--userpwd", "--login")
 _LITERAL: Final = "--from-literal"  # kubectl create secret --from-literal=NAME=SECRET
 _MAX_DEPTH: Final = 3
 _GLUED_MIN_CHARS: Final = 5
-# Behind a -p of any program: no path, no port, no option of one dash (-port, -python3), no
-# name=value.
+# A word after -p of any program that is not a password: a path, a port, an option with one dash
+# (-port, -python3), or name=value.
 _NO_PASSWORD: Final = re.compile(
     r"[\d.:-]+(?:/(?:tcp|udp))?\Z|.*[=/\\:\[(]|(?:ort|ython|ath|refix|arallel|ix|rofile|roc|thread|rint|ackage|y\d)|[a-z_.,]+\Z|\*\*\*"
 )
@@ -227,20 +218,18 @@ _PORT: Final = re.compile(r"\d{1,5}\Z")
 
 
 def hide_in_text(text: str) -> str:
-    """Hide such secrets in running text, where the words that can carry one stand."""
+    """Hide such secrets in running text, if it contains a word that can carry one."""
     if _carriers().search(text):
         return _hide(text, 0)
     return text
 
 
-def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each word that holds a secret, and how many of its characters stand before
-    it.
-    """
+def secret_starts(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the index of each word with a secret, and where in the word the secret begins."""
     program: Program | None = None
-    begun = False  # whether the program's sub-command has come
+    begun = False  # whether the program's sub-command has appeared
     before = ""
-    lists = False  # whether a flag of secrets has come last: vLLM's --api-key takes several
+    lists = False  # whether the last flag takes several secrets, as vLLM's --api-key does
     for index, word in enumerate(words):
         if word in _ENDS:
             program = None
@@ -258,7 +247,7 @@ def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
                 kept = _by_flag(before, word)
             if word.startswith("-"):
                 lists = secrecy(word) == "strong"
-            elif lists and is_made(word):
+            elif lists and is_generated(word):
                 kept = 0
             if kept is not None and kept < len(word) and not word.startswith(MASK, kept):
                 yield index, kept
@@ -268,7 +257,7 @@ def kept_chars(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 def _by_program(program: Program, before: str, word: str) -> int | None:
     if before in program.next:
         return 0
-    if before in program.next_token and looks_made(word, 16):
+    if before in program.next_token and looks_generated(word, 16):
         return 0
     for flag in program.pair:
         is_short = not flag.startswith("--")
@@ -289,7 +278,7 @@ def _by_program(program: Program, before: str, word: str) -> int | None:
 
 
 def _by_flag(before: str, word: str) -> int | None:
-    """Return where the secret of a flag begins that means the same to most programs."""
+    """Return where a secret begins after a flag with the same meaning in most programs."""
     flag, equals, value = word.partition("=")
     if equals and flag in _USER_FLAGS:
         begin = _after_user(value)
@@ -315,8 +304,9 @@ def _by_flag(before: str, word: str) -> int | None:
 
 
 def _after_user(pair: str) -> int | None:
-    """Return where the password of ``user:password`` begins; a uid and gid, a user and its group or
-    a host and port have none.
+    """Return where the password of ``user:password`` begins; None if there is no password.
+
+    A uid and gid, a user and group, or a host and port have no password.
     """
     user, colon, password = pair.partition(":")
     if (
@@ -338,7 +328,7 @@ def _hide(text: str, depth: int) -> str:
     words = []
     for found in _WORD.finditer(text):
         start, end = found.span()
-        while start < end - 1 and text[start] in "[({":  # of a list of words
+        while start < end - 1 and text[start] in "[({":  # a list of words
             start += 1
         while start < end - 1 and text[end - 1] in "])}":
             end -= 1
@@ -349,7 +339,7 @@ def _hide(text: str, depth: int) -> str:
         end -= len(body) - len(body.rstrip("\\")) if body != "\n" else 0
         spans.append((start, end))
         words.append(text[start:end])
-    hidden = dict(kept_chars(words))
+    hidden = dict(secret_starts(words))
     pieces = []
     position = 0
     for index, (start, end) in enumerate(spans):
@@ -364,30 +354,26 @@ def _hide(text: str, depth: int) -> str:
 
 @functools.cache
 def _carriers() -> re.Pattern[str]:
-    """Return the words without which no text holds such a secret."""
+    """Return the pattern of words without which no text contains such a secret."""
     named = "|".join(re.escape(name) for name in sorted(programs(), key=len, reverse=True))
     return re.compile(
         rf"-p[^\s\"',]|-u|--user|--proxy-user|--login|--from-literal|-(?:keys?|tokens?)[\"']?,?[ ]|(?:\b|\\[nrt])(?:{named})\b"
     )
 
 
-# Secrets in a program that stands in one word of a command: ``sh -c 'export API_KEY=SECRET; sh
-# job.sh'``.
+# Secrets in a program inside one word: ``sh -c 'export API_KEY=SECRET; sh job.sh'``.
 
-# NAME=, --flag= and the flag whose value the next word is.
+# NAME=, --flag=, and a flag whose value is the next word.
 _SECRET_SCRIPTS_KEY: Final = re.compile(r"(?<![\w-])(-{0,2}\w[\w-]*)(\+?=|[ \t]+(?=[^\s-]))")
 _RUNS_WORD: Final = re.compile(r"-[A-Za-z]*c\Z")
 _SECRET_SCRIPTS_ENDS: Final = frozenset(" \t\n\r;&|<>)")
 _CLOSING: Final = {"(": ")", "{": "}"}
-# What masking hides of a word and nothing else: one word of a shell, with the scheme of a header
-# before it.
+# One shell word, with the scheme of a header before it.
 _ONE_WORD: Final = re.compile(r"(?:(?:Bearer|Basic|Token) +)?[^\s;&|]*\Z", re.IGNORECASE)
 
 
 def is_script(words: Sequence[str], index: int) -> bool:
-    """Return whether a word is a program, not a value: behind the ``-c`` of a shell or
-    of Python.
-    """
+    """Return whether a word is a program: it follows the ``-c`` of a shell or of Python."""
     if index == 0 or not _RUNS_WORD.match(words[index - 1]):
         return False
     names = (word.rpartition("/")[2].rstrip("0123456789.") for word in words[: index - 1])
@@ -395,9 +381,7 @@ def is_script(words: Sequence[str], index: int) -> bool:
 
 
 def hide_in_script(text: str) -> str:
-    """Hide each value of a secret's or a prompt's name to the end of the shell's word, and nothing
-    behind it.
-    """
+    """Hide each value of a secret's or prompt's name, up to the end of the shell's word."""
     pieces = []
     kept = 0
     position = 0
@@ -416,7 +400,7 @@ def hide_in_script(text: str) -> str:
         if (
             not value
             or value == MASK
-            or not tells(name, value)
+            or not is_secret_value(name, value)
             or (not secrecy(name) and NUMBER.match(value))
         ):
             continue
@@ -426,10 +410,9 @@ def hide_in_script(text: str) -> str:
 
 
 def hides_secrets_alone(words: Sequence[str], masked: Sequence[str]) -> bool:
-    """Return whether all that masking hid of a command is whole words of it, or single words of a
-    shell within one.
+    """Return whether masking hid only whole words of a command or of its shell script.
 
-    What else it hid may be a command: two that differ in it look the same.
+    If it hid more, two different commands may look the same after masking.
     """
     return len(words) == len(masked) and all(map(_hides_one_word_each, words, masked))
 
@@ -462,7 +445,7 @@ def _is_one_word(hidden: str) -> bool:
 
 
 def _open_quotes(text: str) -> list[str]:
-    """Return for each position the quote that is open there, empty: none."""
+    """Return for each position the open quote; "" if none is open."""
     quote = ""
     is_escaped = False
     found = [""]
@@ -481,8 +464,9 @@ def _open_quotes(text: str) -> list[str]:
 
 
 def _word_end(text: str, begin: int, around: str) -> int:
-    """Return where a shell's word ends that begins there within the quote ``around``; one that is
-    cut off ends with the text.
+    """Return where a shell's word ends that begins inside the quote ``around``.
+
+    A word without an end lasts to the end of the text.
     """
     quote = ""
     closing = list[str]()
@@ -509,19 +493,18 @@ def _word_end(text: str, begin: int, around: str) -> int:
     return len(text)
 
 
-# Secrets by their own shape, whatever stands before them: tokens with a known prefix, URLs,
-# headers, private keys.
+# Secrets with a shape of their own: tokens with a known prefix, URLs, headers, private keys.
 
 _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.DOTALL,
 )
-_BREAKS: Final = frozenset({"\\n", "\\r", "\\t"})  # as JSON within a line writes them
+_BREAKS: Final = frozenset({"\\n", "\\r", "\\t"})  # the form in JSON inside a line
 _PEM: Final = "-----BEGIN "
 
 
 def hide_shapes(text: str) -> str:
-    """Replace every secret that its shape tells by ``***``."""
+    """Replace every secret with a known shape by ``***``."""
     lowered = text.lower()
     for needed, pattern in parts():
         if needed in lowered:
@@ -560,9 +543,7 @@ def _is_within_word(text: str, start: int) -> bool:
 
 @functools.cache
 def _prefixes() -> re.Pattern[str]:
-    """Return all prefixes as one pattern, the longer of two first, branched by their first
-    character.
-    """
+    """Return all prefixes as one pattern, longer ones first, grouped by first character."""
     by_first: dict[str, list[str]] = {}
     for prefix in sorted(token_rests(), key=len, reverse=True):
         by_first.setdefault(prefix[0], []).append(re.escape(prefix[1:]))
@@ -576,7 +557,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-# Secrets in YAML whose value is on the lines behind its key: a list, or a block of text.
+# Secrets in YAML whose value follows on the lines below its key: a list, or a block of text.
 
 _SECRET_YAML_KEY: Final = re.compile(
     r"^(?P<indent>[ ]{0,40})(?:- )?(?P<name>[\w.-]{1,100}):[ ]*(?P<block>[|>][+-]?\d?[+-]?)?[ ]*$"
@@ -585,7 +566,7 @@ _ITEM: Final = re.compile(r"^(?P<lead>[ ]*- )(?P<value>[^\s#].*)$")
 
 
 def hide_in_yaml(text: str) -> str:
-    """Replace what is below the key of a secret by ``***``, line by line."""
+    """Replace the lines below a secret's key by ``***``."""
     if ":\n" not in text and "|" not in text and ">" not in text:
         return text
     lines = text.split("\n")
@@ -603,8 +584,9 @@ def hide_in_yaml(text: str) -> str:
 
 
 def _is_below(line: str, key: re.Match[str]) -> bool:
-    """Return whether a line belongs to a key's value: it is indented further, or an item of a list
-    at the same place.
+    """Return whether a line belongs to a key's value.
+
+    It does if it is indented further, or is a list item with the same indentation.
     """
     indent = len(line) - len(line.lstrip(" "))
     own = len(key["indent"])
@@ -616,27 +598,25 @@ def _hidden(line: str, key: re.Match[str]) -> str:
     if key["block"]:
         return f"{line[: len(line) - len(line.lstrip(' '))]}{MASK}"
     item = _ITEM.match(line)
-    if item is not None and tells(key["name"], item["value"]):
+    if item is not None and is_secret_value(key["name"], item["value"]):
         return f"{item['lead']}{MASK}"
     return line
 
 
-# Find where the value after a key ends, in text of any notation: Python, JSON, JSON inside JSON,
-# shell, YAML.
+# Find the end of a value in any notation: Python, JSON, JSON inside JSON, shell, YAML.
 
 _OPENER: Final = re.compile(r"[bBrRuUfF]{0,2}(\\*)([\"'])")
 _QUOTES_AND_BRACKETS: Final = re.compile(r"(\\*)([\"'])|[\[\](){}]")
 _BARE: Final = re.compile(r"[^\s\"',;\[\](){}<>|&\\]+(?:,(?=[^\s\"',=:]+(?:\s|\Z))[^\s\"',]+)*")
-_MAX_LIST_CHARS: Final = 4096  # a longer one counts as going on to the end of the text
+_MAX_LIST_CHARS: Final = 4096  # a longer list counts as lasting to the end of the text
 _LINE: Final = re.compile(r"[^\"'\\\n]+")
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSpan:
-    """Where a value stands: ``text[start:end]`` between its quotes or brackets; ``after`` is behind
-    those.
+    """Locate a value: ``text[start:end]`` is inside its quotes or brackets.
 
-    ``form`` is ``quoted``, ``list``, ``call`` or ``bare``.
+    ``after`` is the position behind them. ``form`` is ``quoted``, ``list``, ``call`` or ``bare``.
     """
 
     start: int
@@ -646,15 +626,12 @@ class ValueSpan:
 
 
 def value_at(text: str, position: int, *, whole_line: bool = False) -> ValueSpan | None:
-    """Find the value that begins at a position.
+    """Find the value that begins at a position; None if no value begins there.
 
     Args:
-        text: the text; a value that is cut off ends with it.
+        text: the text; a value without an end lasts to its end.
         position: where the value begins.
-        whole_line: a value without quotes is the rest of the line (a header), not one word.
-
-    Returns:
-        None if no value begins there.
+        whole_line: whether a value without quotes is the rest of the line, as in a header.
     """
     if opener := _OPENER.match(text, position):
         start = opener.end()
@@ -662,7 +639,7 @@ def value_at(text: str, position: int, *, whole_line: bool = False) -> ValueSpan
         after = min(len(text), end + len(opener.group(1)) + 1)
         while (
             not opener.group(1) and after < len(text) and text[after] in "\"'"
-        ):  # 'it'"'"'s' is one word of a shell
+        ):  # 'it'"'"'s' is one shell word
             end = _quote_end(text, after + 1, text[after], 0)
             after = min(len(text), end + 1)
         return ValueSpan(start, end, after, "quoted")
@@ -682,8 +659,9 @@ def value_at(text: str, position: int, *, whole_line: bool = False) -> ValueSpan
 
 
 def _quote_end(text: str, start: int, quote: str, escapes: int) -> int:
-    """Return where a string closes that ``quote`` opened behind ``escapes`` backslashes: before
-    those backslashes.
+    """Return where a string ends that ``quote`` opened after ``escapes`` backslashes.
+
+    The position is before the closing backslashes.
     """
     position = start
     while (found := text.find(quote, position)) >= 0:
@@ -705,7 +683,7 @@ def _bracket_end(text: str, start: int) -> int:
     while (found := _QUOTES_AND_BRACKETS.search(text, position)) and found.start() < limit:
         position = found.end()
         if found.group(2):
-            # An apostrophe within a word opens nothing.
+            # An apostrophe inside a word opens nothing.
             if found.group(2) == '"' or found.start() == 0 or not text[found.start() - 1].isalnum():
                 escapes = len(found.group(1))
                 position = min(
@@ -726,7 +704,7 @@ _KEEPS_HOMES: Final[ContextVar[bool]] = ContextVar("oomguard_keeps_homes", defau
 _MAX_PASSES: Final = 8
 _NAME_CHARS: Final = 64
 _PLAIN_CHARS: Final = 18  # the shortest token has 19
-# Words that begin a sentence about a value; no value is one of them.
+# Words that begin a sentence about a value and are never a value.
 _PROSE: Final = frozenset({"not", "unknown", "known", "is", "was", "the", "no", "cannot", "must"})
 _NO_TEXT: Final = frozenset({"none", "null", "true", "false"})
 _HEADERS: Final = re.compile(r"(?i)(?:authorization|proxy-authorization|cookie|set-cookie)\Z")
@@ -741,7 +719,7 @@ _KEY: Final = re.compile(
     r")"
 )
 _HOMES: Final = (
-    # C:\Users\NAME and C:/Users/NAME, backslashes doubled or not; a name with spaces where a
+    # C:\Users\NAME and C:/Users/NAME, backslashes doubled or not; a name may contain spaces if a
     # separator follows it
     re.compile(
         r"(?<![\w.~])[A-Za-z]:[\\/]+Users[\\/]+(?:[\w.-]+(?: [\w.-]+){1,3}(?=[\\/])|[^\\/\s\"'`:;,<>()|*?\[\]{}$]+)"
@@ -765,8 +743,9 @@ def unmasked() -> Iterator[None]:
 
 @contextmanager
 def homes_kept() -> Iterator[None]:
-    """Leave home folders inside the ``with`` block: for what is pasted into the user's own
-    terminal, where ``~`` may stand in quotes.
+    """Keep home folders inside the ``with`` block.
+
+    The user pastes such text into a terminal, where ``~`` may be in quotes.
     """
     token = _KEEPS_HOMES.set(True)
     try:
@@ -781,8 +760,12 @@ def is_masking() -> bool:
 
 
 def mask(text: str) -> str:
-    """Replace secrets and prompts by ``***`` and home folders by ``~``; inside ``unmasked`` change
-    nothing.
+    """Replace secrets and prompts by ``***`` and home folders by ``~``.
+
+    Inside ``unmasked`` this returns the text unchanged.
+
+        >>> mask("HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzabcdefgh")
+        'HF_TOKEN=***'
     """
     if not _MASKING.get() or _is_plain_word(text):
         return text
@@ -792,8 +775,9 @@ def mask(text: str) -> str:
 
 
 def _is_plain_word(text: str) -> bool:
-    """Return whether a text is a short name of lowercase letters, as most texts of a report are: no
-    token is so short.
+    """Return whether a text is a short name in lower case, like most texts of a report.
+
+    No token is so short.
     """
     return (
         len(text) <= _PLAIN_CHARS
@@ -805,7 +789,7 @@ def _is_plain_word(text: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _masked_name(text: str, _keeps_homes: bool) -> str:
-    """Mask a short text: a report holds the same names of facts and settings hundreds of times."""
+    """Mask a short text, with a cache, because a report repeats names hundreds of times."""
     return _masked(text)
 
 
@@ -819,12 +803,11 @@ def _masked(text: str) -> str:
 
 
 def mask_command(argv: Sequence[str], *, keep_homes: bool = False) -> list[str]:
-    """Return a command with its secrets and prompts replaced by ``***`` and home folders by ``~``.
+    """Return a command with secrets and prompts as ``***`` and home folders as ``~``.
 
     Args:
         argv: the command.
-        keep_homes: leave home folders, so that the command can be pasted into the user's own
-            terminal.
+        keep_homes: whether to keep home folders, so that the user can paste the command.
     """
     if not _MASKING.get():
         return list(argv)
@@ -843,18 +826,19 @@ def _hides_assigned(name: str) -> bool:
 
 
 def _hides_next(flag: str, word: str) -> bool:
-    if secrecy(flag) == "weak":  # a switch, where another flag follows
-        return not word.startswith("-") and tells(flag, word)
+    if secrecy(flag) == "weak":  # a switch, if another flag follows
+        return not word.startswith("-") and is_secret_value(flag, word)
     return bool(secrecy(flag)) or not NUMBER.match(word)
 
 
 def mask_value(name: str, value: object) -> object:
-    """Return the value of a setting or variable of that name: hidden if the name is a secret's,
-    else masked as text.
+    """Return the masked value of a setting or variable.
+
+    A secret's name hides the whole value; any other value is masked as text.
     """
     if not _MASKING.get() or value is None or isinstance(value, bool):
         return value
-    if secrecy(name) and tells(name, str(value)):
+    if secrecy(name) and is_secret_value(name, str(value)):
         return MASK
     if not isinstance(value, str):
         return value
@@ -869,8 +853,8 @@ _LISTS: Final = frozenset({"--api-key"})
 
 def _pass_words(words: Sequence[str]) -> list[str]:
     masked: list[str] = []
-    by_program = dict(kept_chars(words))
-    hide = ""  # the flag whose value the next word is
+    by_program = dict(secret_starts(words))
+    hide = ""  # the flag whose value is the next word
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if hide and words[index - 1] != hide and word.startswith("-"):
@@ -882,7 +866,7 @@ def _pass_words(words: Sequence[str]) -> list[str]:
         ):  # a secret in it ends before the word does
             text = mask(hide_in_script(word[: by_program.get(index)]))
             masked.append(f"{text}{MASK}" if index in by_program else text)
-        elif equals and _hides_assigned(name) and tells(name, value):
+        elif equals and _hides_assigned(name) and is_secret_value(name, value):
             masked.append(f"{name}={MASK}")
         elif index in by_program:
             masked.append(f"{word[: by_program[index]]}{MASK}")
@@ -903,7 +887,7 @@ def _pass(text: str) -> str:
 
 
 def _mask_fields(text: str) -> str:
-    """Hide the values of secret keys and of prompt fields, from left to right."""
+    """Hide the values of secret keys and prompt fields, from left to right."""
     pieces = []
     kept = 0
     position = 0
@@ -913,7 +897,7 @@ def _mask_fields(text: str) -> str:
         secret = secrecy(name)
         prompt = PROMPT.match(name) is not None
         if not secret and not prompt:
-            if found.group("flag"):  # the word behind a flag may be a key itself
+            if found.group("flag"):  # the word after a flag may be a key itself
                 position = found.end("flag")
             continue
         value = value_at(text, position, whole_line=bool(_HEADERS.match(name)))
@@ -931,7 +915,7 @@ def _mask_fields(text: str) -> str:
 
 def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) -> bool:
     body = text[value.start : value.end]
-    if not tells(name, body):
+    if not is_secret_value(name, body):
         return False
     if value.form == "bare" and body in _PROSE and ":" in (found.group("glue") or ""):
         return False
@@ -939,7 +923,7 @@ def _hides_secret(text: str, value: ValueSpan, name: str, found: re.Match[str]) 
         secrecy(name) == "weak"
         and value.form == "bare"
         and ":" in (found.group("glue") or "")
-        and not looks_made(body, 8)
+        and not looks_generated(body, 8)
     ):
         return False  # "FOO_KEY: not set" is prose
     if value.form == "list":

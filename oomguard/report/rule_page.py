@@ -1,8 +1,6 @@
-"""One page for each rule and signature, in Markdown: what it means, how to confirm it, what to
-change and what it costs.
+"""Write one Markdown page for each rule and signature: meaning, checks, changes and costs.
 
-The pages come from the rule files alone, examples included: the same files always give the same
-pages.
+The pages come from the rule files alone, so the same files always give the same pages.
 """
 
 from __future__ import annotations
@@ -18,18 +16,19 @@ from oomguard.core.text import PLACEHOLDER, render, strip_escapes, without_brack
 from oomguard.rules.rule import Confidence, Rule
 from oomguard.rules.signature import Signature
 
-MARK: Final = "<!-- made by `oomguard rules pages`: change the rule file, not this page -->"
+PAGE_MARK: Final = "<!-- made by `oomguard rules pages`: change the rule file, not this page -->"
 _EFFECTS: Final = {
-    "output-preserving": "the same sampling semantics",
-    "reduces-capacity": "less fits, runs together or is accepted",
+    "output-preserving": "sampling works the same",
+    "reduces-capacity": "fewer requests or tokens fit",
     "changes-outputs": "the answers may differ; needs your permission",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One test of a rule, assessed by that rule alone; ``incident`` has no cause if the rule does
-    not apply.
+    """Hold one test of a rule with the incident that this rule alone gives.
+
+    ``incident`` has no cause if the rule does not apply.
     """
 
     kind: str
@@ -44,13 +43,13 @@ def rule_page(
 
     Args:
         rule: the rule.
-        examples: its tests, assessed.
-        file: the rule's file, as the page names it.
-        solvers: how each solver finds a value, in words.
+        examples: its tests, with their results.
+        file: the rule's file, as the page shows it.
+        solvers: how each solver computes a value, in words.
     """
-    spoken = [(example, cause) for example in examples if (cause := _cause(rule, example))]
-    silent = [example for example in examples if not _cause(rule, example)]
-    lines = [f"# {rule.code}: {_text(rule.title)}", "", MARK, ""]
+    matching = [(example, cause) for example in examples if (cause := _cause(rule, example))]
+    excluded = [example for example in examples if not _cause(rule, example)]
+    lines = [f"# {rule.code}: {_text(rule.title)}", "", PAGE_MARK, ""]
     lines += [
         (
             f"Cause `{rule.cause}`, {_text(rule.status)}, since {_text(rule.since)}, from "
@@ -59,44 +58,45 @@ def rule_page(
         "",
     ]
     lines += ["## What it means", "", _text(_named(rule.why)), ""]
-    if spoken:
-        summary = render(rule.summary, spoken[0][0].incident.facts)
+    if matching:
+        summary = render(rule.summary, matching[0][0].incident.facts)
     else:
         summary = _named(rule.summary)
     lines += [f"> {_text(summary)}", ""]
     lines += [
         "## When it applies",
         "",
-        f"One of these was printed: {', '.join(f'`{kind}`' for kind in rule.kinds)}.",
+        f"The log prints one of these kinds: {', '.join(f'`{kind}`' for kind in rule.kinds)}.",
     ]
     lines += _conditions(rule)
-    lines += ["", "## How sure it is", "", *(f"- {_step(step)}" for step in rule.confidence), ""]
+    lines += ["", "## Confidence", "", *(f"- {_step(step)}" for step in rule.confidence), ""]
     lines += ["## How to confirm it", "", _text(_named(rule.confirm)), ""]
     lines += ["## What to change, and what it costs", "", *_fixes(rule, solvers), ""]
-    for number, (example, cause) in enumerate(spoken, 1):
+    for number, (example, cause) in enumerate(matching, 1):
         lines += [
-            f"## Example {number}" if len(spoken) > 1 else "## Example",
+            f"## Example {number}" if len(matching) > 1 else "## Example",
             "",
             *_example(example, cause),
             "",
         ]
-    if silent:
+    if excluded:
         lines += ["## When it does not apply", ""]
-        lines += [f"- `{example.kind}` with {_facts_inline(example.facts)}" for example in silent]
+        lines += [f"- `{example.kind}` with {_facts_inline(example.facts)}" for example in excluded]
         lines += [""]
     lines += ["## References", "", *(f"- {_reference(row)}" for row in rule.references), ""]
     return "\n".join(lines)
 
 
 def signature_page(signature: Signature, *, file: str, group_facts: Mapping[str, str]) -> str:
-    """Return the page of one signature; ``group_facts`` maps a pattern's group to the fact that it
-    fills.
+    """Return the page of one signature.
+
+    ``group_facts`` maps a pattern's group to the fact that it fills.
     """
-    lines = [f"# {_text(signature.name)}", "", MARK, ""]
+    lines = [f"# {_text(signature.name)}", "", PAGE_MARK, ""]
     if signature.kind:
         what = f"Kind `{signature.kind}`"
     else:
-        what = "Context (a line that tells no failure and carries facts)"
+        what = "Context (a line with facts that reports no failure)"
     lines += [
         (
             f"{what}, framework {_text(signature.framework)}, phase `{signature.phase}`, from "
@@ -129,8 +129,15 @@ def signature_page(signature: Signature, *, file: str, group_facts: Mapping[str,
 
 
 def index_page(rules: Iterable[Rule], signatures: Iterable[Signature]) -> str:
-    """Return the list of all rules, each linked to its page, and of all signatures."""
-    lines = ["# Rules", "", MARK, "", "Why memory ran out, and what to do: one rule a page.", ""]
+    """Return the list of all rules, linked to their pages, and of all signatures."""
+    lines = [
+        "# Rules",
+        "",
+        PAGE_MARK,
+        "",
+        "Each page explains one rule: why memory ran out, and what to do.",
+        "",
+    ]
     lines += ["| code | cause | title | kinds |", "|---|---|---|---|"]
     for rule in rules:
         kinds = ", ".join(f"`{kind}`" for kind in rule.kinds)
@@ -163,14 +170,17 @@ def _conditions(rule: Rule) -> list[str]:
     if conditions:
         lines = [
             "",
-            "And all of this holds:",
+            "All of these conditions are true:",
             "",
             *(f"- `{_code(source)}`" for source in conditions),
         ]
     else:
         lines = []
     if rule.unknown:
-        lines += ["", f"And nothing is known of {', '.join(f'`{name}`' for name in rule.unknown)}."]
+        lines += [
+            "",
+            f"These facts are unknown: {', '.join(f'`{name}`' for name in rule.unknown)}.",
+        ]
     named = dict.fromkeys(
         name for source in conditions for name in re.findall(r"\b[a-z]\w*\b", source)
     )
@@ -184,17 +194,17 @@ def _conditions(rule: Rule) -> list[str]:
 
 def _step(step: Confidence) -> str:
     if step.when is not None:
-        where = f" where `{_code(step.when.source)}`"
+        where = f" if `{_code(step.when.source)}`"
     else:
         where = ""
     if step.base is not None:
-        return f"{step.base:.2f}{where or ' to begin with'}"
+        return f"{step.base:.2f}{where or ' at first'}"
     return f"{abs(step.add):.2f} {'more' if step.add >= 0 else 'less'}{where}"
 
 
 def _fixes(rule: Rule, solvers: Mapping[str, str]) -> list[str]:
     if not rule.fixes:
-        return ["Nothing that oomguard knows how to change."]
+        return ["oomguard cannot change anything for this cause."]
     lines: list[str] = []
     for number, fix in enumerate(rule.fixes, 1):
         lines.append(
@@ -202,19 +212,17 @@ def _fixes(rule: Rule, solvers: Mapping[str, str]) -> list[str]:
             f"({fix.effect}{', as an alternative only' if fix.alternative else ''})"
         )
         if fix.lever:
-            lines.append(
-                f"   - {_text(fix.lever)}; by how much is not known ({_text(fix.missing)})"
-            )
+            lines.append(f"   - {_text(fix.lever)}; the value is not known ({_text(fix.missing)})")
         elif fix.solve:
             lines.append(f"   - value: {_text(solvers.get(fix.solve, fix.solve))}")
         elif fix.value is not None:
             lines.append(f"   - value: `{_code(fix.value.source)}`")
         if fix.when:
             lines.append(
-                "   - only where "
+                "   - only if "
                 f"{' and '.join(f'`{_code(condition.source)}`' for condition in fix.when)}"
             )
-        lines.append(f"   - cost: {_text(fix.tradeoff) or 'none known'}")
+        lines.append(f"   - cost: {_text(fix.tradeoff) or 'unknown'}")
     effects = sorted({fix.effect for fix in rule.fixes})
     meanings = "; ".join(f"*{effect}*: {_EFFECTS[str(effect)]}" for effect in effects)
     return [*lines, "", f"{meanings}."]
@@ -256,7 +264,7 @@ def _patch(number: int, patch: Patch) -> list[str]:
     if patch.tradeoff:
         lines.append(f"   cost: {patch.tradeoff}")
     if patch.new is not None and patch.blocked_by:
-        lines.append(f"   not done by itself: {patch.blocked_by}")
+        lines.append(f"   not automatic: {patch.blocked_by}")
     if patch.new is not None and paste:
         return [*lines, f"   {paste}"]
     return lines
@@ -297,19 +305,19 @@ def _reference(row: Mapping[str, Any]) -> str:
 
 
 def _named(template: str) -> str:
-    """Return a template with its placeholders as names of facts, for a text without values."""
+    """Replace a template's placeholders by the names of facts, for a text without values."""
     return PLACEHOLDER.sub(
         lambda match: f"`{match.group(1).split('|')[0]}`", without_brackets(template)
     )
 
 
 def _text(text: str) -> str:
-    """Return running text on one line, without what a terminal would obey."""
+    """Return running text on one line, without terminal escapes."""
     return strip_escapes(" ".join(str(text).split()))
 
 
 def _code(text: str) -> str:
-    """Return text for a code span, which a backtick would end."""
+    """Return text for a code span, in which a backtick would end the span."""
     return _text(text).replace("`", "'")
 
 

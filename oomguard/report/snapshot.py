@@ -1,6 +1,4 @@
-"""An allocation snapshot in a report: its sentences, the rows of its tables, its panel on the
-terminal, and its JSON.
-"""
+"""Show an allocator snapshot: sentences, tables, a terminal panel and JSON."""
 
 from __future__ import annotations
 
@@ -27,33 +25,32 @@ GROUP_HEADINGS: Final = ("segments of", "number", "reserved", "live", "free", "l
 SHOWN_GROUPS: Final = 8
 SHOWN_STACKS: Final = 8
 _UNDONE: Final = (
-    "The snapshot was dumped {events} later. They are undone here: the blocks are those of the "
+    "The snapshot was taken {events} later. oomguard undid them, so the blocks are those at the "
     "failure."
 )
 _LATER: Final = (
-    "The snapshot was dumped {events} later, and the history does not lead back: the blocks are "
-    "those of the dump, not those of the "
-    "failure, and say nothing of its cause."
+    "The snapshot was taken {events} later, and oomguard could not undo them. The blocks are those "
+    "at the snapshot, so they do not explain the failure."
 )
-NO_STACK: Final = "no Python stack: none was recorded, or a thread of C++ such as autograd's"
+NO_STACK: Final = "no Python stack (not recorded, or a C++ thread such as autograd's)"
 
 
 def title(device: DeviceMemory) -> str:
-    """Return what the section of a device is called."""
+    """Return the heading of a device's section."""
     return f"memory snapshot, device {device.index}"
 
 
 def sentences(device: DeviceMemory) -> Iterator[str]:
-    """Yield what torch holds of a device, and what was refused."""
+    """Yield sentences about torch's memory on a device and the failed allocation."""
     blocks = _counted(device.blocks, "block")
     segments = _counted(device.segments, "segment")
     parts = ", ".join(f"{format_gib(size)} {name}" for name, size in _states(device))
     yield (
-        f"torch holds {format_gib(device.reserved_bytes)} in {segments} and {blocks}: "
-        f"{parts or 'nothing in them'}."
+        f"torch reserved {format_gib(device.reserved_bytes)} in {segments} and {blocks}: "
+        f"{parts or 'no blocks'}."
     )
     if device.refusal is None:
-        yield f"The largest free block has {format_gib(device.largest_free_bytes)}."
+        yield f"The largest free block is {format_gib(device.largest_free_bytes)}."
     else:
         yield from _refused(device, device.refusal)
     if device.private_pool_bytes:
@@ -64,16 +61,17 @@ def sentences(device: DeviceMemory) -> Iterator[str]:
 
 
 def _refused(device: DeviceMemory, refusal: Refusal) -> Iterator[str]:
-    """Yield what was refused, beside which blocks, and what was refused before it."""
+    """Yield sentences about the failed allocation, the free blocks, and earlier failures."""
     parts = []
     if refusal.largest_free_bytes and refusal.free_blocks_bytes is not None:
         largest = format_gib(refusal.largest_free_bytes)
         together = format_gib(refusal.free_blocks_bytes)
         parts.append(
-            f"The largest free block that it could use has {largest}, all of them {together}"
+            f"The largest free block that it could use was {largest}, "
+            f"all of them together {together}"
         )
     elif refusal.largest_free_bytes == 0:
-        parts.append("No block that it could use was free")
+        parts.append("It could use no free block")
     if refusal.waiting_blocks_bytes:
         parts.append(f"{format_gib(refusal.waiting_blocks_bytes)} waited for another stream")
     if refusal.device_free_bytes is not None:
@@ -87,21 +85,21 @@ def _refused(device: DeviceMemory, refusal: Refusal) -> Iterator[str]:
         yield _UNDONE.format(events=_counted(device.later_events, "event"))
     if device.earlier_refusals:
         yield (
-            f"It is the last of {device.refusals:,} refusals in this history. The first: "
+            f"It is the last of {device.refusals:,} failed allocations in this history. The first: "
             f"{_asked(device.earlier_refusals[0])}."
         )
 
 
 def _asked(refusal: Refusal) -> str:
     if refusal.frames:
-        by = f", by {stack_text(refusal.frames)}"
+        by = f" at {stack_text(refusal.frames)}"
     else:
         by = ""
-    return f"{format_gib(refusal.tried_bytes)} was refused{by}"
+    return f"{format_gib(refusal.tried_bytes)} could not be allocated{by}"
 
 
 def _states(device: DeviceMemory) -> list[tuple[str, int]]:
-    """Return name and bytes of each state that blocks of the device are in."""
+    """Return the name and bytes of each state of the device's blocks."""
     rows = [
         ("in use", device.allocated_bytes),
         ("waiting for another stream", device.waiting_bytes),
@@ -112,11 +110,11 @@ def _states(device: DeviceMemory) -> list[tuple[str, int]]:
 
 
 def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str, str, str, str]]:
-    """Return the live blocks by stack, the largest first, and what the rest of them hold together.
+    """Return the live blocks by stack, largest first, and the sum of the rest.
 
     Args:
         device: the device.
-        most: rows before the rest; None: as many as were kept.
+        most: the number of rows before the rest; None for all recorded rows.
     """
     shown = device.stacks[:most]
     rows = [_stack_row(stack, device.allocated_bytes) for stack in shown]
@@ -133,7 +131,7 @@ def stack_rows(device: DeviceMemory, most: int | None = None) -> list[tuple[str,
 
 
 def group_rows(device: DeviceMemory) -> list[tuple[str, ...]]:
-    """Return the segments by what they serve: pool, stream, and the sizes of their blocks."""
+    """Return the segments by pool, stream and block size."""
     rows: list[tuple[str, ...]] = [
         (
             group_name(group),
@@ -152,7 +150,7 @@ def group_rows(device: DeviceMemory) -> list[tuple[str, ...]]:
 
 
 def group_name(group: SegmentGroup) -> str:
-    """Return ``large blocks``, with the pool and the stream where they are not the default ones."""
+    """Return ``large blocks``, with the pool and stream unless they are the default."""
     size = {True: "large blocks", False: "small blocks", None: "all blocks"}[group.is_large]
     if group.pool is None:
         pool = None
@@ -172,9 +170,7 @@ def stack_text(frames: tuple[Frame, ...], most: int = 3) -> str:
 
 
 def snapshot_panel(device: DeviceMemory, *, ascii_only: bool = False) -> RenderableType:
-    """Return one device of a snapshot as a panel; its texts must be fit for a screen
-    (``drawn``).
-    """
+    """Return one device of a snapshot as a panel; its texts must be printable (``drawn``)."""
     from rich import box
     from rich.console import Group
     from rich.panel import Panel
@@ -219,7 +215,7 @@ def _table(
 
 
 def snapshot_dict(snapshot: Snapshot) -> dict[str, Any]:
-    """Return a snapshot as the JSON contract has it, its texts as they are given."""
+    """Return a snapshot as the contract's object, with its texts unchanged."""
     return {
         "allocator_options": snapshot.settings,
         "devices": [_device_dict(device) for device in snapshot.devices],

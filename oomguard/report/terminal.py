@@ -1,6 +1,4 @@
-"""The panel a person reads: what happened, where the bytes went, why, what to paste, what is
-unknown.
-"""
+"""Show a diagnosis as a terminal panel: failure, action, cause, memory bar, unknowns."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from oomguard.report.wording import (
     decide_by,
     echoes,
     instead,
-    left_alone,
     pastes,
     place,
+    ruled_out_changes,
     settings_of_note,
     shown_causes,
     shown_once,
@@ -36,12 +34,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
-# Draw the bar of where the bytes went on a console of any width, with or without colour and
-# Unicode.
-
 BAR_CELLS: Final = 60
 _GAP: Final = 2
-# Without colour the pattern tells the parts apart.
+# Without color, the pattern distinguishes the parts.
 _PATTERNS: Final = "█▓▒▚▞▐▄▌"
 Row = tuple[str, str, str]
 _ASCII: Final = "#=+*o%@x"
@@ -49,7 +44,10 @@ _ASCII: Final = "#=+*o%@x"
 
 @dataclass(frozen=True, slots=True)
 class BudgetBar:
-    """A budget as a bar and its legend; ``table`` makes the legend a table with one part a line."""
+    """Draw a budget as a bar with a legend, for any width, color and encoding.
+
+    ``table`` puts one part of the legend on each line.
+    """
 
     budget: Budget
     ascii_only: bool = False
@@ -68,10 +66,10 @@ class BudgetBar:
         if not total:
             from rich.text import Text
 
-            yield Text("of a device whose size is not known", style="dim")
+            yield Text("of a device of unknown size", style="dim")
 
     def _marks(self, parts: tuple[BarSegment, ...], *, colored: bool) -> list[str]:
-        if not self.budget.device_total_bytes:  # no bar: nothing to tell apart
+        if not self.budget.device_total_bytes:  # without a bar there is nothing to distinguish
             return ["-"] * len(parts)
         if self.ascii_only:
             fixed = {FREE: ".", REST: " "}
@@ -96,8 +94,8 @@ class BudgetBar:
         from rich.text import Text
 
         end = f" {format_gib(total)}"
-        beside = width - len(end) >= BAR_CELLS // 3
-        room = min(BAR_CELLS, width - len(end) if beside else width)
+        fits_on_line = width - len(end) >= BAR_CELLS // 3
+        room = min(BAR_CELLS, width - len(end) if fits_on_line else width)
         line = Text(no_wrap=True)
         if self.ascii_only:  # a rest drawn as blanks needs an edge
             room -= 2
@@ -106,16 +104,14 @@ class BudgetBar:
             line.append(mark * count, style=part.color[0])
         if self.ascii_only:
             line.append("|")
-        yield line.append(end) if beside else line
-        if not beside:
+        yield line.append(end) if fits_on_line else line
+        if not fits_on_line:
             yield Text(end.strip())
 
     def _legend(
         self, parts: tuple[BarSegment, ...], marks: list[str], rows: list[Row], width: int
     ) -> RenderResult:
-        """Yield as many parts a line as fit, in columns; one part a line in a table or if no two
-        fit.
-        """
+        """Yield the legend in as many columns as fit; a table has one part on each line."""
         from rich.text import Text
 
         names = max((len(row[0]) for row in rows), default=0)
@@ -136,7 +132,7 @@ class BudgetBar:
                 line.append(
                     f" {name:<{names}} {size:>{sizes}}" + (f" {share:>{shares}}" if shares else "")
                 )
-            else:  # too narrow for columns: the line may wrap
+            else:  # too narrow for columns, so the line may wrap
                 line.append(f" {name} {size} {share}".rstrip())
             if self.table and part.source and item + len(part.source) + _GAP <= width:
                 line.append(f"  {part.source}", style="dim")
@@ -158,13 +154,12 @@ Commands = Mapping[str, str]
 def print_diagnosis(
     console: Console, diagnosis: Diagnosis, commands: Commands | None = None
 ) -> None:
-    """Print every incident of a diagnosis, or one line that says so if it has none and a panel for
-    each start.
+    """Print every incident; without incidents, one line and a panel for each start.
 
     Args:
-        console: where to print; a console that cannot write Unicode gets ASCII.
-        diagnosis: what was found.
-        commands: by setting, the full command with its patch applied; printed below the panel.
+        console: where to print; a console without Unicode gets ASCII.
+        diagnosis: the diagnosis.
+        commands: the full patched command by setting, printed below the panel; None for none.
     """
     shown = drawn(diagnosis)
     with homes_kept():
@@ -174,7 +169,7 @@ def print_diagnosis(
         return
     with console.capture() as captured:
         _print(console, shown, pasted, ascii_only=True)
-    # A log may hold any script; what the console cannot write is replaced.
+    # A log may contain any script; characters that the console cannot write are replaced.
     console.file.write(
         captured.get()
         .replace("…", "...")
@@ -188,7 +183,7 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
     for group in shown_once(diagnosis):
         console.print(panel(group, source=diagnosis.source, ascii_only=ascii_only), width=width)
         for what, command in _pasted(group, commands):
-            # Outside the box and never wrapped: a command is for copying.
+            # Outside the box and never wrapped, so that the user can copy the command.
             console.print(f"# {what}", style="dim", markup=False, soft_wrap=True)
             console.print(command, style="green", markup=False, soft_wrap=True)
     if not diagnosis.incidents:
@@ -204,9 +199,7 @@ def _print(console: Console, diagnosis: Diagnosis, commands: Commands, *, ascii_
 
 
 def _pasted(group: ShownIncident, commands: Commands) -> list[tuple[str, str]]:
-    """Return (what it does, the full command) for every patch and alternative that has
-    a command.
-    """
+    """Return (description, full command) of every patch and alternative with a command."""
     patches = [
         (f"{p.setting} {p.new} [{p.effect}]", commands.get(p.setting)) for p in group.incident.plan
     ]
@@ -218,7 +211,7 @@ def _pasted(group: ShownIncident, commands: Commands) -> list[tuple[str, str]]:
 
 
 def panel(shown: ShownIncident, *, source: str = "", ascii_only: bool = False) -> RenderableType:
-    """Return one incident as a panel; its texts must be fit for a screen (``drawn``)."""
+    """Return one incident as a panel; its texts must be printable (``drawn``)."""
     from rich.text import Text
 
     incident = shown.incident
@@ -239,7 +232,7 @@ def panel(shown: ShownIncident, *, source: str = "", ascii_only: bool = False) -
         parts += [
             _action(f"{number}. ", action) for number, action in enumerate(incident.actions[1:], 2)
         ]
-    if ruled_out := left_alone(incident):
+    if ruled_out := ruled_out_changes(incident):
         parts.append(
             Text("\nNot changed: ", style="bold").append("; ".join(ruled_out), style="not bold")
         )
@@ -263,9 +256,7 @@ def panel(shown: ShownIncident, *, source: str = "", ascii_only: bool = False) -
 
 
 def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableType:
-    """Return one engine start as a panel: what ran, with which settings, and where the
-    bytes went.
-    """
+    """Return one engine start as a panel: settings, memory and capacity."""
     from rich.text import Text
 
     parts: list[RenderableType] = []
@@ -284,7 +275,7 @@ def start_panel(start: EngineStart, *, ascii_only: bool = False) -> RenderableTy
     if text := capacity(start):
         parts += [*([Text()] if parts else []), Text(text, style="bold")]
     if not parts:
-        parts.append(Text("no setting and no part of the memory was printed", style="dim"))
+        parts.append(Text("the log shows no settings and no memory figures", style="dim"))
     return _boxed(parts, start_title(start), "green", ascii_only=ascii_only)
 
 

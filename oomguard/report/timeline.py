@@ -1,4 +1,4 @@
-"""What a watch saw as tables: memory by counter, then the calls."""
+"""Show a watch's timeline: tables, CSV, a plot, and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-# What a watch saw in words: a call, an attempt, a size.
-
 UNKNOWN = "-"
 
 
 def size(size_bytes: int | None) -> str:
-    """Return a size; a dash where it is unknown."""
+    """Format a size; a dash if it is unknown."""
     if size_bytes is None:
         return UNKNOWN
     if size_bytes:
@@ -36,21 +34,21 @@ def size(size_bytes: int | None) -> str:
 
 
 def peak(use: MemoryUse) -> str:
-    """Return a peak, marked where it is the largest of samples."""
+    """Format a peak, with ``~`` if it is only the largest sample."""
     if use.sampled and use.peak_bytes is not None:
         return f"~{size(use.peak_bytes)}"
     return size(use.peak_bytes)
 
 
 def name(row: SeenCall) -> str:
-    """Return what a call is called, with its model."""
+    """Return the name of a call, with its model."""
     if row.model:
         return f"{row.model}.{row.what}"
     return row.what
 
 
 def tokens(row: SeenCall) -> str:
-    """Return the tokens of each row of a call: of its prompt, and those that it may generate."""
+    """Return the tokens of each row: the prompt's, and the number to generate."""
     if row.prompt_tokens is None:
         return ""
     if row.max_new_tokens is None:
@@ -59,15 +57,16 @@ def tokens(row: SeenCall) -> str:
 
 
 def attempt_words(timed: TimedAttempt) -> str:
-    """Return what an attempt ran with and what came of it."""
+    """Return an attempt's settings and result."""
     attempt = timed.attempt
     settings = ", ".join(f"{key} {value}" for key, value in attempt.settings.items())
     return f"{settings} {'ran' if attempt.succeeded else 'failed'}".strip()
 
 
 def attempts(row: SeenCall) -> str:
-    """Return a call's attempts in one line, by their rows where nothing else was changed; nothing
-    where it ran as it was made.
+    """Return a call's attempts in one line; "" if the call ran unchanged.
+
+    If only the batch size changed, the line shows the sizes.
     """
     if row.attempts:
         first = row.attempts[0].attempt
@@ -88,7 +87,7 @@ def attempts(row: SeenCall) -> str:
     return ", ".join(map(attempt_words, row.attempts))
 
 
-# What a watch saw as CSV: sizes in bytes, an unknown one empty.
+# CSV: sizes are in bytes, and an unknown size is empty.
 
 _OF_CALL: Final = (
     "kind",
@@ -116,9 +115,7 @@ SAMPLES: Final = ("seconds", "device", "counter", "bytes")
 
 
 def rows_csv(timeline: Timeline) -> str:
-    """Return a line for each counter of the whole watch, of each call and span, and a line for each
-    mark.
-    """
+    """Return one line for each counter of the watch, each call, each span, and each mark."""
     whole = SeenCall("", "watch", 0.0, timeline.seconds, uses=timeline.uses, error=timeline.error)
     lines = [line for row in (whole, *timeline.rows) for line in _lines(row)]
     lines += [
@@ -129,7 +126,7 @@ def rows_csv(timeline: Timeline) -> str:
 
 
 def samples_csv(timeline: Timeline) -> str:
-    """Return a line for each sample and counter."""
+    """Return one line for each sample and counter."""
     return _text(
         SAMPLES,
         (
@@ -176,23 +173,24 @@ def _text(head: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as text where a spreadsheet would take a label for a formula: after an
-    apostrophe.
-    """
+    """Return a cell as text: a label like a formula is prefixed with an apostrophe."""
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return value
 
 
-# A watch's timeline drawn by matplotlib: a panel for each device, with its counters, its limit,
-# calls, failures and marks.
+# The plot has a panel for each device, with counters, limit, calls, failures and marks.
 
 _MOST_ROWS: Final = 400
 _LABEL_CHARS: Final = 40
 
 
 def figure(timeline: Timeline) -> Figure:
-    """Return the plot; raises UsageError if matplotlib is not installed."""
+    """Return the plot.
+
+    Raises:
+        UsageError: if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -200,11 +198,11 @@ def figure(timeline: Timeline) -> Figure:
             f'{install_hint("plots")}; or, without it, seen.to_trace("watch.trace.json") for '
             "ui.perfetto.dev"
         )
-        raise UsageError("matplotlib draws the plot, and it is not installed", hint=hint) from None
+        raise UsageError("the plot needs matplotlib, which is not installed", hint=hint) from None
     devices = list(dict.fromkeys(key.device for sample in timeline.samples for key in sample.bytes))
     if not devices:
         empty = Figure(figsize=(9.6, 2))
-        words = "\n".join(["Nothing was seen: no counter was read.", *drawn(timeline.notes)])
+        words = "\n".join(["The watch read no counter.", *drawn(timeline.notes)])
         empty.text(0.05, 0.5, words, va="center", parse_math=False)
         return empty
     made = Figure(figsize=(9.6, 1 + 2.6 * len(devices)), layout="constrained")
@@ -225,8 +223,9 @@ def png(timeline: Timeline) -> bytes:
 
 
 def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
-    """Draw each counter of a device, the limit, and the exact peak of each call: torch does not say
-    when in the call it was.
+    """Draw each counter of a device, the limit, and the exact peak of each call.
+
+    torch does not report when in the call the peak was, so the peak is a horizontal line.
     """
     keys = list(
         dict.fromkeys(
@@ -264,7 +263,7 @@ def _draw_counters(axes: Axes, timeline: Timeline, device: str) -> None:
 
 
 def _draw_events(axes: Axes, timeline: Timeline) -> None:
-    """Shade calls and spans; draw a labelled line at each failed attempt and each mark."""
+    """Shade calls and spans; draw a labeled line at each failed attempt and each mark."""
     moments = []
     for row in timeline.rows[:_MOST_ROWS]:
         if row.calls > 1:
@@ -288,7 +287,7 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
     for seconds, label, color, height, alignment in moments:
         axes.axvline(seconds, color=color, linewidth=1)
         text = " ".join(drawn(label).split())[:_LABEL_CHARS]
-        # A dollar sign begins mathematics otherwise: a label is text.
+        # Without this option a dollar sign would begin mathematics.
         shown = axes.text(
             seconds,
             height,
@@ -301,13 +300,13 @@ def _draw_events(axes: Axes, timeline: Timeline) -> None:
         shown.set_in_layout(False)
 
 
-# What a watch saw as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+# Chrome trace JSON opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 _PROCESS = {"pid": 1}
 
 
 class _Slice(NamedTuple):
-    """One interval of a track, in seconds."""
+    """Hold one interval of a track, in seconds."""
 
     began: float
     ended: float
@@ -317,10 +316,9 @@ class _Slice(NamedTuple):
 
 
 def trace_json(timeline: Timeline) -> str:
-    """Return calls, spans and attempts as slices, counters as counter tracks, and marks as
-    instants.
+    """Return calls and attempts as slices, counters as tracks, and marks as instants.
 
-    Calls that were added up have no moment and are left out.
+    Summed calls have no time of their own and are left out.
     """
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "args": {"name": "oomguard.watch"}, **_PROCESS},
@@ -382,10 +380,8 @@ def _args(row: SeenCall) -> dict[str, Any]:
 
 
 def _slice_events(slices: list[_Slice]) -> Iterator[dict[str, Any]]:
-    """Yield the slices, which begin in this order, on as many tracks as it takes for all of one
-    track to nest.
-    """
-    tracks: list[list[float]] = []  # the ends of the slices that are open
+    """Yield the slices, which are sorted by start, on tracks in which all slices nest."""
+    tracks: list[list[float]] = []  # the ends of the open slices of each track
     for one in slices:
         for open_ends in tracks:
             while open_ends and open_ends[-1] <= one.began:
@@ -417,7 +413,7 @@ _CALLS: Final = ("call", "rows", "tokens", "time", "before", "peak", "after", "a
 
 
 def tables(timeline: Timeline, *, most_rows: int = MOST_ROWS) -> RenderableType:
-    """Return the tables of rich; texts are masked and fit for a screen."""
+    """Return the tables for rich; texts are masked and printable."""
     from rich.console import Group
     from rich.text import Text
 
@@ -440,7 +436,7 @@ def table_text(timeline: Timeline) -> str:
     with console.capture() as captured:
         console.print(tables(timeline))
     lines = [line.rstrip() for line in captured.get().splitlines()]
-    # The table has an empty line on each side: one between two is enough.
+    # Each table has an empty line on both sides, but one empty line between two is enough.
     return "\n".join(
         line for i, line in enumerate(lines) if line or (0 < i < len(lines) - 1 and lines[i - 1])
     )
@@ -462,8 +458,9 @@ def memory_rows(uses: Sequence[MemoryUse]) -> list[tuple[str, ...]]:
 
 
 def call_rows(rows: Sequence[SeenCall], most_rows: int) -> tuple[list[tuple[str, ...]], int]:
-    """Return a row for each call, headings first, and how many calls are left out: of many the
-    largest and the failed are shown.
+    """Return a row for each call, headings first, and the number of calls left out.
+
+    Of many calls, the failed and the largest ones are shown.
     """
     shown = list(rows)
     if len(rows) > most_rows:
@@ -480,16 +477,16 @@ def call_rows(rows: Sequence[SeenCall], most_rows: int) -> tuple[list[tuple[str,
 def _below(timeline: Timeline, left_out: int) -> list[str]:
     lines = []
     if left_out:
-        lines.append(f"{left_out} more calls: in .rows and the CSV")
+        lines.append(f"{left_out} more calls are in .rows and the CSV")
     if any(use.sampled for use in timeline.uses):
         lines.append(
-            f"~ the largest of samples, one every {timeline.sample_every_s:g} s; the other peaks "
+            f"~ largest sample, taken every {timeline.sample_every_s:g} s; the other peaks "
             "are exact"
         )
     if timeline.error:
         lines.append(f"ended with {drawn(timeline.error)}")
     if not timeline.samples:
-        lines += timeline.notes or ("nothing was seen: the watch was not entered",)
+        lines += timeline.notes or ("the watch recorded nothing: the program did not enter it",)
     return lines
 
 
@@ -501,21 +498,19 @@ def _row(row: SeenCall, what: str) -> tuple[str, ...]:
         memory = ("", "", "")
     else:
         memory = (size(use.before_bytes), peak(use), size(use.after_bytes))
-    told = ", ".join(text for text in (attempts(row), row.error) if text)
+    outcome = ", ".join(text for text in (attempts(row), row.error) if text)
     return (
         what,
         "" if row.rows is None else f"{row.rows:,}",
         tokens(row),
         f"{row.seconds:.1f} s",
         *memory,
-        told,
+        outcome,
     )
 
 
 def _of_model(row: SeenCall) -> str:
-    """Return a call with its model, which a narrow terminal breaks off and cuts; the call stays
-    whole.
-    """
+    """Return a call with its model last, so that a narrow terminal cuts only the model."""
     if row.model:
         return f"{row.what} ({row.model})"
     return row.what
@@ -532,7 +527,7 @@ def _peak_bytes(row: SeenCall) -> int:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> RenderableType:
-    """Return a table; columns in which every cell is empty are left out."""
+    """Return a table without its empty columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The short texts that every form of a report shares: places, settings, changes, costs."""
+"""Write the short texts of every report form: places, settings, changes, costs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from oomguard.core.settings import SETTING_FACTS
 from oomguard.remedy.policy import is_out_of_question
 
 _SHOWN_NAMES: Final = 6
-# Two causes whose confidences differ by less are shown as one decision.
+# oomguard shows two causes as one decision if their confidences differ by less.
 CLOSE_CONFIDENCE: Final = 0.1
 LIKELY_CONFIDENCE: Final = 0.4
-# Facts of a start that say which model ran how; the settings in force come after them.
+# Facts of a start that identify the model and how it ran; effective settings follow them.
 _NOTED_FACTS: Final = (
     "model",
     "dtype",
@@ -35,8 +35,9 @@ _NOTED_FACTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ShownIncident:
-    """An incident as it is shown once: printed ``repeated`` times, in ``starts`` (empty if the
-    input has only one start).
+    """Hold an incident that is shown once for ``repeated`` prints in ``starts``.
+
+    ``starts`` is empty if the input has only one start.
     """
 
     incident: Incident
@@ -45,7 +46,7 @@ class ShownIncident:
 
 
 def shown_once(diagnosis: Diagnosis) -> list[ShownIncident]:
-    """Return the incidents in order, joined if they differ only in place and start."""
+    """Return the incidents in order, merged if they differ only in place and start."""
     groups: dict[tuple[object, ...], list[Incident]] = {}
     for incident in diagnosis.incidents:
         groups.setdefault(_sameness(incident), []).append(incident)
@@ -80,7 +81,7 @@ def _sameness(incident: Incident) -> tuple[object, ...]:
 
 
 def engine(record: Incident | EngineStart) -> str:
-    """Return the framework and its version, "" for an unknown framework."""
+    """Return the framework and its version; "" for an unknown framework."""
     if record.framework == "unknown":
         return ""
     if record.framework_version:
@@ -104,8 +105,9 @@ def place(incident: Incident, source: str = "") -> str:
 
 
 def echoes(shown: ShownIncident) -> str:
-    """Return how often, in which starts and processes it was printed, and where it was only passed
-    on; "" if only once.
+    """Return how often, and in which starts and processes, the failure was printed.
+
+    "" if it was printed once.
     """
     incident = shown.incident
     texts = []
@@ -133,7 +135,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def amount(name: str, value: FactValue | None) -> str:
-    """Return a setting's value as text, a byte count with its size beside it."""
+    """Format a setting's value; a byte count is followed by its size."""
     if (
         isinstance(value, int)
         and not isinstance(value, bool)
@@ -144,9 +146,10 @@ def amount(name: str, value: FactValue | None) -> str:
     return str(value)
 
 
-def change(patch: Patch) -> str:
-    """Return ``40960 -> 26624``: without the old value if it is unknown, ``not solved`` for an
-    unknown new one.
+def change_text(patch: Patch) -> str:
+    """Return a change such as ``40960 -> 26624``.
+
+    An unknown old value is left out; an unknown new value is ``not solved``.
     """
     if patch.new is None:
         new = "not solved"
@@ -158,9 +161,7 @@ def change(patch: Patch) -> str:
 
 
 def instead(alternative: Alternative) -> str:
-    """Return ``max_num_seqs = 8``; the setting alone where no value of it would do: a device,
-    another checkpoint.
-    """
+    """Return ``max_num_seqs = 8``, or the setting alone if no value is known."""
     name = alternative.setting
     value = alternative.new
     if value is None:
@@ -169,26 +170,26 @@ def instead(alternative: Alternative) -> str:
 
 
 def arrow(patch: Patch) -> str:
-    """Return ``40960 -> 26624`` as ``change`` does, byte counts as they are given to the engine."""
+    """Return a change such as ``40960 -> 26624`` with byte counts as the engine gets them."""
     if patch.old is None:
         return str(patch.new)
     return f"{patch.old} -> {patch.new}"
 
 
 def why(patch: Patch) -> str:
-    """Return the reason of a patch and the bytes that it is predicted to free."""
+    """Return the reason of a patch and the bytes that it should free."""
     freed = patch.predicted_freed_bytes or 0
     return patch.reason + (f" (frees {format_gib(freed)})" if freed > 0 else "")
 
 
 def action_why(action: Action) -> str:
-    """Return why an action helps, and the bytes that it is predicted to free."""
+    """Return why an action helps and the bytes that it should free."""
     freed = action.frees_bytes or 0
     return action.why + (f" (frees {format_gib(freed)})" if freed > 0 else "")
 
 
-def left_alone(incident: Incident) -> list[str]:
-    """Return the changes that would help and that the user ruled out, each with the reason."""
+def ruled_out_changes(incident: Incident) -> list[str]:
+    """Return helpful changes that the user ruled out, each with the reason."""
     offered = {action.id for action in incident.actions}
     return [
         f"{patch.setting}{'' if patch.new is None else f' {amount(patch.setting, patch.new)}'}: "
@@ -199,9 +200,7 @@ def left_alone(incident: Incident) -> list[str]:
 
 
 def shown_causes(incident: Incident) -> tuple[Cause, ...]:
-    """Return the likeliest cause, and the next one if it is likely too; that nothing is known is no
-    second cause.
-    """
+    """Return the likeliest cause, and the second if it is likely and not ``unknown``."""
     second = [
         c for c in incident.causes[1:2] if c.id != "unknown" and c.confidence >= LIKELY_CONFIDENCE
     ]
@@ -209,9 +208,7 @@ def shown_causes(incident: Incident) -> tuple[Cause, ...]:
 
 
 def decide_by(incident: Incident) -> str:
-    """Return how to decide between the two likeliest causes, "" if one of them is
-    clearly likelier.
-    """
+    """Return how to decide between the two likeliest causes; "" if one is clearly likelier."""
     causes = shown_causes(incident)
     is_close = len(causes) > 1 and causes[0].confidence - causes[1].confidence < CLOSE_CONFIDENCE
     if is_close and causes[0].id != causes[1].id:
@@ -220,33 +217,31 @@ def decide_by(incident: Incident) -> str:
 
 
 def pastes(item: Patch | Alternative) -> list[str]:
-    """Return what to paste, one text a surface: flag, keyword argument, environment variable."""
+    """Return the texts to paste: flag, keyword argument and environment variable."""
     if item.new is None:
         return []
     return [text for text in (item.as_flag, item.as_kwarg, getattr(item, "as_env", None)) if text]
 
 
 def blocked(patch: Patch) -> str:
-    """Return why oomguard does not apply a solved patch by itself, "" if it may."""
+    """Return why oomguard does not apply a solved patch automatically; "" if it may."""
     if patch.blocked_by and patch.new is not None:
         return patch.blocked_by
     return ""
 
 
 def tradeoff(alternative: Alternative) -> str:
-    """Return what an alternative would cost, "" if unknown."""
+    """Return the cost of an alternative; "" if unknown."""
     return str(getattr(alternative, "tradeoff", ""))
 
 
 def confidence(value: float) -> str:
-    """Return a confidence (0 to 1) as text with two digits."""
+    """Format a confidence (0 to 1) with two digits."""
     return f"confidence {value:.2f}"
 
 
 def settings_of_note(start: EngineStart) -> list[tuple[str, str]]:
-    """Return (name, value) of the model and of what the user set, in the order of the engine's own
-    echo.
-    """
+    """Return (name, value) of the model and of the user's settings, in the engine's order."""
     rows = {name: start.facts[name].value for name in _NOTED_FACTS if name in start.facts}
     for name, setting in start.settings.items():
         if setting.set_by_user is not False and setting.value is not None:
@@ -259,7 +254,7 @@ def settings_of_note(start: EngineStart) -> list[tuple[str, str]]:
 
 
 def capacity(start: EngineStart) -> str:
-    """Return how many tokens and requests the KV cache holds, "" if unknown."""
+    """Return how many tokens and requests fit in the KV cache; "" if unknown."""
     tokens, longest = (
         fact.value if fact is not None and not isinstance(fact.value, (str, bool)) else None
         for fact in (
@@ -276,7 +271,7 @@ def capacity(start: EngineStart) -> str:
 
 
 def start_title(start: EngineStart) -> str:
-    """Return ``start 2, vllm 0.32.0, line 14``."""
+    """Return a title such as ``start 2, vllm 0.32.0, line 14``."""
     if start.line is None:
         line = None
     else:

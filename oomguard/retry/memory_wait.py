@@ -51,10 +51,10 @@ def wait_until_free(
         if not held:
             return None
         if time.monotonic() > deadline:
-            from oomguard.probe.processes import sees_the_host_s_pids
+            from oomguard.probe.processes import sees_host_pids
 
             if host_pids is None:
-                is_told = sees_the_host_s_pids()
+                is_told = sees_host_pids()
             else:
                 is_told = host_pids
             return "; ".join(
@@ -91,10 +91,10 @@ def _holders(was: Device, now: Device, *, is_told: bool | None) -> str:
         if len(grown) > 1:
             return f"by {len(grown)} processes outside this container's view"
         return "by a process outside this container's view"
-    from oomguard.report.presentable import listed
+    from oomguard.report.presentable import process_list
 
     by_growth = sorted(grown, key=lambda pid: -grown[pid][1])
-    return f"by {listed(by_growth, lambda pid: _has(grown[pid][0]))}"
+    return f"by {process_list(by_growth, lambda pid: _has(grown[pid][0]))}"
 
 
 def _has(size_bytes: int | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from oomguard.core.errors import RuleError, SettingError
 from oomguard.core.facts import GIB, REGISTRY, Fact, coerce
-from oomguard.core.files import keep, kept_file, read_regular, state_of
+from oomguard.core.files import cache_file, read_regular, state_of, write_cache
 from oomguard.rules.expressions import suggestion
 
 # How long a pattern gets once its repetitions are written out: known before compiling it, which may
@@ -317,7 +317,7 @@ class KeptPatterns:
 
         self._make, _ = _parts(regex.compile(""))
         own = state_of(Path(__file__))
-        self._path = kept_file(
+        self._path = cache_file(
             "patterns-{}.bin", [sys.version.encode(), regex.__version__.encode(), own]
         )
         self._kept = _read(self._path)
@@ -339,7 +339,7 @@ class KeptPatterns:
 
     def _keep(self) -> None:
         content = marshal.dumps({**_read(self._path), **self._kept})
-        keep(self._path, hashlib.sha256(content).digest() + content)
+        write_cache(self._path, hashlib.sha256(content).digest() + content)
 
 
 def _parts(compiled: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain
 from typing import Final, Protocol
 
-from oomguard.core.files import keep, kept_file
+from oomguard.core.files import cache_file, write_cache
 
 # Which of many literals a line holds, by three of their characters.
 #
@@ -184,7 +184,7 @@ class _Automaton:
         self._one_at_a_time = threading.Lock()  # the library's scratch memory serves one scan
         self._ended = hyperscan.ScanTerminated
         self._mark = len(patterns)
-        kept = kept_file("anchors-{}.hsdb", _cache_key(patterns))
+        kept = cache_file("anchors-{}.hsdb", _cache_key(patterns))
         try:
             self._database = hyperscan.loadb(kept.read_bytes(), hyperscan.HS_MODE_BLOCK)
         except Exception:  # noqa: BLE001
@@ -196,7 +196,7 @@ class _Automaton:
                 elements=len(patterns) + 1,
                 flags=[*[0] * len(patterns), hyperscan.HS_FLAG_SINGLEMATCH],
             )
-            keep(kept, hyperscan.dumpb(self._database))
+            write_cache(kept, hyperscan.dumpb(self._database))
         self._database.scratch = hyperscan.Scratch(self._database)
 
     def scan(self, block: bytes | memoryview, *, first: bool = False) -> tuple[set[int], bool]:

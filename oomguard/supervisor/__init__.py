@@ -1,3 +1,1 @@
-"""Run a command: streams, signals, process tree, exit status. Imports nothing that explains a
-failure.
-"""
+"""Run a command: streams, signals, process tree, exit status. Imports no diagnosis code."""

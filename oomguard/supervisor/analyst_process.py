@@ -1,9 +1,7 @@
-"""The supervisor's side of the analyst: a second process that reads, explains and decides, and that
-may fail at any time.
+"""Start and talk to the analyst, the second process, which may fail at any time.
 
-Messages are lines of JSON on a socket, each an object with ``say``. The supervisor waits for none
-of them longer than ``LIMIT_S`` after the last one, and an analyst that breaks the protocol is
-ended.
+Messages are JSON lines on a socket, each an object with ``say``. The supervisor waits at most
+``LIMIT_S`` after the last message. It kills an analyst that breaks the protocol.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from oomguard.supervisor import tree
 from oomguard.supervisor.failsafe import beat
 
 LIMIT_S: Final = 30.0
-# After a stop signal the run ends within two seconds.
+# After a stop signal the run must end within two seconds.
 STOPPED_S: Final = 1.2
 TYPED_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 _MOST_BYTES: Final = 1 << 24
 _FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# It is given to Python as text: the package's files may be others by then, or gone.
+# Python gets this as text, because the package's files may change or disappear meanwhile.
 _BOOT: Final = """
 import os, sys
 try:
@@ -52,15 +50,15 @@ _CODE_FOLDERS: Final = ("PYTHONPATH", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX")
 
 
 class AnalystProcess:
-    """Starts the analyst, talks to it and ends it.
+    """Start the analyst, exchange messages with it, and stop it.
 
     Args:
-        facts: what it is told first.
+        facts: the first message to it.
         output: the descriptor of the recorded output.
 
     Attributes:
-        failed: why it is not asked any more; None while it may be.
-        pid: its process.
+        failed: why it is no longer used; None while it works.
+        pid: its process; None before the start.
     """
 
     def __init__(self, facts: dict[str, Any], output: int) -> None:
@@ -77,13 +75,13 @@ class AnalystProcess:
         return self._socket is not None
 
     def fileno(self) -> int:
-        """Return the descriptor that is ready when it says something."""
+        """Return the descriptor that is readable when a message arrives; -1 without one."""
         if self._socket is None:
             return -1
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Start it; where that cannot be done, ``failed`` says why."""
+        """Start it; ``failed`` says why if that is impossible."""
         if self.runs or self.failed is not None:
             return
         ours, theirs = socket.socketpair()
@@ -122,7 +120,7 @@ class AnalystProcess:
             theirs.close()
 
     def tell(self, **message: Any) -> None:
-        """Send a message; one that is not taken in time ends it."""
+        """Send a message. An analyst that does not accept it in time has failed."""
         if self._socket is None:
             return
         import json  # many runs need no analyst
@@ -137,14 +135,15 @@ class AnalystProcess:
                 if poll.poll(500):
                     data = data[self._socket.send(data) :]
                 elif time.monotonic() > until_s:
-                    self.fail(f"it took nothing for {LIMIT_S:.0f} s")
+                    self.fail(f"it accepted no message for {LIMIT_S:.0f} s")
                     return
         except OSError:
             self.fail("it has ended")
 
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return what it has said, waiting so long for the first; one that has ended or talks
-        nonsense has failed.
+        """Return its new messages; wait at most ``timeout_s`` seconds for the first.
+
+        An analyst that has ended, or that sends an invalid message, has failed.
         """
         if self._socket is None:
             return []
@@ -166,9 +165,9 @@ class AnalystProcess:
         try:
             found = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
-            self.fail("its answer cannot be read")
+            self.fail("its answer is invalid")
         if not all(isinstance(one, dict) and isinstance(one.get("say"), str) for one in found):
-            self.fail("its answer cannot be read")
+            self.fail("its answer is invalid")
             return []
         if len(self._received) > _MOST_BYTES:
             self.fail("its answer is too long")
@@ -177,12 +176,12 @@ class AnalystProcess:
         return found
 
     def fail(self, why: str) -> None:
-        """Note why it is not asked any more, and end it."""
+        """Record why it is no longer used, and stop it."""
         self.failed = self.failed or why
         self.end()
 
     def end(self, wait_s: float = 0.0) -> None:
-        """End it with all that it started; it may end by itself for ``wait_s``."""
+        """Kill it and its children; ``wait_s`` seconds are left for it to end on its own."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -208,8 +207,9 @@ class AnalystProcess:
 
 
 def _safe_environment() -> dict[str, str]:
-    """Return our variables without entries that mean the working directory, from which no code is
-    taken.
+    """Return our variables without entries that mean the working directory.
+
+    The analyst must not load code from there.
     """
     variables = dict(os.environ)
     for name in _CODE_FOLDERS:

@@ -1,10 +1,9 @@
-"""What holds when the supervisor itself fails: the command goes on, its output arrives, and its
-exit status is kept.
+"""Keep the command running if the supervisor itself fails: its output and status survive.
 
-``run_safely`` runs the supervisor. If that raises anything, or its main loop stands still, what is
-left to do is done here in a few plain system calls: become the command where it was not started
-yet, else copy what it prints, hand stop signals on and take its status. Nothing here calls what may
-have failed.
+``run_safely`` runs the supervisor. If that raises anything, or if its main loop hangs, this module
+continues with a few plain system calls. If the command has not started, this process becomes the
+command. Otherwise it copies the output, forwards stop signals, and takes the status. This code
+calls nothing that may have failed.
 """
 
 from __future__ import annotations
@@ -22,34 +21,34 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     import socket
 
-# The main loop comes round at least ten times a second.
+# The main loop runs at least ten times a second.
 TICK_S: Final = 1.0
 STALLED_TICKS: Final = 10
 # A look at /proc misses a process whose parent ends meanwhile, so one look is not enough.
 _LOOKS: Final = 3
 _COPIED_BYTES: Final = 1 << 16
-# What outlives the command keeps its pipes open: they are read for so long.
+# Processes that outlive the command keep its pipes open; they are read for this long.
 _DRAIN_S: Final = 2.0
 _START_S: Final = 5.0
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class SupervisorState:
-    """How far the supervisor is.
+    """Hold the progress of the supervisor.
 
     Attributes:
-        beats: rises as long as the main loop goes round.
-        is_starting: the reaper was asked to start a command and has not answered.
-        channel: to the reaper.
-        reaper_pid: the reaper.
-        command_pid: the command that runs, or ran last.
-        outputs: its pipes, or its terminal, each with the descriptor that it is copied to.
-        inputs: what is typed, with the terminal that it is copied to.
+        beats: increases as long as the main loop runs.
+        is_starting: whether the reaper has not answered a start request yet.
+        channel: the socket to the reaper; None before it exists.
+        reaper_pid: the reaper; None before it exists.
+        command_pid: the running or last command; None before the first.
+        outputs: its pipes or its terminal, each with the descriptor that gets the copy.
+        inputs: descriptors with typed input, each with the terminal that gets the copy.
         folder: the temporary folder of this run, which the reaper removes.
-        earlier: the exit status of the attempt before; None without one.
-        status: the exit status of the command that ended last; None while it runs, or before it.
-        wait_status: the same as the reaper has told it.
-        final: the exit status of the whole run once it is known.
+        earlier: the exit status of the previous attempt; None without one.
+        status: the exit status of the last ended command; None while it runs, or before it.
+        wait_status: the same, as the reaper reported it.
+        final: the exit status of the whole run; None until it is known.
     """
 
     def __init__(self) -> None:
@@ -71,40 +70,39 @@ PROGRESS: Final = SupervisorState()
 
 
 def beat() -> None:
-    """Say that the main loop goes round."""
+    """Record that the main loop is running."""
     PROGRESS.beats += 1
 
 
 def run_safely(
     words: Sequence[str], command: Sequence[str], ready: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """Run the supervisor and exit with what it returns; where it fails, with the command's own
-    status.
+    """Run the supervisor and exit with its status, or with the command's if it fails.
 
     Args:
-        words: the command line between ``run`` and the command's words.
-        command: its words.
-        ready: called when a main loop that stands still would be noticed.
+        words: the command line between ``run`` and the command.
+        command: the words of the command.
+        ready: called when the watchdog runs.
     """
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     closed: frozenset[int] = frozenset()
     try:
         _start_watchdog(command, masked)
         ready()
-        closed = _occupy()  # before anything is opened
-        from oomguard.supervisor.loop import Loop
+        closed = _occupy()  # before any file is opened
+        from oomguard.supervisor.loop import Supervisor
 
-        status = Loop(words, command, closed).run()
+        status = Supervisor(words, command, closed).run()
         os._exit(status)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the command is not to notice
+    except BaseException as error:  # noqa: BLE001 - whatever failed, the command must not notice
         _go_on(command, masked, closed, f"{type(error).__name__}: {error}")
 
 
 def _start_watchdog(command: Sequence[str], masked: set[int]) -> None:
-    """Start the thread that takes over; no signal is for it."""
+    """Start the watchdog thread, which receives no signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        with contextlib.suppress(RuntimeError):  # no thread may be started
+        with contextlib.suppress(RuntimeError):  # the system allows no more threads
             threading.Thread(
                 target=_watch, name="oomguard-watchdog", args=(command, masked), daemon=True
             ).start()
@@ -113,10 +111,9 @@ def _start_watchdog(command: Sequence[str], masked: set[int]) -> None:
 
 
 def _occupy() -> frozenset[int]:
-    """Put the null device in the place of each standard stream that is closed; return which ones
-    were.
+    """Put the null device in place of each closed standard stream; return the closed ones.
 
-    The next file opened would take their place.
+    Otherwise the next opened file would take the place.
     """
     closed = set()
     for number in (0, 1, 2):
@@ -131,9 +128,7 @@ def _occupy() -> frozenset[int]:
 
 
 def _watch(command: Sequence[str], masked: set[int]) -> None:
-    """Take over where the main loop stands still; a stop of the whole process stops
-    this clock too.
-    """
+    """Take over if the main loop hangs. Stopping the whole process stops this clock too."""
     seen = -1
     still = 0
     while True:
@@ -145,13 +140,13 @@ def _watch(command: Sequence[str], masked: set[int]) -> None:
             still = 0
         seen = beats
         if still >= STALLED_TICKS:
-            _go_on(command, masked, frozenset(), "its main loop stands still")
+            _go_on(command, masked, frozenset(), "its main loop hangs")
 
 
 def _go_on(
     command: Sequence[str], masked: set[int] | None, closed: frozenset[int], why: str
 ) -> NoReturn:
-    """Do what is left of a run; never returns."""
+    """Do the rest of a run; never returns."""
     status = PROGRESS.final
     try:
         if status is None:
@@ -165,9 +160,7 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
     reader = _Reader(progress.channel)
     if progress.is_starting and progress.status is None:
         if progress.reaper_pid is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # stopped, it cannot say that the command has started
+            with contextlib.suppress(OSError):  # a stopped reaper cannot report the start
                 os.kill(progress.reaper_pid, signal.SIGCONT)
         reader.read(_START_S, until_started=True)
     if progress.status is None and progress.wait_status is not None:
@@ -176,14 +169,14 @@ def _rest(command: Sequence[str], masked: set[int] | None, closed: frozenset[int
     if not is_there and progress.status is None and progress.earlier is not None:
         progress.status = progress.earlier
     if not is_there and progress.status is None:
-        _say(f"oomguard: the command runs without oomguard, which failed: {why}")
+        _say(f"oomguard: oomguard failed, so the command runs without it: {why}")
         _leave_reaper(wait_s=0.0)
         return _become(command, masked, closed)
     if progress.status is None:
-        _say(f"oomguard: the command goes on without oomguard, which failed: {why}")
+        _say(f"oomguard: oomguard failed, so the command continues without it: {why}")
         progress.status = _copy(reader)
     else:
-        _say(f"oomguard: not explained, as oomguard failed: {why}")
+        _say(f"oomguard: oomguard failed, so it could not explain the failure: {why}")
     was_killed = not os.path.exists(f"/proc/{progress.reaper_pid}/exe")
     _leave_reaper()
     if was_killed:
@@ -209,7 +202,7 @@ def _end_orphans(wait_s: float = 2.0) -> None:
 
 
 class _Reader:
-    """Reads what the reaper says: a length, then the message."""
+    """Read messages of the reaper: a length, then the message."""
 
     def __init__(self, channel: socket.socket | None) -> None:
         if channel is None:
@@ -224,8 +217,9 @@ class _Reader:
         return self._fd
 
     def read(self, timeout_s: float, *, until_started: bool = False) -> None:
-        """Read for so long at most, or until the reaper is gone, or has said that the command has
-        started or ended.
+        """Read until the reaper is gone or reports an end, for at most ``timeout_s`` seconds.
+
+        With ``until_started``, a report of the start is enough.
         """
         until_s = time.monotonic() + timeout_s
         while not self.is_gone and self.status is None:
@@ -248,7 +242,7 @@ class _Reader:
             end = 4 + int.from_bytes(self._data[:4], "little")
             if len(self._data) < end:
                 return
-            # our own process
+            # our own process wrote this
             message, self._data = marshal.loads(self._data[4:end]), self._data[end:]  # noqa: S302
             if message[0] == "started":
                 PROGRESS.command_pid = message[1]
@@ -257,7 +251,7 @@ class _Reader:
 
 
 def _as_shell(wait_status: int) -> int:
-    """Return a wait status as a shell has it."""
+    """Convert a wait status to a shell's exit status."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code < 0:
         return 128 - code
@@ -265,7 +259,7 @@ def _as_shell(wait_status: int) -> int:
 
 
 def _copy(reader: _Reader) -> int:
-    """Copy the command's output until it has ended and nothing more comes; return its status."""
+    """Copy the command's output until both end; return the command's status."""
     outputs = dict(PROGRESS.outputs)
     inputs = dict(PROGRESS.inputs)
     for number in _STOPS:
@@ -299,7 +293,7 @@ def _copy(reader: _Reader) -> int:
 
 
 def _pass_on(source: int, sink: int) -> bool:
-    """Copy what waits; return False at the end."""
+    """Copy the available bytes; return False at the end."""
     try:
         data = os.read(source, _COPIED_BYTES)
     except BlockingIOError:
@@ -315,15 +309,13 @@ def _pass_on(source: int, sink: int) -> bool:
             left = left[os.write(sink, left[:4096]) :]
         except BlockingIOError:
             continue
-        except OSError:  # nobody reads it, or the disk is full: the command goes on
+        except OSError:  # nobody reads it, or the disk is full, but the command continues
             return bool(data)
     return bool(data)
 
 
 def _status_of_zombie(reader: _Reader) -> int | None:
-    """Return the status of a command whose reaper is gone or does not take it; None
-    while it runs.
-    """
+    """Return the status of a command whose reaper does not report it; None while it runs."""
     pid = PROGRESS.command_pid
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -345,7 +337,7 @@ def _status_of_zombie(reader: _Reader) -> int | None:
 
 
 def _code_of_reaper() -> int | None:
-    """Return the command's status as its reaper's own, where that could say nothing any more."""
+    """Return the exit status of the reaper, which is the command's if it could not report."""
     try:
         _, status = os.waitpid(PROGRESS.reaper_pid or 0, os.WNOHANG)
     except OSError:
@@ -356,7 +348,7 @@ def _code_of_reaper() -> int | None:
 
 
 def _hand_on_stops() -> None:
-    """Give the command the stop signals that wait here."""
+    """Forward pending stop signals to the command."""
     for number in _STOPS:
         if number in signal.sigpending():
             signal.sigtimedwait({number}, 0)
@@ -365,7 +357,7 @@ def _hand_on_stops() -> None:
 
 
 def _leave_reaper(wait_s: float = 12.0) -> None:
-    """Have the reaper end what is left, and itself, or end it after a while."""
+    """Let the reaper stop all remaining processes and itself; kill it after ``wait_s`` seconds."""
     if PROGRESS.channel is not None:
         with contextlib.suppress(OSError):
             PROGRESS.channel.shutdown(2)
@@ -381,7 +373,7 @@ def _leave_reaper(wait_s: float = 12.0) -> None:
         if PROGRESS.reaper_pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(PROGRESS.reaper_pid, signal.SIGKILL)
-    with contextlib.suppress(Exception):  # it has done so, or was killed before
+    with contextlib.suppress(Exception):  # the reaper has done so, or was killed before
         from oomguard.supervisor.tree import remove_tree
 
         remove_tree(PROGRESS.folder or "")
@@ -390,7 +382,7 @@ def _leave_reaper(wait_s: float = 12.0) -> None:
 def _become(command: Sequence[str], masked: set[int] | None, closed: frozenset[int]) -> int:
     signal.pthread_sigmask(
         signal.SIG_SETMASK, ()
-    )  # what waits is for us; an ignored signal that waits is dropped only now
+    )  # pending signals are for us; an ignored one is dropped only now
     for signal_number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             if signal.getsignal(signal_number) is not signal.SIG_IGN or signal_number in {
@@ -407,7 +399,7 @@ def _become(command: Sequence[str], masked: set[int] | None, closed: frozenset[i
 
 
 def become(command: Sequence[str]) -> int:
-    """Become the command, as if oomguard were not there; return the status where that fails."""
+    """Become the command, as if oomguard were not there; return a status if that fails."""
     try:
         os.execvp(command[0], list(command))  # noqa: S606
     except FileNotFoundError:

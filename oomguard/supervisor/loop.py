@@ -1,6 +1,4 @@
-"""The attempts of one ``oomguard run``: start the command, have its failure explained, start what
-the analyst answers.
-"""
+"""Run the attempts of one ``oomguard run``: start the command, ask the analyst, repeat."""
 
 from __future__ import annotations
 
@@ -25,14 +23,13 @@ from oomguard.supervisor.process_control import become_subreaper
 from oomguard.supervisor.signals import SignalForwarder
 from oomguard.supervisor.streams import StandardInput, Tee
 
-# The command has the machine to itself at first; what ends well before this time costs no analyst.
+# At first the command has the machine to itself. A quick success needs no analyst.
 ANALYST_AFTER_S: Final = 0.5
-# A run fails with this status where its command says 0 though its engine died, or its output did
-# not arrive, as tee has it.
+# Status of a run whose command exits with 0 although its engine died or its output was lost.
 FAILED_STATUS: Final = 1
 _BY_CAUSE: Final = frozenset({90, 91, 92})
 _NOTHING_RAN: Final = frozenset({0, 1, 2, 125, 130, 141})
-# Words of which one, in lower case, is in every output of an engine that the analyst knows.
+# Every output of an engine that the analyst knows contains one of these words, in lower case.
 SPEAKS: Final = (
     "vllm",
     "llm engine",
@@ -43,32 +40,33 @@ SPEAKS: Final = (
     "llama",
     "tensorrt",
 )
-# The analyst has nothing more to do by then than to end.
+# By then the analyst only has to exit.
 _LAST_S: Final = 2.0
 _POD: Final = "KUBERNETES_SERVICE_HOST"
-# What the plugin in vLLM's process is told, as engines/vllm/plugin.py reads it.
+# Variables for the plugin in vLLM's process, as engines/vllm/plugin.py reads them.
 _SAID: Final = "OOMGUARD_VLLM_SAID"
 _REPORT: Final = "OOMGUARD_VLLM_REPORT"
 _ACKNOWLEDGE: Final = "OOMGUARD_VLLM_ACKNOWLEDGE"
 _MEMORY_EVENTS: Final = ("memory.events", "memory.oom_control")
 
 
-class Next(NamedTuple):
-    """What comes next: an attempt with its command, or the end with a status that the analyst gives
-    the run.
+class NextStep(NamedTuple):
+    """Describe the next step: an attempt with its command, or the end with a status.
+
+    ``status`` is None if the command's own status counts.
     """
 
     command: Command | None
     status: int | None = None
 
 
-class Loop:
-    """One run.
+class Supervisor:
+    """Run one ``oomguard run``.
 
     Args:
-        words: the command line between ``run`` and the command's own words.
+        words: the command line between ``run`` and the command.
         argv: the command.
-        closed: standard streams that oomguard was started without.
+        closed: standard streams that were closed when oomguard started.
     """
 
     def __init__(self, words: Sequence[str], argv: Sequence[str], closed: frozenset[int]) -> None:
@@ -83,15 +81,13 @@ class Loop:
         self._source: StandardInput | None = None
         self._tee: Tee | None = None
         self._watched: int | None = None
-        self._told_stop = False
+        self._has_sent_stop = False
 
     def run(self) -> int:
-        """Run the command, and again as the analyst answers; return the exit status of the whole
-        run.
-        """
+        """Run the command, and again if the analyst says so; return the run's exit status."""
         become_subreaper()
         signals = self._signals = SignalForwarder(self._closed)
-        signals.__enter__()  # left only where all went well: leaving it ends the command
+        signals.__enter__()  # only left after a success, because leaving it stops the command
         self._buffer = OutputBuffer()
         self._began = {"at": time.time(), "kills": _memory_kills()}
         self._make_session()
@@ -101,7 +97,7 @@ class Loop:
         self._analyst.end(0.0 if signals.stopped_by is not None else _LAST_S)
         if (
             self._analyst.failed is not None
-        ):  # else what it has left is to outlive it: what delivers a shared journal
+        ):  # otherwise its remaining child delivers a shared journal, and has to outlive it
             self._end_helpers()
         if self._session is not None:
             tree.remove_tree(self._session)
@@ -130,21 +126,21 @@ class Loop:
             status = 128 + self._signals.stopped_by
         return status
 
-    def _first(self) -> Next:
-        """Return the first attempt: the command as it is, or what the analyst makes of
-        its options.
-        """
+    def _first(self) -> NextStep:
+        """Return the first attempt: the command as given, or the analyst's version of it."""
         if not self._options.analyst_first:
-            return Next(Command(self._argv, self._told_to_plugin()))
+            return NextStep(Command(self._argv, self._plugin_variables()))
         self._start_analyst()
         answer = self._answer()
         if answer is None:
             if self._signals.stopped_by is not None:
-                return Next(None, 128 + self._signals.stopped_by)
+                return NextStep(None, 128 + self._signals.stopped_by)
             self._messages.say(
-                "warning", "the command runs without oomguard's help", reason=self._analyst.failed
+                "warning",
+                "The command runs without oomguard's analysis",
+                reason=self._analyst.failed,
             )
-            return Next(Command(self._argv, {}))
+            return NextStep(Command(self._argv, {}))
         return answer
 
     def _attempt(self, command: Command) -> Exit:
@@ -173,15 +169,15 @@ class Loop:
 
     def _started(self) -> None:
         self._started_s = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # no more threads are permitted
+        with contextlib.suppress(RuntimeError):  # the system allows no more threads
             self._files.start()
-        self._tell_started()
+        self._report_start()
 
     def _start_analyst(self) -> None:
         self._analyst.start()
         self._signals.watcher.spared_pid = self._analyst.pid
 
-    def _tell_started(self) -> None:
+    def _report_start(self) -> None:
         self._analyst.tell(
             say="started",
             number=self._number,
@@ -191,27 +187,27 @@ class Loop:
         )
 
     def attach(self, tee: Tee) -> None:
-        """Hear what the analyst says between the copying."""
+        """Handle messages of the analyst between the copying."""
         self._tee = tee
         self._watched = None
-        self._told_stop = False
+        self._has_sent_stop = False
 
     def tick(self) -> None:
-        """Start the analyst when it is due, while the command runs, and tell it of a stop."""
+        """Start the analyst when it is due, and report a stop to it."""
         analyst = self._analyst
         if self._is_analyst_due():
             self._start_analyst()
-            self._tell_started()
+            self._report_start()
         if analyst.runs and self._watched is None and self._tee is not None:
             self._watched = analyst.fileno()
-            self._tee.watch(self._watched, selectors.EVENT_READ, self._hear)
-        if not self._told_stop and self._signals.stopped_by is not None:
-            self._told_stop = True
+            self._tee.watch(self._watched, selectors.EVENT_READ, self._read_messages)
+        if not self._has_sent_stop and self._signals.stopped_by is not None:
+            self._has_sent_stop = True
             analyst.tell(say="stop", **self._stops())
         if not analyst.runs:
             self._unwatch()
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         for message in self._analyst.messages(0):
             self._read_safely(message)
         if not self._analyst.runs:
@@ -223,7 +219,7 @@ class Loop:
                 KeyError, ValueError, OSError, RuntimeError
             ):  # the copying has ended
                 self._tee.unwatch(self._watched)
-            self._watched = -1  # it is not watched again
+            self._watched = -1  # never watched again
 
     def _is_analyst_due(self) -> bool:
         analyst = self._analyst
@@ -239,9 +235,7 @@ class Loop:
         self._files.look()
 
     def _not_started(self, error: NotStartedError) -> int:
-        """Report a command that cannot be started: the analyst does where others are to
-        hear of it.
-        """
+        """Report a command that cannot start; in a pod, the analyst reports it too."""
         if not self._analyst.runs and _POD in os.environ:
             self._start_analyst()
         if self._analyst.runs:
@@ -253,15 +247,15 @@ class Loop:
         write_line(f"oomguard: {error}")
         return error.status
 
-    def _after(self, ended: Exit) -> Next:
-        """Return what comes after an attempt."""
+    def _after(self, ended: Exit) -> NextStep:
+        """Return the next step after an attempt."""
         analyst = self._analyst
         signals = self._signals
         if not analyst.runs and (not self._has_to_explain(ended) or signals.hurries):
             return self._unexplained(ended)
         if not analyst.runs:
             self._start_analyst()
-            self._tell_started()
+            self._report_start()
         analyst.tell(
             say="ended",
             number=self._number,
@@ -282,29 +276,33 @@ class Loop:
         return answer
 
     def _has_to_explain(self, ended: Exit) -> bool:
-        """Return whether an attempt that ended before the analyst was started needs one."""
+        """Return whether an attempt that ended before the analyst's start needs one."""
         if self._analyst.failed is not None:
             return False
         return bool(ended.status and not ended.of_reader) or (
             not ended.status and self._buffer.may_hold(SPEAKS)
         )
 
-    def _unexplained(self, ended: Exit) -> Next:
-        """End with the command's status; say so, and where its output is, where a failure was not
-        explained.
-        """
+    def _unexplained(self, ended: Exit) -> NextStep:
+        """End with the command's status; log a failure without explanation and its output file."""
         if ended.status and self._analyst.failed is not None and self._signals.stopped_by is None:
             place = self._keep_output()
             if place is None:
                 where = {}
             else:
                 where = {"output": place}
-            self._messages.say("error", "not explained", reason=self._analyst.failed, **where)
-        return Next(None)
+            self._messages.say(
+                "error",
+                "oomguard could not explain the failure",
+                reason=self._analyst.failed,
+                **where,
+            )
+        return NextStep(None)
 
     def _keep_output(self) -> str | None:
-        """Write the recorded output where its user finds it; return where, None where there is none
-        or it cannot be written.
+        """Write the recorded output to a file for the user; return its path.
+
+        None if there is no output, or no folder is writable.
         """
         if not self._buffer.size:
             return None
@@ -317,21 +315,21 @@ class Loop:
                     return path
         return None
 
-    def _answer(self) -> Next | None:
-        """Wait for the analyst's decision; None where there is none, for whatever reason."""
+    def _answer(self) -> NextStep | None:
+        """Wait for the analyst's decision; None if there is none."""
         analyst = self._analyst
         began_s = time.monotonic()
         until_s = time.monotonic() + analyst_process.LIMIT_S
-        told_stop = False
+        has_sent_stop = False
         presses = self._signals.presses
         while analyst.runs:
             beat()
-            if self._signals.stopped_by is not None and not told_stop:
-                told_stop = True
+            if self._signals.stopped_by is not None and not has_sent_stop:
+                has_sent_stop = True
                 analyst.tell(say="stop", **self._stops())
-            if told_stop:
-                # A user at the terminal may want to read why it failed, and can press the key
-                # again.
+            if has_sent_stop:
+                # A user at the terminal may want to read why the command failed, and can press the
+                # key again.
                 is_short = self._signals.hurries or self._signals.presses > presses
                 if is_short:
                     limit_s = analyst_process.STOPPED_S
@@ -339,7 +337,7 @@ class Loop:
                     limit_s = analyst_process.TYPED_S
                 until_s = min(until_s, max(began_s, self._signals.last_stop_s) + limit_s)
             for message in analyst.messages(min(0.1, until_s - time.monotonic())):
-                if not told_stop:
+                if not has_sent_stop:
                     until_s = time.monotonic() + analyst_process.LIMIT_S
                 found = self._read_safely(message)
                 if found is not None:
@@ -351,16 +349,16 @@ class Loop:
                 )
         return None
 
-    def _read_safely(self, message: dict[str, Any]) -> Next | None:
-        """Do what the analyst says; one that breaks the protocol has failed."""
+    def _read_safely(self, message: dict[str, Any]) -> NextStep | None:
+        """Follow a message of the analyst; an invalid message counts as its failure."""
         try:
             return self._read(message)
         except (AttributeError, KeyError, TypeError, ValueError):
-            self._analyst.fail("its answer cannot be read")
+            self._analyst.fail("its answer is invalid")
             return None
 
-    def _read(self, message: dict[str, Any]) -> Next | None:
-        """Do what the analyst says; return what comes next where that is decided."""
+    def _read(self, message: dict[str, Any]) -> NextStep | None:
+        """Follow a message of the analyst; return the next step if the message decides it."""
         match message["say"]:
             case "start":
                 self._set_options(message.get("options") or {})
@@ -368,10 +366,10 @@ class Loop:
                 env = message["env"]
                 values = [value for value in env.values() if value is not None]
                 if not argv or not all(isinstance(word, str) for word in (*argv, *env, *values)):
-                    raise TypeError("a command is words")
-                return Next(Command(tuple(argv), env))
+                    raise TypeError("a command must be a list of words")
+                return NextStep(Command(tuple(argv), env))
             case "end":
-                return Next(None, self._permitted(message["status"]))
+                return NextStep(None, self._permitted(message["status"]))
             case "broken":
                 self._analyst.fail(f"it failed: {str(message.get('reason'))[:300]}")
             case "forward":
@@ -388,8 +386,9 @@ class Loop:
         return None
 
     def _permitted(self, status: Any) -> int | None:
-        """Return a status that the analyst gives the run, as far as it may: None leaves the
-        command's own.
+        """Return the analyst's status for the run if it is allowed.
+
+        None keeps the command's own.
         """
         if status is None or isinstance(status, bool) or not isinstance(status, int):
             return None
@@ -431,9 +430,7 @@ class Loop:
         }
 
     def _make_session(self) -> None:
-        """Make the folder of this run where one can be made: it goes at the end, however oomguard
-        ends.
-        """
+        """Create the folder of this run. The reaper removes it, however oomguard ends."""
         # a new folder
         for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
             path = f"{folder}/oomguard-{os.urandom(16).hex()}"
@@ -444,10 +441,8 @@ class Loop:
                     self._session = PROGRESS.folder = path
                     return
 
-    def _told_to_plugin(self) -> dict[str, str]:
-        """Return the variables by which oomguard's plugin tells of a vLLM engine that the command
-        starts.
-        """
+    def _plugin_variables(self) -> dict[str, str]:
+        """Return the variables for oomguard's plugin in a vLLM engine of the command."""
         if self._session is None or _SAID in os.environ or _ACKNOWLEDGE in os.environ:
             return {}
         folder = f"{self._session}/attempt-first"
@@ -462,33 +457,32 @@ class Loop:
         }
 
     def _end_helpers(self) -> None:
-        """End what the analyst has left: all of our children but the reaper and what is
-        below it.
-        """
+        """Kill the analyst's remaining children, but not the reaper and the processes below it."""
         for pid in tree.children(os.getpid()):
             if pid != self._signals.watcher.pid:
                 tree.send(pid, signal.SIGKILL)
 
     def _end_as_the_command(self, status: int) -> None:
-        """End of Ctrl-C where the command did; else leave the status to the caller."""
+        """End with SIGINT if the command did; otherwise leave the status to the caller."""
         signals = self._signals
         if signals.was_typed and status == 128 + signal.SIGINT and not signals.watcher.exited:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(
                 os.getpid(), signal.SIGINT
-            )  # a shell's loop ends where its command died of Ctrl-C
+            )  # a shell's loop ends if its command died from Ctrl-C
 
 
 def _notify(address: str, text: str) -> None:
-    """Send a message to systemd, which hears nobody but its service's main process."""
+    """Send a message to systemd, which accepts only its service's main process."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
         out.setblocking(False)
         out.sendto(text.encode("utf-8", "replace"), address)
 
 
 def _memory_kills() -> int | None:
-    """Return how many processes of our control group the kernel has killed for memory; None where
-    it does not say.
+    """Return how many processes of our control group the kernel killed because memory ran out.
+
+    None if the kernel does not report it.
     """
     try:
         groups = [

@@ -1,4 +1,4 @@
-"""The supervisor's own lines on standard error: they are few, and writing them cannot fail."""
+"""Write the supervisor's own few lines to standard error, without ever failing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Messages:
-    """Writes events as ``oomguard run`` shows them.
+    """Write events in the format of ``oomguard run``.
 
     Args:
-        quiet: whether only errors are shown.
-        is_json: whether each is one line of JSON.
+        quiet: whether to show only errors.
+        is_json: whether each event is one line of JSON.
     """
 
     def __init__(self, *, quiet: bool = False, is_json: bool = False) -> None:
@@ -42,9 +42,7 @@ class Messages:
 
 
 def write_line(line: str) -> None:
-    """Write a line to standard error where somebody reads it, without anything that a terminal
-    would act on.
-    """
+    """Write a line to standard error, without characters that control a terminal."""
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     try:
         os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))

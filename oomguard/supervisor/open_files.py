@@ -1,7 +1,6 @@
-"""Files that the processes of a command hold open for writing, looked for now and then while it
-runs.
+"""Record which files the processes of a command have open for writing while it runs.
 
-What is opened and closed between two looks is missed; changed_files.py finds some of that.
+A file that is opened and closed between two checks is missed; side_effects.py finds some of those.
 """
 
 from __future__ import annotations
@@ -17,37 +16,36 @@ from typing import Final
 from oomguard.supervisor import tree
 from oomguard.supervisor.process_control import stand_back
 
-# The first look is early, for commands that end soon; from then on the looks, and what wakes them,
-# take less than one per cent of a core.
+# The first check is early, for short commands. Later checks take less than one percent of a core.
 FIRST_S: Final = 0.05
 LEAST_S: Final = 0.25
 SHARE: Final = 0.008
-# The kernel stamps files by this clock, a few milliseconds behind the other: what changes from now
-# on has no earlier stamp.
+# The kernel stamps files with this clock, a few milliseconds behind the other. Changes from now on
+# have no earlier stamp.
 _CLOCK_REALTIME_COARSE: Final = 5
 
 Identity = tuple[int, int]
 
 
 def now_ns() -> int:
-    """Return the time as the kernel stamps files."""
+    """Return the current time as the kernel stamps files, in nanoseconds."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def identity(status: os.stat_result) -> Identity:
-    """Return what a file keeps when it gets another name."""
+    """Return the device and inode of a file, which a rename does not change."""
     return status.st_dev, status.st_ino
 
 
 class OpenFiles:
-    """A thread that looks which regular files are open for writing below a process.
+    """Check in a thread which regular files are open for writing below a process.
 
     Args:
-        root: the process; its own files are not looked at.
+        root: the process; its own files are not checked.
 
     Attributes:
-        cpu_s: time of a core that the looks took.
-        looks: how many there were.
+        cpu_s: CPU seconds that the checks took.
+        looks: the number of checks.
     """
 
     def __init__(self, root: int) -> None:
@@ -60,22 +58,23 @@ class OpenFiles:
         self.looks = 0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; a look under way ends by itself, and a run that ends well does not wait for
-        it.
+        """Stop checking.
+
+        A running check ends on its own, so that a successful run does not wait for it.
         """
         self._stopped.set()
 
     def look(self) -> float:
-        """Look once; return the time of a core that it took."""
+        """Check once; return the CPU seconds that it took."""
         began_s = time.thread_time()
         with self._lock:
             for pid in tree.descendants(self._root):
                 if self._stopped.is_set():
-                    break  # nobody waits for a look that is not finished
+                    break  # nobody waits for an unfinished check
                 for path, status in open_for_writing(pid):
                     self._seen[identity(status)] = path
             took_s = time.thread_time() - began_s
@@ -90,17 +89,16 @@ class OpenFiles:
 
     def _run(self) -> None:
         wait_s = FIRST_S
-        with contextlib.suppress(BaseException):  # the run goes on, whatever is not seen
+        with contextlib.suppress(BaseException):  # an error in a check must not stop the run
             stand_back()
             while not self._stopped.wait(wait_s):
                 wait_s = max(LEAST_S, self.look() / SHARE)
 
 
 def open_for_writing(pid: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files that a process may write to and that have a name; nothing where we
-    may not look.
+    """Yield the named regular files that a process may write to; none without permission.
 
-    Each system call lets the other threads go on.
+    Each system call lets the other threads run.
     """
     try:
         folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
@@ -109,8 +107,8 @@ def open_for_writing(pid: int) -> Iterator[tuple[str, os.stat_result]]:
     try:
         for number in os.listdir(folder):
             with contextlib.suppress(OSError):  # closed meanwhile
-                # The link's own mode says how the file was opened; the flags in fdinfo say no more,
-                # for three times the time.
+                # The link's own mode shows how the file was opened. The flags in fdinfo show no
+                # more, but take three times as long.
                 link = os.stat(number, dir_fd=folder, follow_symlinks=False)
                 if not link.st_mode & stat.S_IWUSR or not (
                     path := os.readlink(number, dir_fd=folder)

@@ -1,7 +1,7 @@
-"""The command line of ``oomguard run`` as far as the supervisor reads it.
+"""Read the part of the command line of ``oomguard run`` that the supervisor needs.
 
-A run without options, or with plain ones, starts its command at once. Any other command line,
-variable or file of options is read by the analyst before the command starts: it knows settings,
+A run with no options, or with plain ones, starts its command at once. The analyst reads every other
+command line, variable or configuration file before the command starts, because it knows settings,
 rules, devices and ranks.
 """
 
@@ -15,8 +15,8 @@ DEFAULT_GRACE_S: Final = 30.0
 LONGEST_S: Final = 10**9
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _EFFECTS: Final = ("output-preserving", "reduces-capacity", "changes-outputs")
-# Options that need nothing before the command starts: their values, None for a time and an empty
-# tuple for a whole number.
+# Options that need nothing before the command starts, with their values. None means a time, and an
+# empty tuple a whole number.
 _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--allow": _EFFECTS,
     "--color": ("auto", "always", "never"),
@@ -29,8 +29,7 @@ _PLAIN: Final[Mapping[str, tuple[str, ...] | None]] = {
     "--restart": ("no", "on-failure"),
 }
 _SWITCHES: Final = frozenset({"--dry-run", "--idempotent", "--no-pty", "--pty", "--quiet", "-q"})
-# Variables of which one gives an option of a run, or something that the analyst does before the
-# command starts.
+# Variables that set an option of a run, or that need the analyst before the command starts.
 _OPTION_NAMES: Final = (
     (
         "allow pin min rules max-relaunches max-per-hour deadline dry-run idempotent report "
@@ -65,8 +64,9 @@ _TABLE_BYTES: Final = (
 
 
 class Options:
-    """What the supervisor does of it: ``analyst_first`` is whether the analyst has to read it
-    before the command starts.
+    """Hold the supervisor's options.
+
+    ``analyst_first`` says whether the analyst must read the options before the command starts.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Options:
 def read_options(
     words: Sequence[str], command: Sequence[str], environ: Mapping[str, str]
 ) -> Options:
-    """Read the words before ``--``; what is not plain is left to the analyst."""
+    """Read the words before ``--``; all other options are left to the analyst."""
     found = Options()
     is_plain = _read_words(found, list(words))
     found.analyst_first = (
@@ -92,7 +92,7 @@ def read_options(
 
 
 def _read_words(found: Options, words: list[str]) -> bool:
-    """Note what plain options say; return False at the first other one."""
+    """Store plain options; return False at the first other one."""
     while words:
         name, is_joined, value = words.pop(0).partition("=")
         if name in _SWITCHES and not is_joined:
@@ -127,9 +127,7 @@ def _note(found: Options, name: str, value: str) -> bool:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a time such as 90 or 30m in seconds; None for any other form, which the analyst may
-    know.
-    """
+    """Convert a time such as 90 or 30m to seconds; None for any other format."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS_S else (text, "s")
     if not (number.isascii() and number.isdecimal() and len(number) < 9):
         return None
@@ -150,7 +148,7 @@ def _is_asked_early(command: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def _has_own_file(environ: Mapping[str, str]) -> bool:
-    """Return whether the user has a file of options, or it is not clear where it would be."""
+    """Return whether the user has a configuration file, or its place is unclear."""
     named = environ.get("XDG_CONFIG_HOME", "")
     home = environ.get("HOME", "")
     if not home.startswith("/"):
@@ -163,9 +161,7 @@ def _has_own_file(environ: Mapping[str, str]) -> bool:
 
 
 def _has_table() -> bool:
-    """Return whether a pyproject.toml of the working directory, or above it, may have a table for
-    oomguard.
-    """
+    """Return whether a pyproject.toml here or above may have a table for oomguard."""
     try:
         folder = os.getcwd()
     except OSError:

@@ -1,8 +1,8 @@
-"""A bounded copy of what a command prints, in an unlinked file: the beginning and the end.
+"""Keep a bounded copy of a command's output in an unlinked file: its beginning and its end.
 
-The file is cut into slots. The first ones are kept, and of the others the last ones: where no slot
-is free, the oldest behind the first ones is dropped and counted. ``index`` says what lies where,
-for another process that reads the same file.
+The file consists of slots. The first slots are kept, and of the others the last ones. If no slot is
+free, the oldest one after the first slots is dropped and counted. ``index`` describes the file for
+another process that reads it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ SLOT_BYTES: Final = 1 << 20
 HEAD_SLOTS: Final = 16
 SLOTS: Final = 256
 CAP_BYTES: Final = SLOTS * SLOT_BYTES
-# Two streams that take turns make a piece of each line: a slot ends there, so that their table
-# stays small.
+# If two streams alternate, each line is a piece. A slot then ends early, so that its table stays
+# small.
 MOST_PIECES: Final = 1 << 13
-# An engine speaks when it starts and when it dies.
+# An engine prints its name at its start and at its end.
 _SEARCHED_SLOTS: Final = 4
 TIME_STEP_S: Final = 1.0
-# Of what comes faster than this within a step, and is dropped, no lines are counted.
+# If more than this arrives within one step and is dropped, its lines are not counted.
 FLOOD_BYTES: Final = 16 << 20
 MOST_TIMES: Final = 4096
 _COPIED_BYTES: Final = 1 << 20
 
 
 class Slot:
-    """A part of the output: where it is in the file, and which pieces of it came from which stream.
+    """Describe one slot of the file, with the stream of each piece.
 
     Attributes:
-        number: counts from 0, in the order of arrival.
-        at: where it begins in the file.
-        size: bytes in it.
+        number: the number of the slot, from 0, in the order of arrival.
+        at: its offset in the file.
+        size: its bytes.
         pieces: ``length << 8 | stream``, in the order of arrival.
     """
 
@@ -51,14 +51,14 @@ class Slot:
         self.pieces = array("Q", pieces)
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each piece as stream, offset in the file and length."""
+        """Yield each piece as stream, offset in the file, and length."""
         at = self.at
         for piece in self.pieces:
             yield piece & 0xFF, at, piece >> 8
             at += piece >> 8
 
     def sizes(self) -> dict[int, int]:
-        """Return the bytes of each stream."""
+        """Return the number of bytes of each stream."""
         found: dict[int, int] = {}
         for piece in self.pieces:
             found[piece & 0xFF] = found.get(piece & 0xFF, 0) + (piece >> 8)
@@ -66,8 +66,9 @@ class Slot:
 
 
 class DroppedOutput:
-    """What was dropped between two slots that are kept, by stream: bytes, lines, and whether it
-    ended within a line.
+    """Count the output that was dropped between two slots, by stream.
+
+    The counts are bytes, lines, and whether the gap ends inside a line.
     """
 
     __slots__ = ("inside", "newlines", "sizes")
@@ -83,7 +84,7 @@ class DroppedOutput:
         self.inside = inside or {}
 
     def add(self, other: DroppedOutput) -> None:
-        """Count what was dropped behind it."""
+        """Add the counts of the gap that follows."""
         for own, more in ((self.sizes, other.sizes), (self.newlines, other.newlines)):
             for stream, count in more.items():
                 own[stream] = own.get(stream, 0) + count
@@ -91,11 +92,11 @@ class DroppedOutput:
 
 
 class RecordedOutput:
-    """What is kept of an output, to be read.
+    """Read a recorded output.
 
     Attributes:
-        came: bytes that came, over all streams.
-        failed: why nothing is recorded any more, None while it is.
+        came: bytes that arrived, over all streams.
+        failed: why the recording ended; None while it continues.
     """
 
     def __init__(self, fd: int) -> None:
@@ -107,7 +108,7 @@ class RecordedOutput:
 
     @classmethod
     def from_index(cls, fd: int, index: dict[str, Any]) -> RecordedOutput:
-        """Return an output that another process has recorded, from what its ``index`` returned."""
+        """Return an output that another process recorded, from its ``index``."""
         found = cls(fd)
         found.came = index["came"]
         found.failed = index["failed"]
@@ -125,9 +126,7 @@ class RecordedOutput:
         return found
 
     def index(self, *, counts: bool = False) -> dict[str, Any]:
-        """Return what lies where in the file, as JSON may hold it; only how much came, with
-        ``counts``.
-        """
+        """Describe the file as a JSON object; with ``counts``, only the number of bytes."""
         if counts:
             return {"came": self.came, "failed": self.failed, "times": [], "parts": []}
         parts: list[dict[str, Any]] = [
@@ -144,22 +143,22 @@ class RecordedOutput:
         return {"came": self.came, "failed": self.failed, "times": self._times, "parts": parts}
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
+        """Number of recorded bytes."""
         return sum(slot.size for slot in self.kept() if isinstance(slot, Slot))
 
     def kept(self) -> list[Slot | DroppedOutput]:
-        """Return what is kept, and what is missing between, in the order of arrival."""
+        """Return recorded slots and gaps in the order of arrival."""
         return list(self._parts)
 
     def read(self, slot: Slot) -> dict[int, bytes]:
-        """Return what each stream printed into a slot."""
+        """Return the output of each stream in a slot."""
         parts: dict[int, list[bytes]] = {}
         for stream, at, length in slot.spans():
             parts.setdefault(stream, []).append(os.pread(self._fd, length, at))
@@ -170,14 +169,13 @@ class RecordedOutput:
         return os.pread(self._fd, length, at).count(b"\n")
 
     def read_into(self, view: memoryview, at: int) -> int:
-        """Read bytes of the file from offset ``at`` until the view is full; return how
-        many came.
-        """
+        """Read from offset ``at`` into the view; return the number of bytes."""
         return os.preadv(self._fd, [view], at)
 
     def may_hold(self, words: Iterable[str]) -> bool:
-        """Return whether one of these words, in lower case, is at the beginning or the end of what
-        is kept, in any case.
+        """Return whether the beginning or the end contains one of these words (case-insensitive).
+
+        The words must be in lower case.
         """
         wanted = [word.encode() for word in words]
         slots = [part for part in self.kept() if isinstance(part, Slot)]
@@ -189,8 +187,7 @@ class RecordedOutput:
         return any(word in text for text in texts for word in wanted)
 
     def new_since(self, place: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
-        """Return what came since a place, as far as it is kept, all streams together, and the place
-        behind it.
+        """Return the recorded output of all streams after a position, and the next position.
 
         (0, 0) is the beginning.
         """
@@ -206,10 +203,11 @@ class RecordedOutput:
         return b"".join(parts), place
 
     def printed_s(self, came: int) -> float:
-        """Return when the byte came that ``came`` others came before, on the monotonic clock, to
-        about a second.
+        """Return when the byte at position ``came`` arrived.
+
+        The time is on the monotonic clock, with a precision of about one second.
         """
-        from bisect import bisect_right  # the analyst asks
+        from bisect import bisect_right  # only the analyst calls this
 
         at = bisect_right(self._times, (came, math.inf)) - 1
         if self._times:
@@ -217,7 +215,7 @@ class RecordedOutput:
         return 0.0
 
     def tail(self, stream: int, limit_bytes: int) -> bytes:
-        """Return the last bytes of a stream, as far back as nothing is missing."""
+        """Return the last bytes of a stream, back to the last gap at most."""
         parts: list[bytes] = []
         size = 0
         for part in reversed(self.kept()):
@@ -229,9 +227,7 @@ class RecordedOutput:
 
 
 class OutputBuffer(RecordedOutput):
-    """The copy while it is written: ``room``, ``take``, ``write``; ``forget`` begins the next one
-    in the same file.
-    """
+    """Record an output. ``forget`` begins the next recording in the same file."""
 
     def __init__(self) -> None:
         super().__init__(unlinked_file())
@@ -246,24 +242,25 @@ class OutputBuffer(RecordedOutput):
         self._open = self._next()
 
     def forget(self) -> None:
-        """Begin with nothing."""
+        """Begin an empty recording."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
         self._begin()
 
     @property
     def fd(self) -> int:
-        """The file, for a process that reads it too."""
+        """The descriptor, for a process that reads the file too."""
         return self._fd
 
     @property
     def room(self) -> int:
-        """Bytes that the slot in use still takes."""
+        """Number of bytes that still fit into the current slot."""
         return SLOT_BYTES - self._open.size
 
     def take(self, stream: int, pipe: int, count: int) -> None:
-        """Move ``count`` bytes, at most ``room``, from a pipe into the copy; they are gone from the
-        pipe in any case.
+        """Move ``count`` bytes (at most ``room``) from a pipe into the copy.
+
+        The bytes leave the pipe even if the copy fails.
         """
         while count:
             at = self._open.at + self._open.size
@@ -273,7 +270,7 @@ class OutputBuffer(RecordedOutput):
                     continue
                 moved = os.splice(pipe, self._fd, count, offset_dst=at)
             except OSError as error:
-                if error.errno == errno.EINVAL:  # a file system that takes no splice
+                if error.errno == errno.EINVAL:  # the file system does not support splice
                     data = os.read(pipe, count)
                     count -= len(data)
                     self.write(stream, memoryview(data))
@@ -296,11 +293,15 @@ class OutputBuffer(RecordedOutput):
             self._add(stream, written)
 
     def kept(self) -> list[Slot | DroppedOutput]:
-        """Return what is kept, and what is missing between, in the order of arrival."""
+        """Return recorded slots and gaps in the order of arrival."""
         return [*self._parts, self._open]
 
     def copy_to(self, path: str) -> None:
-        """Write what is kept into a new file that only its user may read; raises OSError."""
+        """Write the recording to a new file that only its user may read.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for part in self.kept():
@@ -321,10 +322,11 @@ class OutputBuffer(RecordedOutput):
             os.close(fd)
 
     def _refused(self, error: OSError) -> None:
-        """Go on in the oldest slot that can be spared where the disk is full, so that the end is
-        kept; else record no more.
+        """Continue in the oldest spare slot if the disk is full, otherwise stop recording.
+
+        The end of the output is thus kept.
         """
-        self._free.clear()  # no place that was not written yet can be
+        self._free.clear()  # unwritten space cannot be used any more
         full = [s for s in self._parts if isinstance(s, Slot) and s.size == SLOT_BYTES]
         if error.errno not in {errno.ENOSPC, errno.EDQUOT} or len(full) < 2:
             self.failed = os.strerror(error.errno or 0)
@@ -340,7 +342,7 @@ class OutputBuffer(RecordedOutput):
         now_s = time.monotonic()
         if not self._times or now_s - self._times[-1][1] >= TIME_STEP_S:
             self._times.append((self.came, now_s))
-            if len(self._times) > MOST_TIMES:  # what is long ago needs no second
+            if len(self._times) > MOST_TIMES:  # old times need no precision of one second
                 del self._times[1 : MOST_TIMES // 2 : 2]
         self.came += count
         slot.size += count
@@ -361,7 +363,7 @@ class OutputBuffer(RecordedOutput):
         return slot
 
     def _drop(self, slot: Slot) -> None:
-        """Count a slot as missing, with what is missing next to it."""
+        """Count a slot as dropped, merged with the gaps next to it."""
         at = self._parts.index(slot)
         if at:
             before = self._parts[at - 1]
@@ -388,7 +390,7 @@ class OutputBuffer(RecordedOutput):
     def _as_missing(self, slot: Slot) -> DroppedOutput:
         if (
             self._times and self.came - self._times[-1][0] > FLOOD_BYTES
-        ):  # counting would slow the output down
+        ):  # counting lines would slow the output down
             ends = {stream: at + length - 1 for stream, at, length in slot.spans()}
             inside = {stream: os.pread(self._fd, 1, at) != b"\n" for stream, at in ends.items()}
             return DroppedOutput(slot.sizes(), {}, inside)
@@ -400,8 +402,8 @@ class OutputBuffer(RecordedOutput):
 
 
 def unlinked_file() -> int:
-    """Open a file without a name in a temporary folder; in memory where none can be written."""
-    # it has no name there
+    """Open a file without a name in a temporary folder, or in memory if none is writable."""
+    # the file has no name there
     for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         with contextlib.suppress(OSError, ValueError):
             if folder.startswith("/"):

@@ -1,4 +1,4 @@
-"""One run of the command: started, watched, and ended with everything that it started."""
+"""Run the command once: start it, watch it, and stop every process that it started."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from oomguard.supervisor.tree import KILL_WAIT_S, read_file
 __all__ = ["DEFAULT_GRACE_S", "Command", "Exit", "NotStartedError", "become_subreaper", "run_once"]
 
 OUTER: Final = "OOMGUARD_OUTER_RUN"
-# What the command leaves running may finish: as long as its output is waited for.
+# Processes that the command leaves behind may finish as long as their output is waited for.
 SPARE_S: Final = DRAIN_S
-# Between the copying it is looked at other things this often.
+# Interval of all work besides the copying.
 LOOK_S: Final = 0.1
-# A tree that was killed is gone by then, or the reaper does not answer.
+# A killed tree is gone by then, or the reaper hangs.
 _AFTER_KILL_S: Final = 3.0
-# Python sets it for itself where the locale is C (PEP 538), and so for every child.
+# Python sets it if the locale is C (PEP 538), and so also for every child.
 _COERCED: Final = b"LC_CTYPE="
 
 
 class Command(NamedTuple):
-    """What is started: its words, and what is set in its environment; None takes a variable out."""
+    """Hold the words of a command and its environment; None removes a variable."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str | None]
 
 
 class Exit(NamedTuple):
-    """How a run ended.
+    """Describe how a run of the command ended.
 
     Attributes:
         status: as a shell reports it (128 + n for a signal).
         seconds: how long it ran.
-        is_cut: whether some of its output is lost, as a full disk did not take it.
-        of_reader: whether it ended of a pipe whose reader, ours, had gone (``| head``): no failure
-            of its own.
+        is_cut: whether some output is lost because a disk was full.
+        of_reader: whether it ended because our reader was gone (``| head``), which is not a
+            failure.
     """
 
     status: int
@@ -58,28 +58,28 @@ class Exit(NamedTuple):
 
 
 class NotStartedError(Exception):
-    """A command that could not be started; ``status`` is what a shell would return."""
+    """Report a command that could not start; ``status`` is what a shell would return."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
 
 
-class Along(Protocol):
-    """What goes along with the copying."""
+class PumpHook(Protocol):
+    """Do further work during the copying."""
 
     def attach(self, tee: Tee) -> None:
-        """Watch descriptors of one's own."""
+        """Register further descriptors."""
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
 
 
-class Nothing:
-    """Nothing goes along."""
+class NoPumpHook:
+    """Do no further work."""
 
     def attach(self, tee: Tee) -> None:
-        """Watch nothing."""
+        """Register nothing."""
 
     def tick(self) -> None:
         """Do nothing."""
@@ -95,26 +95,25 @@ def run_once(
     on_started: Callable[[], None] = lambda: None,
     on_failing: Callable[[], None] = lambda: None,
     pty: bool = True,
-    along: Along | None = None,
+    along: PumpHook | None = None,
     messages: Messages | None = None,
 ) -> Exit:
-    """Run the command to its end, then end every process that it left.
+    """Run the command to its end, and then stop every process that it left.
 
     Args:
-        command: what is started.
-        buffer: keeps a copy of the output, which goes on unchanged.
-        signals: are handed on to the command while it runs; after a stop nothing is started.
-        source: gives the command its standard input, from its beginning.
-        grace_s: time that the command has after a stop signal; with 0 it is killed and never gets
-            the signal.
-        on_started: called when the command has started.
-        on_failing: called when the command has failed, before what it left running is ended.
-        pty: whether the command has a terminal of its own where our output is one.
-        along: goes along with the copying; None (default): nothing.
-        messages: where lost output is reported; None (default): to standard error.
+        command: the command.
+        buffer: records the output, which is also passed on unchanged.
+        signals: forwarded to the command while it runs; after a stop nothing is started.
+        source: gives the command its standard input from the beginning.
+        grace_s: seconds between a stop signal and a kill; 0 kills at once without the signal.
+        on_started: called after the start of the command.
+        on_failing: called after a failure, before its remaining processes are stopped.
+        pty: whether the command gets its own terminal if our output is one.
+        along: further work during the copying; None (default) for none.
+        messages: reports lost output; None (default) for standard error.
 
     Raises:
-        NotStartedError: the command cannot be started.
+        NotStartedError: if the command cannot be started.
     """
     if signals.stopped_by is not None:
         return Exit(128 + signals.stopped_by, 0.0)
@@ -125,7 +124,7 @@ def run_once(
     else:
         terminal = None
     attempt = _Attempt(
-        command, buffer, signals, source, terminal, grace_s, along or Nothing(), messages
+        command, buffer, signals, source, terminal, grace_s, along or NoPumpHook(), messages
     )
     try:
         status = attempt.run(on_started, on_failing)
@@ -133,7 +132,7 @@ def run_once(
         if terminal is not None:
             terminal.close()
         raise
-    if terminal is not None:  # where anything else failed the command goes on, on its terminal
+    if terminal is not None:  # after any other failure the command continues, on its terminal
         terminal.close()
     tee = attempt.tee
     of_reader = tee.lost_reader and status == 128 + signal.SIGPIPE
@@ -141,7 +140,7 @@ def run_once(
 
 
 class _Attempt:
-    """One attempt, from its start to the end of its tree."""
+    """Run one attempt, from its start to the end of its process tree."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class _Attempt:
         source: StandardInput,
         terminal: TerminalJob | None,
         grace_s: float,
-        along: Along,
+        along: PumpHook,
         messages: Messages,
     ) -> None:
         self._command = command
@@ -168,7 +167,7 @@ class _Attempt:
         self._ended_s: float | None = None
 
     def run(self, on_started: Callable[[], None], on_failing: Callable[[], None]) -> int:
-        """Run the command; return its exit status as a shell has it."""
+        """Run the command; return its exit status as a shell reports it."""
         signals = self._signals
         terminal = self._terminal
         process = self._start()
@@ -182,7 +181,7 @@ class _Attempt:
         if terminal is not None:
             terminal.attach(self.tee)
         self._along.attach(self.tee)
-        self._copy(process)  # where this fails, failsafe.py goes on with the copying
+        self._copy(process)  # if this fails, failsafe.py continues the copying
         code = self._finish(process, on_failing)
         PROGRESS.status = status_of(code)
         return PROGRESS.status
@@ -203,20 +202,20 @@ class _Attempt:
             lambda: signals.hurries or (signals.stopped_by is not None and has_ended()),
         )
         if self._terminal is not None:
-            self._terminal.give_back()  # before we print anything
+            self._terminal.give_back()  # before oomguard prints anything
         for number, count in self.tee.lost_bytes.items():
             if number == 1:
                 name = "standard output"
             else:
                 name = "standard error"
             self._messages.say(
-                "error", "output is lost: what it goes to is full", stream=name, bytes=count
+                "error", "Output was lost, because its disk is full", stream=name, bytes=count
             )
-        while process.wait(0.05) is None:  # it closed its output and goes on
+        while process.wait(0.05) is None:  # the command closed its output but continues
             self._tick()
 
     def _tick(self) -> None:
-        """Do what is due between the copying."""
+        """Do the work that is due between the copying."""
         beat()
         if self._terminal is not None:
             self._terminal.tick()
@@ -235,7 +234,7 @@ class _Attempt:
             self._signals.watcher.kill()
 
     def _finish(self, process: Child, on_failing: Callable[[], None]) -> int | None:
-        """End what the command left; return its exit code."""
+        """Stop the remaining processes; return the command's exit code."""
         signals = self._signals
         self._source.look()
         if self._terminal is not None:
@@ -247,7 +246,7 @@ class _Attempt:
             wait_s = KILL_WAIT_S
         else:
             wait_s = min(KILL_WAIT_S, self._grace_s)
-        # What an orphan had already, while we waited for its output, counts.
+        # The time during which we already waited for an orphan's output counts.
         spare_s = SPARE_S - (0.0 if self._ended_s is None else time.monotonic() - self._ended_s)
         is_late = self._killed_s is not None
         told = signals.watcher.end(
@@ -274,7 +273,7 @@ class _Attempt:
         except FileNotFoundError:
             is_file = "/" in name and os.path.isfile(name)
             if is_file:
-                why = "its interpreter is not there"
+                why = "its interpreter does not exist"
             else:
                 why = "command not found"
             raise NotStartedError(f"{_quoted(name)}: {why}", 127) from None
@@ -287,7 +286,7 @@ class _Attempt:
             raise NotStartedError(f"{_quoted(name)}: {why}", 126) from None
         except OSError as error:
             if error.errno == errno.ENOEXEC:
-                why = "is no program for this machine"
+                why = "is not a program for this machine"
             else:
                 why = error.strerror or str(error)
             raise NotStartedError(f"{_quoted(name)}: {why}", 126) from None
@@ -305,8 +304,9 @@ class _Attempt:
 
 
 def status_of(code: int | None) -> int:
-    """Return an exit code (-n for signal n, None for a command that was killed with its reaper) as
-    a shell has it.
+    """Convert an exit code to a shell's exit status.
+
+    -n stands for signal n, and None for a command that was killed with its reaper.
     """
     if code is None:
         return 128 + signal.SIGKILL
@@ -316,8 +316,9 @@ def status_of(code: int | None) -> int:
 
 
 def inherited() -> dict[str, str]:
-    """Return the variables as oomguard found them, not as Python made them; without /proc, as
-    Python has them.
+    """Return the variables as oomguard found them, before Python's changes.
+
+    Without /proc, these are Python's variables.
     """
     variables = dict(os.environ)
     try:
@@ -330,9 +331,7 @@ def inherited() -> dict[str, str]:
 
 
 def _terminal(signals: SignalForwarder, messages: Messages) -> TerminalJob | None:
-    """Return what makes the command a job on our terminal; None where no output is one, or there is
-    no second one.
-    """
+    """Return the command's job on our terminal; None if no output is one, or none is left."""
     shown = shown_on_terminal()
     if shown is None:
         return None
@@ -342,12 +341,14 @@ def _terminal(signals: SignalForwarder, messages: Messages) -> TerminalJob | Non
         )
     except OSError as error:
         reason = error.strerror or str(error)
-        messages.say("warning", "the command's output is no terminal", reason=reason)
+        messages.say(
+            "warning", "The command's output is not a terminal, because none is free", reason=reason
+        )
         return None
 
 
 def _quoted(name: str) -> str:
-    """Return a word as a shell takes it."""
+    """Quote a word for a shell."""
     is_plain = (
         bool(name)
         and all(char.isalnum() or char in "@%+=:,./_-" for char in name)

@@ -1,6 +1,4 @@
-"""What Linux offers a supervisor: adopting orphans, dying with the parent, a name, threads that
-stand back.
-"""
+"""Call Linux features for a supervisor: adopt orphans, die with the parent, set names."""
 
 from __future__ import annotations
 
@@ -22,15 +20,17 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def become_subreaper() -> bool:
-    """Adopt the orphans below this process, so that none outlives it; return False where that
-    cannot be done (not Linux).
+    """Adopt the orphans below this process, so that none outlives it.
+
+    False if the system cannot do that (not Linux).
     """
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, which has one thread, ends; at once where
-    it has ended.
+    """Let the kernel kill this process when its single-threaded ``parent`` ends.
+
+    If the parent has ended already, this process ends at once.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
@@ -43,9 +43,7 @@ def set_name(name: str) -> None:
 
 
 def set_command_line(text: bytes) -> None:
-    """Set the command line that ps shows and ``pkill -f`` looks at; leave it where /proc does not
-    tell where it is kept.
-    """
+    """Set the command line that ps shows and ``pkill -f`` matches, if /proc shows its address."""
     try:
         fields = read_file("/proc/self/stat").rpartition(b")")[2].split()
         start, end = (
@@ -59,7 +57,7 @@ def set_command_line(text: bytes) -> None:
 
 
 def stand_back() -> None:
-    """Give this thread a low priority: the command and the copying come first."""
+    """Lower the priority of this thread, because the command and the copying come first."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

@@ -1,8 +1,8 @@
-"""The watcher: a small process between oomguard and the command that outlives a kill of oomguard.
+"""Control the reaper, a small process above the command that survives a kill of oomguard.
 
-It is forked before anything heavy is loaded, starts the command with the signals as oomguard found
-them, adopts and reaps every orphan below the command, and ends the whole tree when it is asked to,
-or when oomguard is gone: however oomguard ends, its end of the socket between them closes.
+It is forked before anything heavy is loaded, and starts the command with the original signals. It
+adopts and reaps every orphan below the command. It stops the whole tree on request, or when
+oomguard is gone, because the socket between them then closes.
 """
 
 from __future__ import annotations
@@ -21,71 +21,70 @@ from typing import IO, Any, Final
 
 from oomguard.supervisor import tree
 from oomguard.supervisor.failsafe import PROGRESS, beat
-from oomguard.supervisor.reaper_process import Given, WatcherProcess, receive, send
-from oomguard.supervisor.signal_sets import Before
+from oomguard.supervisor.reaper_process import ChildTerminal, ReaperProcess, receive, send
+from oomguard.supervisor.signal_sets import InitialSignals
 from oomguard.supervisor.streams import has_no_reader, is_one_stream, writable
 from oomguard.supervisor.terminal_modes import Modes
 
-# A reaper that has said nothing for so long does not answer, and one that leaves a zombie for so
-# long does not reap.
+# A reaper that is silent for this long has failed, and one that leaves a zombie for this long does
+# not reap.
 _START_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.02
 _REAP_S: Final = 3.0
-_LOST: Final = 9  # the wait status of a command whose watcher was killed: it was killed with it
+_LOST: Final = 9  # wait status of a command that was killed together with its reaper
 
 
 class ReaperLostError(Exception):
-    """A reaper that has not started the command: failsafe.py does."""
+    """Report a reaper that has not started the command; failsafe.py starts it instead."""
 
 
 class Child:
-    """The command while it runs, as far as the watcher tells: ``returncode`` is None until it has
-    ended.
+    """Follow the running command; ``returncode`` is None until the reaper reports its end.
 
-    ``outputs`` are the pipes of its standard output (1) and error (2), but for those that are a
-    terminal; closed where nobody reads ours any more.
+    ``outputs`` are the pipes of standard output (1) and error (2), without streams on a terminal.
+    They are closed if our own stream has no reader.
     """
 
-    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], watcher: Watcher) -> None:
+    def __init__(self, pid: int, outputs: dict[int, IO[bytes]], watcher: Reaper) -> None:
         self.pid = pid
         self.outputs = outputs
         self.watcher = watcher
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code (-n for signal n), None while it runs."""
+        """Return the exit code (-n for signal n); None while it runs."""
         return self.wait(0)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait at most so long for the exit code."""
+        """Wait at most ``timeout_s`` seconds for the exit code; None while it runs."""
         if self.returncode is None and (status := self.watcher.exit_status(timeout_s)) is not None:
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
 
-class Watcher:
-    """oomguard's side of it.
+class Reaper:
+    """Start and control the reaper process.
 
     Args:
-        before: what the command starts with.
+        before: the signals and streams that the command starts with.
 
     Attributes:
-        command_pid: the command that was started last.
-        spared_pid: a child of ours that is no part of the command.
+        command_pid: the last started command; None before the first.
+        spared_pid: a child of ours that is not part of the command; None without one.
     """
 
-    def __init__(self, before: Before) -> None:
+    def __init__(self, before: InitialSignals) -> None:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
-        gc.freeze()  # the fork shares its memory for longer
+        gc.freeze()  # so that the fork shares its memory for longer
         with (
             warnings.catch_warnings()
-        ):  # another thread is no danger: the fork uses nothing that one could have locked
+        ):  # other threads are safe, because the fork uses no locks of theirs
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            WatcherProcess(theirs, parent, before).run()
+            ReaperProcess(theirs, parent, before).run()
         gc.unfreeze()
         theirs.close()
         self._channel = ours
@@ -109,21 +108,20 @@ class Watcher:
         *,
         shares_group: bool,
         stdin: int | None = None,
-        terminal: Given | None = None,
+        terminal: ChildTerminal | None = None,
     ) -> Child:
-        """Start the command with its output in pipes, and with our own standard input where
-        ``stdin`` is None.
+        """Start the command with its output in pipes.
 
         Args:
             argv: the command.
-            env: its whole environment.
+            env: its complete environment.
             shares_group: whether it is in our process group.
-            stdin: its standard input.
-            terminal: takes the place of the streams that it names.
+            stdin: its standard input; None for our own.
+            terminal: replaces the streams that it names; None for no terminal.
 
         Raises:
-            OSError: it cannot be started.
-            ValueError: a word or a variable holds a NUL.
+            OSError: if it cannot be started.
+            ValueError: if a word or a variable contains a NUL.
         """
         words = [os.fsencode(word) for word in argv]
         variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
@@ -171,17 +169,17 @@ class Watcher:
 
     @staticmethod
     def _pipes(given_on: set[int]) -> tuple[dict[int, IO[bytes]], dict[int, int], list[int]]:
-        """Make the pipes of standard output and error where these can be written to.
+        """Create pipes for standard output and error if these are writable.
 
-        Return our ends by stream, the descriptors that the command has by stream, and its ends of
-        the pipes.
+        Returns:
+            Our ends by stream, the command's descriptors by stream, and its ends of the pipes.
         """
         ours = given_on & writable()
         is_one = ours == {1, 2} and is_one_stream()
         pipes = {number: os.pipe() for number in sorted(ours) if not (is_one and number == 2)}
         targets = {number: writer for number, (_, writer) in pipes.items()}
         targets |= {number: number for number in given_on - ours}
-        if is_one:  # what is printed to both keeps its order
+        if is_one:  # output to both streams keeps its order
             targets[2] = targets[1]
         for number, (_, writer) in pipes.items():
             os.set_blocking(writer, os.get_blocking(number))
@@ -190,11 +188,11 @@ class Watcher:
         }
         for number, reader in outputs.items():
             if has_no_reader(number):
-                reader.close()  # its first write fails, as on ours
+                reader.close()  # its first write fails, as it would on our own stream
         return outputs, targets, [writer for _, writer in pipes.values()]
 
     def exit_status(self, timeout_s: float) -> int | None:
-        """Return the command's wait status, None where it still runs after ``timeout_s``."""
+        """Return the command's wait status; None if it still runs after ``timeout_s`` seconds."""
         if self._status is None and not self._lost:
             deadline = time.monotonic() + timeout_s
             while (
@@ -209,53 +207,52 @@ class Watcher:
 
     @property
     def exited(self) -> bool:
-        """Whether the command that was started last has ended by itself, of no signal."""
+        """Whether the last command ended on its own, not by a signal."""
         return self._status is not None and os.WIFEXITED(self._status)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the reaper is gone: it starts nothing any more."""
+        """Whether the reaper is gone, so that it cannot start anything."""
         return self._lost
 
     def forward(self, number: int, code: int | None, sender: int | None) -> None:
-        """Send a signal on to the command, unless it had the same one with its process group; None:
-        unless nothing.
+        """Forward a signal to the command, unless its process group got the same signal.
+
+        A ``code`` of None always forwards it.
         """
         self._say("signal", number, code, sender, time.monotonic())
 
     def fileno(self) -> int:
-        """Return the descriptor that is ready to be read when ``exit_status`` or ``stopped_by`` may
-        have something new.
-        """
+        """Return the descriptor that is readable when a message of the reaper waits."""
         return self._channel.fileno()
 
     def stopped_by(self) -> int | None:
-        """Return, once, by which signal a command on a terminal of its own was stopped, where
-        ``exit_status`` has met that.
+        """Return once which signal stopped a command on its own terminal.
+
+        ``exit_status`` must have read the reaper's report before.
         """
         number = self._stopped_by
         self._stopped_by = None
         return number
 
     def go_on(self, *, in_front: bool) -> None:
-        """Continue such a command where it is stopped, in the foreground of its terminal or behind
-        it.
-        """
+        """Continue such a stopped command, in the foreground or background of its terminal."""
         self._times_gone_on += 1
         self._say("go on", in_front)
 
     def lend(self, terminal: int, saved: Modes, set_to: Modes) -> None:
-        """Tell what we are about to set on our terminal and what was before, to be restored where
-        we are killed.
+        """Report how we will set our terminal.
+
+        The reaper restores it if we are killed.
         """
         self._say("lend", saved, set_to, descriptors=(terminal,))
 
     def lend_nothing(self) -> None:
-        """Tell that our terminal is as it was."""
+        """Report that our terminal is restored."""
         self._say("lend", None, None)
 
     def told_to_stop(self, number: int) -> None:
-        """Tell that the command is about to have a signal at a key of its own terminal."""
+        """Report that the command is about to get a signal from a key of its own terminal."""
         self._say("key", number)
 
     def kill(self) -> None:
@@ -263,8 +260,10 @@ class Watcher:
         self._say("kill")
 
     def end(self, wait_s: float, *, spare_s: float = 0.0) -> bool:
-        """End what the run left, after ``spare_s``; return whether the command itself was told to
-        stop while it lived.
+        """Stop the remaining processes after ``spare_s`` seconds.
+
+        Returns:
+            Whether the command itself got a stop while it lived.
         """
         self._say("end", wait_s, spare_s)
         until_s = time.monotonic() + wait_s + spare_s + tree.KILL_WAIT_S + _START_S
@@ -272,18 +271,16 @@ class Watcher:
             if answer[0] == "ended":
                 return bool(answer[1])
         self.replace()
-        # It was killed. Its orphans are ours now, and asked for by number: other children are not
-        # ours to wait for.
+        # The reaper was killed, so its orphans are ours now. They are reaped by number, because
+        # other children are not ours to wait for.
         tree.end(os.getpid(), self._reap_adopted, wait_s=wait_s, but=self.spared_pid)
         return True
 
     def look_after(self) -> None:
-        """Look whether the command has ended and the reaper does not take its status: then we take
-        it.
-        """
+        """Replace the reaper if it does not reap the ended command."""
         if self._status is not None or self._lost or self.command_pid is None:
             return
-        if tree.is_stopped(self.pid):  # somebody has stopped it, and nobody else would continue it
+        if tree.is_stopped(self.pid):  # nobody else would continue a stopped reaper
             tree.send(self.pid, signal.SIGCONT)
         if not tree.is_zombie(self.command_pid):
             self._zombie_since_s = None
@@ -293,9 +290,7 @@ class Watcher:
             self.replace()
 
     def replace(self) -> None:
-        """Kill a reaper that does not answer, with all that it started; we are next in line to
-        reap.
-        """
+        """Kill a reaper that does not answer, with its children; this process reaps them next."""
         for pid in (*tree.descendants(self.pid), self.pid):
             tree.send(pid, signal.SIGKILL)
         self._lost = True
@@ -306,25 +301,26 @@ class Watcher:
                 self._status = os.waitpid(self.command_pid, 0)[1]
 
     def remove_at_end(self, folder: str) -> None:
-        """Have a folder removed when we have ended, however that is."""
+        """Let the reaper remove a folder when oomguard has ended, in any way."""
         self._say("folder", folder)
 
     def close(self) -> None:
-        """Let the watcher end everything that is left, and itself."""
+        """Let the reaper stop all remaining processes and itself."""
         PROGRESS.channel = None
         self._channel.close()
-        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: nothing to wait for
+        # SIGCHLD is ignored, so there is nothing to wait for
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
     def _say(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
         with (
             self._sending,
             contextlib.suppress(OSError),
-        ):  # killed: what waits for an answer finds out
+        ):  # if the reaper was killed, the wait for its answer detects that
             send(self._channel, message, descriptors)
 
     def _answer_in(self, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return what it says next; None where it is gone or says nothing in time."""
+        """Return its next message; None if it is gone or sends nothing in time."""
         until_s = time.monotonic() + timeout_s
         while not self._lost:
             beat()
@@ -335,7 +331,7 @@ class Watcher:
         return None
 
     def _started_without_answer(self) -> int | None:
-        """Return the command where the reaper started it and does not say so."""
+        """Return the command that the reaper started without reporting it; None without one."""
         return next(
             (pid for pid in tree.children(self.pid) if not tree.is_like(pid, os.getpid())), None
         )
@@ -343,7 +339,7 @@ class Watcher:
     def _answer(self) -> tuple[Any, ...] | None:
         answer, _ = receive(self._channel)
         if answer is None:
-            # it was killed, and the command with it, or it has the command's status as its own
+            # The reaper was killed together with the command, or its status is the command's.
             self._lost = True
             with contextlib.suppress(ChildProcessError):
                 _, status = os.waitpid(self.pid, 0)
@@ -354,12 +350,12 @@ class Watcher:
             self._status = PROGRESS.wait_status = answer[1]
         elif (
             answer[0] == "stopped" and answer[2] == self._times_gone_on
-        ):  # else it has been told to go on since
+        ):  # otherwise it was continued since
             self._stopped_by = answer[1]
         return answer
 
     def _readable(self, timeout_s: float) -> bool:
-        poll = select.poll()  # select() takes no descriptor above 1023
+        poll = select.poll()  # select() accepts no descriptor above 1023
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 

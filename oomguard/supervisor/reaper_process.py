@@ -1,6 +1,4 @@
-"""What the reaper does in its own process: start the command, pass signals on, reap, and end the
-tree.
-"""
+"""Run the reaper process: start the command, forward signals, reap, and stop the tree."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ from oomguard.supervisor.signal_sets import (
     OF_TERMINAL,
     SI_KERNEL,
     STOPS,
-    Before,
-    handed_on,
+    InitialSignals,
+    forwardable_signals,
     waits_once,
 )
 from oomguard.supervisor.terminal_modes import Modes, is_same, read_modes, set_modes
@@ -44,7 +42,11 @@ _MOST_DESCRIPTORS: Final = 4
 
 
 def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-    """Write one message, whole; raises OSError where nobody reads."""
+    """Write one complete message.
+
+    Raises:
+        OSError: if nobody reads it.
+    """
     body = marshal.dumps(message)
     header = _HEADER.pack(len(body))
     if descriptors:
@@ -55,11 +57,11 @@ def send(channel: socket.socket, message: tuple[Any, ...], descriptors: Sequence
 
 
 def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
-    """Read one message and the descriptors that came with it; None at the end."""
+    """Read one message and its descriptors; None at the end."""
     try:
         header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, _MOST_DESCRIPTORS)
         for number in descriptors:
-            os.set_inheritable(number, False)  # recv_fds leaves its flags argument out
+            os.set_inheritable(number, False)  # recv_fds ignores its flags argument
         while header and len(header) < _HEADER.size:
             header += channel.recv(_HEADER.size - len(header))
         if not header:
@@ -79,9 +81,9 @@ def receive(channel: socket.socket) -> tuple[tuple[Any, ...] | None, list[int]]:
 
 _SHELL: Final = b"/bin/sh"
 _LOOKED_AT_BYTES: Final = 256
-_ELF: Final = b"\x7fELF"  # of another machine, or cut short
+_ELF: Final = b"\x7fELF"  # of another machine, or truncated
 _STOPPED_MS: Final = 20
-# With these systemd names the process for which its sockets, its watchdog and its journal are: the
+# These variables name the process for systemd's sockets, watchdog and journal, which is the
 # command.
 _OF_A_SERVICE: Final = frozenset({b"LISTEN_PID", b"WATCHDOG_PID", b"SYSTEMD_EXEC_PID"})
 
@@ -90,7 +92,7 @@ def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
     """Become the command.
 
     Raises:
-        OSError: what stood in the way; of several folders in PATH the first that had such a file.
+        OSError: the reason why that failed; of several folders in PATH, the first with such a file.
     """
     failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     for path in _candidates(argv[0], env):
@@ -105,9 +107,7 @@ def execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
 
 
 def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, bytes]:
-    """Return the environment with what systemd gave to the process ``named`` given to the calling
-    one.
-    """
+    """Return the environment with systemd's variables moved from process ``named`` to this one."""
     ours = str(os.getpid()).encode()
     theirs = str(named).encode()
     return {
@@ -117,11 +117,9 @@ def for_this_process(env: Mapping[bytes, bytes], named: int) -> dict[bytes, byte
 
 
 def read_failure(told: int, pid: int) -> bytes:
-    """Wait until a child has become the command, and return nothing, or the number of the error
-    that it told instead.
+    """Wait until a child has become the command; return b"" or the number of its error.
 
-    A child that is stopped on the way (Ctrl-Z) counts as the command: it goes on when it is
-    continued.
+    A child that is stopped meanwhile (Ctrl-Z) counts as the command, because it continues later.
     """
     poll = select.poll()
     poll.register(told, select.POLLIN)
@@ -129,7 +127,7 @@ def read_failure(told: int, pid: int) -> bytes:
         try:
             if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
                 return b""
-        except ChildProcessError:  # it has ended, and cannot stop any more
+        except ChildProcessError:  # it has ended and cannot stop any more
             break
     return os.read(told, 16)  # nothing: the pipe closed because the command took over
 
@@ -149,7 +147,7 @@ def _become(path: bytes, argv: list[bytes], env: Mapping[bytes, bytes]) -> NoRet
     except OSError as error:
         if error.errno != errno.ENOEXEC or _is_binary(path):
             raise
-        # POSIX asks this of execvp: text that the kernel does not know is the shell's.
+        # POSIX requires this of execvp: the shell runs text in an unknown format.
         os.execve(_SHELL, [b"sh", path, *argv[1:]], env)  # noqa: S606
 
 
@@ -162,11 +160,11 @@ def _is_binary(path: bytes) -> bool:
 LOOK_MS: Final = 200
 
 
-class HeldParent:
-    """Hold a command as its watcher's parent is held.
+class StopMirror:
+    """Stop and continue the command together with oomguard.
 
     Args:
-        parent: oomguard.
+        parent: the process of oomguard.
     """
 
     def __init__(self, parent: int) -> None:
@@ -174,8 +172,9 @@ class HeldParent:
         self.holds = False
 
     def look(self, command: int) -> None:
-        """Stop the command where oomguard is stopped, and continue what was stopped so: its whole
-        group where it leads one.
+        """Stop the command if oomguard is stopped, and continue it later.
+
+        If the command leads a process group, the whole group is stopped.
         """
         is_held = tree.is_stopped(self._parent)
         if is_held == self.holds or (is_held and tree.is_stopped(command)):
@@ -184,24 +183,22 @@ class HeldParent:
         tree.send(tree.job_of(command), signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def is_over(self) -> None:
-        """Note that the command goes on: somebody has continued oomguard, which has
-        handed it on.
-        """
+        """Record that the command continues, because oomguard was continued and forwarded it."""
         self.holds = False
 
 
-# A command alone has not handled the first of two that come so close to each other.
+# A command has not handled the first of two signals that arrive this close together.
 _TWIN_S: Final = 0.005
 
 
 class RepeatedSignal:
-    """Tell whether a signal repeats the one before it."""
+    """Detect whether a signal repeats the one before it."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int | None, float] = (0, None, 0.0)
 
     def is_second(self, number: int, sender: int | None, came_s: float) -> bool:
-        """Return whether a sender's stop came just before; ``came_s`` in seconds of one clock."""
+        """Return whether the same sender's stop came just before; ``came_s`` in seconds."""
         before = self._last
         self._last = (number, sender, came_s)
         return (
@@ -212,35 +209,35 @@ class RepeatedSignal:
         )
 
 
-# The kernel and kill() reach the members of a group one after the other, within microseconds; a
-# busy machine may part them.
+# The kernel and kill() reach the members of a group within microseconds; on a busy machine it may
+# take longer.
 _LATE_S: Final = 0.05
-# A signal that we never asked about, since it merged with another at oomguard, is not taken for a
+# A signal that we never checked, because it merged with another one in oomguard, must not match a
 # later one.
 _FORGOTTEN_S: Final = 2.0
 _RECORD: Final = struct.Struct("iii")
-# Not ours: who looks for oomguard by name means one process, and what all that match get would look
-# like the group's. Who looks for the command's words (``pkill -f``) means the command too, which
-# then has it already.
+# The process has another name. A search for oomguard's name means one process, and a signal to all
+# matches would look like a signal to the group. A search for the command's words (``pkill -f``)
+# means the command too, which then has the signal already.
 _NAME: Final = "group-witness"
 
 
 class SignalSentinel:
-    """The process, and what it told and nobody has asked about.
+    """Run a process in the command's group that records the signals of the group.
 
     Args:
         group: the process group that it joins.
-        words: the command's, which its own command line shows.
+        words: the words of the command, which its own command line shows.
 
     Raises:
-        OSError: no process can be started.
+        OSError: if no process can be started.
     """
 
     def __init__(self, group: int, words: list[bytes]) -> None:
         self.group = group
         self._told: list[tuple[float, int, int, int]] = []
         self._had: dict[tuple[int, int, int | None], float] = {}
-        self._looked_s = 0.0  # when it had nothing more to tell
+        self._looked_s = 0.0  # when it last had nothing to report
         self._reader, writer = os.pipe()
         watcher = os.getpid()
         try:
@@ -251,17 +248,22 @@ class SignalSentinel:
             os.close(writer)
 
     def had(self, number: int, code: int, sender: int | None, came_s: float) -> bool:
-        """Return whether the group has the signal of which oomguard was told by whom, how and when
-        (monotonic) it came.
+        """Return whether the group got a signal that oomguard got too.
 
-        Who signals oomguard and then its group (timeout) sends two that are one to a command alone:
-        the second comes while it waits.
+        Args:
+            number: the signal.
+            code: how it was sent.
+            sender: the process that sent it; None if unknown.
+            came_s: when oomguard got it, on the monotonic clock.
+
+        A program that signals oomguard and then its group (timeout) sends two signals that merge
+        for a single command: the second one arrives while the first one is pending.
         """
         by_key = (
             code == SI_KERNEL and number in BY_KEY
-        )  # of two quick ones it may have only the first
-        # Those of a burst wait together: for one that came so long before the last look it is too
-        # late now.
+        )  # of two quick presses it may get only the first
+        # Signals of a burst wait together, so a signal from long before the last check is too late
+        # now.
         deadline = time.monotonic() + (0.0 if came_s + _LATE_S <= self._looked_s else _LATE_S)
         while True:
             for told in self._told:
@@ -280,15 +282,16 @@ class SignalSentinel:
                 return had_s is not None and came_s - had_s < _LATE_S and waits_once(number)
 
     def close(self) -> None:
-        """End the process and take its status, once nothing of the command is left in the group.
+        """Stop the process, after the last process of the command has left the group.
 
-        A process whose parent is of its session and of another group ties its own group to the
-        session. Where the last tie of a group ends, the kernel hangs the group up if one of it is
-        stopped (exit_notify in kernel/exit.c); who leaves first does not.
+        A process whose parent is in its session but in another group ties its own group to the
+        session. When the last tie of a group ends and one of its members is stopped, the kernel
+        hangs the group up (exit_notify in kernel/exit.c). A process that leaves the group first
+        does not trigger that.
         """
         with contextlib.suppress(
             OSError
-        ):  # it is gone, or the watcher leads a session by now: no tie
+        ):  # it is gone, or the reaper leads a session by now, so there is no tie
             os.setpgid(self.pid, os.getpgrp())
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -297,9 +300,7 @@ class SignalSentinel:
         os.close(self._reader)
 
     def _read(self, timeout_s: float) -> bool:
-        """Read what it tells, once it does; return False where it tells nothing in time, or is
-        gone.
-        """
+        """Read its next record; return False if none comes in time, or if it is gone."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
@@ -321,7 +322,7 @@ def _serve(writer: int, watcher: int, group: int, words: list[bytes]) -> None:
         os.dup2(writer, 3)
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
         signal.set_wakeup_fd(-1)
-        numbers = handed_on()
+        numbers = forwardable_signals()
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         while True:
             info = signal.sigwaitinfo(numbers)
@@ -330,12 +331,12 @@ def _serve(writer: int, watcher: int, group: int, words: list[bytes]) -> None:
         os._exit(0)
 
 
-class Given(NamedTuple):
-    """The terminal that a command is started on.
+class ChildTerminal(NamedTuple):
+    """Describe the terminal that a command starts on.
 
     Attributes:
-        theirs: its end of the pseudo-terminal.
-        streams: the standard streams that it is.
+        theirs: the command's end of the pseudo-terminal.
+        streams: the standard streams on it.
         controls: whether the command is a job of a session on it.
         in_front: whether it begins in the foreground.
     """
@@ -347,20 +348,18 @@ class Given(NamedTuple):
 
     @property
     def words(self) -> tuple[tuple[int, ...], bool, bool]:
-        """What the watcher is told with the descriptor."""
+        """The message to the reaper, sent together with the descriptor."""
         return tuple(sorted(self.streams)), self.controls, self.in_front
 
 
-class Lent:
-    """Our user's terminal while oomguard has set it: the descriptor, its modes before, and those
-    that oomguard set.
-    """
+class TerminalBackup:
+    """Remember how oomguard set the user's terminal: descriptor, modes before, and new modes."""
 
     def __init__(self) -> None:
         self._own: tuple[int, Modes, Modes] | None = None
 
     def note(self, descriptors: list[int], saved: Modes | None, set_to: Modes | None) -> None:
-        """Note what oomguard is about to set, without descriptors that it has set it back."""
+        """Record how oomguard will set the terminal; without descriptors, it has restored it."""
         if self._own is not None:
             os.close(self._own[0])
         if descriptors and saved and set_to:
@@ -369,7 +368,7 @@ class Lent:
             self._own = None
 
     def restore(self) -> None:
-        """Set the terminal as it was where it still is as oomguard left it."""
+        """Restore the terminal if it is still as oomguard set it."""
         if self._own is not None:
             fd, saved, set_to = self._own
             modes = read_modes(fd)
@@ -386,22 +385,22 @@ def has_terminal() -> bool:
     return True
 
 
-class WatcherTerminal:
-    """The watcher's side of one attempt's terminal."""
+class ReaperTerminal:
+    """Hold the reaper's side of one attempt's terminal."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: ChildTerminal) -> None:
         self._given = given
         self._theirs: int | None = given.theirs
 
     @classmethod
     def of(
         cls, descriptors: list[int], words: tuple[tuple[int, ...], bool, bool] | None
-    ) -> WatcherTerminal | None:
-        """Return the terminal that came with a message; None without ``Given.words``."""
+    ) -> ReaperTerminal | None:
+        """Return the terminal that came with a message; None without ``words``."""
         if words is None:
             return None
         streams, controls, in_front = words
-        return cls(Given(descriptors[0], frozenset(streams), controls, in_front))
+        return cls(ChildTerminal(descriptors[0], frozenset(streams), controls, in_front))
 
     @property
     def controls(self) -> bool:
@@ -409,16 +408,14 @@ class WatcherTerminal:
         return self._given.controls
 
     def begin(self) -> None:
-        """Lead a session that this terminal controls."""
+        """Start a session that this terminal controls."""
         if self.controls:
             if os.getsid(0) != os.getpid():
                 os.setsid()
             fcntl.ioctl(self._given.theirs, termios.TIOCSCTTY, 0)
 
     def become(self) -> dict[int, int]:
-        """In the command's process: be a job of that session; return which descriptor each standard
-        stream is.
-        """
+        """Make the command's process a job of that session; return its descriptor by stream."""
         if self.controls:
             os.setpgid(0, 0)
             if self._given.in_front:
@@ -428,13 +425,11 @@ class WatcherTerminal:
     def bring(self, group: int) -> None:
         """Bring a process group to the foreground."""
         if self._theirs is not None:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the group has ended
                 os.tcsetpgrp(self._theirs, group)
 
     def close(self) -> None:
-        """Let go of the command's end once it has ended, so that ours sees the end of what was
-        printed.
-        """
+        """Close the command's end after its exit, so that our end sees the end of the output."""
         if self._theirs is not None:
             os.close(self._theirs)
             self._theirs = None
@@ -446,21 +441,21 @@ _MOST_FAULTS: Final = 20
 _PLAIN_MS: Final = 100
 
 
-class WatcherProcess:
-    """Serves oomguard until its end of the channel closes, then ends everything below.
+class ReaperProcess:
+    """Serve oomguard until the socket closes, and then stop everything below.
 
-    Where the command has a terminal of its own it leads the session of it. Else the command is in
-    oomguard's process group, and so is a witness: a signal that it has too was sent to the group,
-    so that the command has it already.
+    If the command has its own terminal, this process leads its session. Otherwise the command is in
+    oomguard's process group together with a sentinel. A signal that reaches the sentinel too was
+    sent to the group, so the command has it already.
     """
 
-    def __init__(self, channel: socket.socket, parent: int, before: Before) -> None:
+    def __init__(self, channel: socket.socket, parent: int, before: InitialSignals) -> None:
         self._channel = channel
         self._parent = parent
         self._before = before
         self._child: int | None = None
-        self._terminal: WatcherTerminal | None = None
-        self._lent = Lent()
+        self._terminal: ReaperTerminal | None = None
+        self._lent = TerminalBackup()
         self._told = False
         self._paused_parent = False
         self._times_gone_on = 0
@@ -470,11 +465,11 @@ class WatcherProcess:
         self._folders: list[str] = []
         self._gone = False
         self._twin = RepeatedSignal()
-        self._held = HeldParent(parent)
+        self._held = StopMirror(parent)
         self._last_status: int | None = None
 
     def run(self) -> NoReturn:
-        """Serve to the end; never returns into what was forked."""
+        """Serve to the end; never returns into the forked program."""
         try:
             self._serve()
             self._end_tree(AFTER_KILL_WAIT_S)
@@ -485,9 +480,7 @@ class WatcherProcess:
             os._exit(128 + signal.SIGKILL if is_running else self._last_status or 0)
 
     def _serve(self) -> None:
-        """Serve until oomguard is gone; where that fails, take the command's status and leave it as
-        our own.
-        """
+        """Serve until oomguard is gone; after too many errors, only wait for the command."""
         faults = 0
         with contextlib.suppress(BaseException):
             self._prepare()
@@ -495,7 +488,7 @@ class WatcherProcess:
             try:
                 self._wait()
             except BaseException:  # noqa: BLE001
-                # one message or one signal is lost, and the command goes on
+                # one message or one signal is lost, but the command continues
                 faults += 1
                 if faults > _MOST_FAULTS:
                     break
@@ -503,8 +496,10 @@ class WatcherProcess:
             self._last_status = self._serve_plainly()
 
     def _serve_plainly(self) -> int | None:
-        """Wait for the command's end and hand stop signals on; return its status, None where
-        oomguard goes first.
+        """Wait for the command's end and forward stop signals.
+
+        Returns:
+            Its status; None if oomguard ends first.
         """
         child = self._child
         data = b""
@@ -529,7 +524,7 @@ class WatcherProcess:
                 and len(data) >= _HEADER.size + _HEADER.unpack_from(data)[0]
             ):
                 end = _HEADER.size + _HEADER.unpack_from(data)[0]
-                # our own process
+                # our own process wrote this
                 message, data = marshal.loads(data[_HEADER.size : end]), data[end:]  # noqa: S302
                 number = {
                     "signal": message[1] if len(message) > 1 else 0,
@@ -544,11 +539,11 @@ class WatcherProcess:
         gc.disable()
         set_name(REAPER_NAME)
         become_subreaper()
-        # The reader of oomguard's output waits for nobody else, and what the command does not
-        # inherit is not held open.
+        # Close inherited descriptors, so that the reader of oomguard's output waits for nobody
+        # else.
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
-        with contextlib.suppress(OSError):  # without /proc they stay
+        with contextlib.suppress(OSError):  # without /proc they stay open
             for number in [int(name) for name in os.listdir("/proc/self/fd")]:
                 with contextlib.suppress(OSError):
                     if number != self._channel.fileno() and not os.get_inheritable(number):
@@ -567,7 +562,7 @@ class WatcherProcess:
         ready = {number for number, _ in poll.poll(None if self._child is None else LOOK_MS)}
         if (
             self._channel.fileno() in ready
-        ):  # first: what ended the command may have been told before it
+        ):  # first, because the message about a signal may precede the command's end by it
             self._obey()
         elif self._woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -581,7 +576,7 @@ class WatcherProcess:
         match message:
             case ("start", words, variables, shares_group, targets, terminal):
                 streams = dict(zip(targets, descriptors, strict=False))
-                self._terminal = WatcherTerminal.of(descriptors[len(targets) :], terminal)
+                self._terminal = ReaperTerminal.of(descriptors[len(targets) :], terminal)
                 self._start(words, variables, streams, shares_group=shares_group)
             case ("signal", number, code, sender, came_s):
                 self._forward(number, code, sender, came_s)
@@ -607,9 +602,7 @@ class WatcherProcess:
                 self._lent.restore()
 
     def _is_hurried(self) -> bool:
-        """Read what came while the tree is ended: a kill, or the end of oomguard, which hurries
-        nothing.
-        """
+        """Read messages that arrive while the tree is stopped: a kill, or oomguard's end."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         while not self._gone and poll.poll(0):
@@ -630,9 +623,9 @@ class WatcherProcess:
         if shares_group and self._witness is None:
             with contextlib.suppress(
                 OSError
-            ):  # no process can be started: the command's fork says so
+            ):  # if no process can be started, the command's fork reports it
                 self._witness = SignalSentinel(os.getpgid(self._parent), words)
-        failed, told = os.pipe()  # after the witness, which would hold it open
+        failed, told = os.pipe()  # after the sentinel, which would hold it open
         own = os.getpid()
         try:
             if self._terminal is not None and self._terminal.controls:
@@ -695,7 +688,7 @@ class WatcherProcess:
             execute(words, for_this_process(env, self._parent))
         except OSError as error:
             os.write(told, str(error.errno or errno.EINVAL).encode())
-        except BaseException:  # noqa: BLE001 - whatever failed in us, the command is started
+        except BaseException:  # noqa: BLE001 - whatever failed in us, the command must start
             self._become_plainly(words, variables, streams)
         finally:
             os._exit(127)
@@ -703,7 +696,7 @@ class WatcherProcess:
     def _become_plainly(
         self, words: list[bytes], variables: list[bytes], streams: dict[int, int]
     ) -> None:
-        """Become the command by plain system calls."""
+        """Become the command with plain system calls."""
         for target, number in streams.items():
             os.dup2(number, target)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -715,7 +708,7 @@ class WatcherProcess:
 
     def _forward(self, number: int, code: int | None, sender: int | None, came_s: float) -> None:
         self._reap()
-        if self._child is None:  # ended of this very one, which its group had, or of its own
+        if self._child is None:  # it ended by this signal, which its group got, or on its own
             self._told = self._told or (self._shares_group and number in STOPS)
             return
         group = os.getpgid(self._child)
@@ -743,10 +736,11 @@ class WatcherProcess:
     def _end_tree(
         self, wait_s: float, *, spare_s: float = 0.0, hurried: Callable[[], bool] = lambda: False
     ) -> None:
-        """End everything below, the witness last: what ends before it is not the last tie of the
-        group.
+        """Stop everything below, the sentinel last.
+
+        No earlier end is then the last tie of the group.
         """
-        if not tree.pids():  # nobody can tell it from the others
+        if not tree.pids():  # without /proc it cannot be distinguished from the others
             self._end_witness()
         spared = self._witness_pid
         tree.end(
@@ -755,7 +749,7 @@ class WatcherProcess:
         self._end_witness()
 
     def _left(self) -> bool:
-        """Reap; return whether a child but the witness is left."""
+        """Reap; return whether a child other than the sentinel is left."""
         return self._reap() and (
             self._witness is None or tree.descendants(os.getpid()) != [self._witness.pid]
         )
@@ -772,7 +766,7 @@ class WatcherProcess:
             self._witness = None
 
     def _reap(self) -> bool:
-        """Take the status of every child that ended or stopped; return whether any is left."""
+        """Take the status of every ended or stopped child; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -783,11 +777,13 @@ class WatcherProcess:
             if pid == self._child:
                 self._follow(status)
             elif self._witness is not None and pid == self._witness.pid and os.WIFSIGNALED(status):
-                self._witness = None  # somebody killed it: what the group has arrives once more
+                # the sentinel was killed, so signals to the group now arrive twice
+                self._witness = None
 
     def _follow(self, status: int) -> None:
-        """Tell oomguard that the command ended; stop and go on with it, so that a shell sees its
-        job stopped.
+        """Report the command's end, or stop together with it.
+
+        A shell then sees a stopped job.
         """
         if os.WIFSTOPPED(status):
             number = os.WSTOPSIG(status)
@@ -795,7 +791,7 @@ class WatcherProcess:
                 return
             if self._terminal is not None and self._terminal.controls:
                 self._paused_parent = (
-                    True  # it stops by itself, once it has set its terminal as it was
+                    True  # oomguard stops itself after it has restored its terminal
                 )
                 self._say("stopped", number, self._times_gone_on)
             elif number in JOB_STOPS or (
@@ -809,7 +805,8 @@ class WatcherProcess:
         else:
             self._child = None
             code = os.waitstatus_to_exitcode(status)
-            self._last_status = 128 - code if code < 0 else code  # our own, where it cannot be told
+            # our own status, if it cannot be reported
+            self._last_status = 128 - code if code < 0 else code
             self._held.is_over()
             if self._paused_parent and os.getppid() == self._parent:
                 tree.send(self._parent, signal.SIGCONT)  # nothing is left that could be continued
@@ -819,9 +816,7 @@ class WatcherProcess:
             self._say("exited", status)
 
     def _go_on(self, *, in_front: bool) -> None:
-        """Bring the command to the foreground of its terminal, or behind it, and continue it where
-        it is stopped.
-        """
+        """Move the command to the foreground or background of its terminal, and continue it."""
         if self._child is not None and self._terminal is not None:
             self._terminal.bring(os.getpgid(self._child) if in_front else os.getpgrp())
             self._reap()

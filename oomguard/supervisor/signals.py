@@ -1,4 +1,4 @@
-"""Stops at a key of the terminal: its user repeats them, and looks at what the command answers."""
+"""Receive signals and forward them to the command, and count the user's stop keys."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from oomguard.supervisor import tree
-from oomguard.supervisor.reaper import Watcher
+from oomguard.supervisor.reaper import Reaper
 from oomguard.supervisor.signal_sets import (
     BY_KEY,
     IGNORED_BY_PYTHON,
     SI_KERNEL,
     STOPS,
-    Before,
-    handed_on,
-    ignored,
+    InitialSignals,
+    forwardable_signals,
+    ignored_signals,
 )
 from oomguard.supervisor.terminal import TerminalJob
-from oomguard.supervisor.terminal_modes import Lasting
+from oomguard.supervisor.terminal_modes import PersistentModes
 
 
-class Keys:
-    """How often such a key was pressed in a row without an answer.
+class StopKeyCounter:
+    """Count stop keys in a row without an answer of the command.
 
     Args:
-        printed: returns how many bytes the command has printed; more than the echo of a key is an
-            answer.
+        printed: returns the number of bytes that the command has printed; more than the echo of a
+            key is an answer.
     """
 
     def __init__(self, printed: Callable[[], int] = lambda: 0) -> None:
@@ -39,7 +39,7 @@ class Keys:
         self._count = self._unanswered_bytes = 0
 
     def press(self, echo_bytes: int) -> int:
-        """Count a key of which the terminal shows so much; return which one in a row it is."""
+        """Count a key with ``echo_bytes`` of echo; return its number in the row."""
         printed_bytes = self._printed()
         if printed_bytes > self._unanswered_bytes:
             self._count = 0
@@ -48,44 +48,41 @@ class Keys:
         return self._count
 
     def forget(self) -> None:
-        """Begin anew: something else was typed."""
+        """Start a new row, because something else was typed."""
         self._count = 0
 
 
-# So many requests to stop end the patience, however long the grace.
+# After this many requests to stop, the command is killed, even within its grace period.
 IMPATIENT_COUNT: Final = 3
 
 
 class SignalForwarder:
-    """While entered, every signal that another process sends is read by a thread of its own and
-    handed on.
+    """Read every signal in a separate thread while entered, and forward it.
 
-    They are blocked rather than handled: only so is told who sent them, and that needs no main loop
-    that comes round in time. Those that are ignored at our start are read as well: blocked ones
-    wait, and the command may have a handler of its own. Without a terminal of its own the command
-    shares oomguard's process group, so that what is sent to the group reaches it and what it has
-    started by itself; a witness, a member too, knows whether the group had a signal or oomguard
-    alone.
+    The signals are blocked, not handled, because only then their sender is known, and no main loop
+    has to react in time. Signals that were ignored at our start are read as well, because the
+    command may have its own handler. Without its own terminal, the command shares oomguard's
+    process group, so that signals to the group reach it directly. A sentinel in the group then
+    knows whether the group or only oomguard got a signal.
 
     Args:
-        closed: standard streams that oomguard was started without.
+        closed: standard streams that were closed when oomguard started.
 
     Attributes:
-        stopped_by: the first signal that asked to stop.
-        stopped_at_s: when another process sent one first, on the monotonic clock. A key is its
-            user's to repeat.
-        count: stops that another process sent.
-        presses: stops at a key of the terminal.
+        stopped_by: the first signal that asked to stop; None without one.
+        stopped_at_s: when another process sent the first stop, on the monotonic clock; None without
+            one. Keys do not count.
+        count: the number of stops from other processes.
+        presses: the number of stop keys.
         last_stop_s: when the last stop came, on the monotonic clock.
-        stopped_between_runs: whether it came while no command was there to end of it.
+        stopped_between_runs: whether it came while no command was running.
         was_typed: whether a stop came from a key of the terminal.
-        lasting: what the command sets on its terminal stays; set when all is told.
-        on_stop: is called with the first of these stops, by the thread that reads it, so it must
-            not wait.
-        watcher: starts the command, and ends it where oomguard is killed; there while entered.
+        lasting: terminal settings that outlive the command; applied at the end.
+        on_stop: called at the first stop by the reading thread, so it must not wait.
+        watcher: starts the command, and stops it if oomguard is killed; exists while entered.
     """
 
-    watcher: Watcher
+    watcher: Reaper
 
     def __init__(self, closed: frozenset[int] = frozenset()) -> None:
         self.stopped_by: signal.Signals | None = None
@@ -95,8 +92,8 @@ class SignalForwarder:
         self.stopped_between_runs = False
         self.was_typed = False
         self.on_stop: Callable[[], None] = lambda: None
-        self.lasting = Lasting()
-        self._keys = Keys()
+        self.lasting = PersistentModes()
+        self._keys = StopKeyCounter()
         self._closed = closed
         self._runs = False
         self._terminal: TerminalJob | None = None
@@ -112,21 +109,21 @@ class SignalForwarder:
         self._thread = threading.Thread(target=self._listen, name="oomguard-signals", daemon=True)
 
     def __enter__(self) -> SignalForwarder:
-        self._numbers = handed_on()
-        self._ignored = ignored()
+        self._numbers = forwardable_signals()
+        self._ignored = ignored_signals()
         self._masked = {
             int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         }
-        self.watcher = Watcher(Before(frozenset(self._masked), self._ignored, self._closed))
+        self.watcher = Reaper(InitialSignals(frozenset(self._masked), self._ignored, self._closed))
         self._thread.start()
         self._stops_us(does=True)
-        left_alone = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
+        unchanged = IGNORED_BY_PYTHON | self._ignored | {signal.SIGTSTP}
         for number in (
-            self._numbers - left_alone
-        ):  # for a thread that somebody started before, unmasked
+            self._numbers - unchanged
+        ):  # for a thread that was started earlier with other masks
             if (
                 signal.getsignal(number) is not None
-            ):  # a handler in C (PYTHONFAULTHANDLER) could not be put back
+            ):  # a handler in C (PYTHONFAULTHANDLER) could not be restored
                 self._before[number] = signal.signal(number, self._stray)
         return self
 
@@ -146,7 +143,7 @@ class SignalForwarder:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masked)
 
     def _stops_us(self, *, does: bool) -> None:
-        """Let Ctrl-Z stop us as any program, while no command is there that it would stop first."""
+        """Let Ctrl-Z stop oomguard like any program, while no command is running."""
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK if does else signal.SIG_BLOCK, {signal.SIGTSTP} - self._masked
         )
@@ -158,20 +155,21 @@ class SignalForwarder:
         printed: Callable[[], int] = lambda: 0,
         terminal: TerminalJob | None = None,
     ) -> None:
-        """Hand signals on from here on, as the command has started; what came before goes to it
-        now.
+        """Forward signals from now on, because the command has started.
+
+        Earlier signals go to it now.
 
         Args:
-            grace_s: 0 where a stop kills and is not handed on.
-            printed: returns how many bytes the command has printed.
-            terminal: the command's own.
+            grace_s: seconds between a stop and a kill; 0 kills at once.
+            printed: returns the number of bytes that the command has printed.
+            terminal: the command's own terminal; None without one.
         """
         self._stops_us(does=False)
         with self._lock:
             self._runs = True
             self._grace_s = grace_s
             self._terminal = terminal
-            self._keys = Keys(printed)
+            self._keys = StopKeyCounter(printed)
             if self.stopped_by is not None:
                 self._send(int(self.stopped_by), None, None, is_stop=True)
             for early in self._early:
@@ -179,16 +177,14 @@ class SignalForwarder:
             self._early.clear()
 
     def detach(self) -> None:
-        """Keep signals from here on: the command has ended."""
+        """Keep signals from now on, because the command has ended."""
         with self._lock:
             self._runs = False
             self._terminal = None
         self._stops_us(does=True)
 
     def typed(self, numbers: Sequence[int], echo_bytes: int) -> None:
-        """Note stops that the command had at keys of its own terminal, at once; the others of our
-        job have them too.
-        """
+        """Record stop keys of the command's own terminal, and send them to the rest of our job."""
         with self._lock:
             for number in numbers:
                 tree.send_to_others(os.getpgrp(), number)
@@ -197,19 +193,20 @@ class SignalForwarder:
                 self.watcher.kill()
 
     def be_patient(self) -> None:
-        """Count the keys anew: their user goes on with the command. Nothing is remedied all the
-        same.
+        """Restart the count of keys, because the user continues with the command.
+
+        The stop still counts, so nothing is retried.
         """
         with self._lock:
             self._keys.forget()
 
     @property
     def hurries(self) -> bool:
-        """Whether another process has asked to stop: nothing holds up the end."""
+        """Whether another process has asked to stop, so that nothing may delay the end."""
         return self.stopped_at_s is not None
 
     def was_told(self, *, told: bool) -> None:
-        """Say whether the command was told to stop while it lived, where a stop came at all."""
+        """Record whether the command got the stop while it lived."""
         with self._lock:
             self.stopped_between_runs = self.stopped_by is not None and not told
 
@@ -218,7 +215,7 @@ class SignalForwarder:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread by a signal of its own, which says nothing but that."""
+        """Wake the thread by a signal from itself, which has no other effect."""
         if self._thread.ident is not None:
             signal.pthread_kill(self._thread.ident, min(self._numbers))
 
@@ -226,19 +223,20 @@ class SignalForwarder:
         own = os.getpid()
         while not self._leaving:
             info = signal.sigwaitinfo(self._numbers)
-            with contextlib.suppress(BaseException):  # one signal is lost, and the next one is read
+            with contextlib.suppress(BaseException):  # one signal is lost, but the next one is read
                 while self._strays:
                     self._received(self._strays.pop(0), None, None)
-                if (info.si_pid, info.si_signo) != (own, min(self._numbers)):  # which only wakes us
+                # this one only wakes the thread
+                if (info.si_pid, info.si_signo) != (own, min(self._numbers)):
                     self._received(info.si_signo, info.si_code, info.si_pid)
 
     def _received(self, number: int, code: int | None, sender: int | None) -> None:
         if number == signal.SIGCONT and sender == self.watcher.pid:
-            return  # the command goes on already; this one was for us
+            return  # the command continues already; this signal was for us
         if number == signal.SIGTSTP and not self._runs:
             if (
                 number not in self._ignored | self._masked
-            ):  # this thread took what would have stopped the other
+            ):  # this thread took the signal that would have stopped the process
                 os.kill(os.getpid(), signal.SIGSTOP)
             return
         with self._lock:
@@ -283,6 +281,6 @@ class SignalForwarder:
             self.watcher.forward(number, code, sender)
 
     def _is_heeded(self, number: int) -> bool:
-        """Whether the command has made a signal its own that was ignored when we started."""
+        """Return whether the command handles a signal that was ignored when oomguard started."""
         pid = self.watcher.command_pid
         return self._runs and pid is not None and tree.heeds(pid, number)

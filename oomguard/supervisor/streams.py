@@ -1,6 +1,4 @@
-"""Standard streams: what they are at the start, standard input of each attempt, and the copying of
-the command's output.
-"""
+"""Handle standard streams: their state at the start, standard input, and copied output."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ _SPLICE_F_NONBLOCK: Final = 2  # linux/splice.h
 
 
 def kernel_tee() -> Callable[[int, int, int], int] | None:
-    """Return tee(2), which doubles what waits in a pipe into another one; None where the C library
-    lacks it.
-    """
+    """Return tee(2), which copies a pipe's content to another pipe; None if libc lacks it."""
     try:
         function = ctypes.CDLL(None, use_errno=True).tee
     except (OSError, AttributeError):
@@ -46,7 +42,7 @@ def kernel_tee() -> Callable[[int, int, int], int] | None:
 
 
 def resize(pipe: int, size_bytes: int) -> None:
-    """Let a pipe hold so many bytes; leave it where the system refuses."""
+    """Set the capacity of a pipe; keep it if the system refuses."""
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size_bytes)
     except OSError:
@@ -54,18 +50,16 @@ def resize(pipe: int, size_bytes: int) -> None:
 
 
 def waiting_bytes(fd: int) -> int:
-    """Return how many bytes wait to be read; either end of a pipe tells."""
+    """Return the number of bytes that wait in a pipe; either end works."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
 def has_no_reader(fd: int) -> bool:
-    """Return whether what is written to a pipe or a socket has nobody any more who could read it; a
-    terminal always has.
-    """
+    """Return whether a pipe or socket has no reader; a terminal always has one."""
     if os.isatty(fd):
         return False
     poll = select.poll()
-    poll.register(fd, 0)  # errors and hang-ups are told unasked
+    poll.register(fd, 0)  # poll reports errors and hang-ups even if not requested
     return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))
 
 
@@ -78,8 +72,9 @@ def is_one_stream() -> bool:
 
 
 def writable() -> frozenset[int]:
-    """Return those of standard output and error that can be written to; one that is open for
-    reading only is the command's own.
+    """Return which of standard output and error are writable.
+
+    A stream that is open for reading only is passed to the command as it is.
     """
     found = set()
     for number in (1, 2):
@@ -90,14 +85,14 @@ def writable() -> frozenset[int]:
 
 
 class StandardInput:
-    """What each attempt reads: our own standard input, or a file that is opened anew for each.
+    """Provide the standard input of each attempt: our own, or a file opened for each.
 
-    A regular file is read again from where it was. What the command has read of a pipe is gone:
-    ``lost`` says so.
+    A regular file is read again from its first position. Bytes that the command reads from a pipe
+    are gone, which ``lost`` reports.
 
     Args:
         fd: our own standard input.
-        path: the file of ``--input``.
+        path: the file of ``--input``; None for our own.
     """
 
     def __init__(self, fd: int = 0, *, path: str | None = None) -> None:
@@ -115,17 +110,16 @@ class StandardInput:
             if stat.S_ISREG(mode):
                 self._start = os.lseek(fd, 0, os.SEEK_CUR)
             elif stat.S_ISFIFO(mode) and _is_writable(fd):
-                self.lost = "standard input is a pipe that is open for writing too"
+                self.lost = "standard input is a pipe that is also open for writing"
             elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
                 self._is_pipe = True
                 self._most_waiting, self._had_ended = self._waiting()
 
     def for_child(self) -> int | None:
-        """Return the descriptor that is the command's standard input, to be closed once it runs;
-        None: our own.
+        """Return the command's standard input, to be closed after the start; None for our own.
 
         Raises:
-            OSError: the file cannot be opened.
+            OSError: if the file cannot be opened.
         """
         if self._path is not None:
             if stat.S_ISFIFO(os.stat(self._path).st_mode):
@@ -137,15 +131,15 @@ class StandardInput:
         return None
 
     def look(self) -> None:
-        """Look how much waits in a pipe; called now and then while the command runs, and when it
-        has ended.
-        """
+        """Check how much waits in a pipe, regularly while the command runs and after its end."""
         if not self._is_pipe:
             return
         waiting, has_ended = self._waiting()
         if waiting < self._most_waiting or (has_ended and not self._had_ended and not waiting):
             self._is_pipe = False
-            self.lost = "the command has read from a pipe, and what it read is gone"
+            self.lost = (
+                "the command read its standard input from a pipe, which cannot be read twice"
+            )
         self._most_waiting = max(self._most_waiting, waiting)
 
     def _waiting(self) -> tuple[int, bool]:
@@ -163,22 +157,22 @@ def _is_writable(fd: int) -> bool:
 
 
 CHUNK_BYTES: Final = 1 << 20
-# A descriptor that may block (a terminal, a socket) takes so much when it is ready.
+# A descriptor that may block (a terminal, a socket) accepts this many bytes when it is ready.
 _READY_BYTES: Final = 4096
 POLL_S: Final = 0.1
-# An orphan that holds the pipe's other end keeps end-of-file away for ever, printing or silent:
-# once the child has ended and what it printed is passed on, reading stops after so long.
+# An orphan that keeps the pipe open prevents end-of-file forever. After the child's end and its
+# output, reading stops after this time.
 DRAIN_S: Final = 2.0
-# Once the command is to end, a reader that has taken nothing for so long is waited for no more.
+# When the command is to end, a reader that accepts nothing for this long is no longer waited for.
 PATIENCE_S: Final = 2.0
-# What a full disk, a quota or a limit of size says: the command goes on.
+# Errors of a full disk, a quota or a size limit, after which the command continues.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class _Stream:
-    """One stream on its way.
+    """Hold the state of one copied stream.
 
-    ``pending`` was read and is not written yet, ``owed_bytes`` were in the pipe at the child's end.
+    ``pending`` was read but is not written yet. ``owed_bytes`` were in the pipe at the child's end.
     """
 
     def __init__(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None) -> None:
@@ -193,11 +187,12 @@ class _Stream:
 
 
 class Tee:
-    """Copy pipes to file descriptors and to a recording until they end, or for a moment longer than
-    the child and its own bytes.
+    """Copy pipes to descriptors and to a recording until they end.
+
+    After the child's end and its own output, copying stops after a moment.
 
     Attributes:
-        lost_reader: whether one of our readers went before the end.
+        lost_reader: whether one of our readers was gone before the end.
     """
 
     def __init__(self, recording: OutputBuffer) -> None:
@@ -210,15 +205,16 @@ class Tee:
         self._stopping: Callable[[], bool] = lambda: False
 
     def add(self, source: IO[bytes], sink_fd: int, line_ends: LineEnds | None = None) -> None:
-        """Read ``source`` and write what comes, as it comes, to ``sink_fd``; a terminal's line ends
-        are recorded as printed.
+        """Copy ``source`` to ``sink_fd`` as it arrives.
+
+        With ``line_ends``, a terminal's line ends are recorded as the command printed them.
         """
         fd = source.fileno()
         os.set_blocking(fd, False)
         from_pipe = _is(fd, stat.S_ISFIFO)
         to_pipe = _is(sink_fd, stat.S_ISFIFO)
         if from_pipe:
-            resize(fd, CHUNK_BYTES)  # the child waits for us less often
+            resize(fd, CHUNK_BYTES)  # so that the child waits for us less often
         between_pipes = from_pipe and to_pipe and self._tee is not None
         discards = from_pipe and _discards(sink_fd)
         stream = _Stream(source, sink_fd, line_ends)
@@ -233,12 +229,12 @@ class Tee:
         self._selector.register(fd, events, serve)
 
     def unwatch(self, fd: int) -> None:
-        """Look at a descriptor no more."""
+        """Stop watching a descriptor."""
         self._selector.unregister(fd)
 
     @property
     def lost_bytes(self) -> dict[int, int]:
-        """Bytes that a full disk did not take, by the descriptor they were for."""
+        """Bytes that a full disk did not accept, by their descriptor."""
         return {stream.sink_fd: stream.lost_bytes for stream in self._streams if stream.lost_bytes}
 
     def pump(
@@ -247,10 +243,10 @@ class Tee:
         """Copy until every pipe is at its end.
 
         Args:
-            ended: whether the child has exited.
-            tick: runs between reads, and while whoever reads the output is slow.
-            stopping: once true, output that nobody reads is dropped after a moment, so that a
-                paused reader cannot hold up the end.
+            ended: returns whether the child has exited.
+            tick: called between reads, and while the reader of the output is slow.
+            stopping: once it returns True, unread output is dropped after a moment, so that a
+                paused reader cannot delay the end.
         """
         self._stopping = stopping
         ended_s: float | None = None
@@ -285,11 +281,11 @@ class Tee:
         ]
 
     def has_pending(self) -> bool:
-        """Return whether something was read that a slow reader has not taken yet."""
+        """Return whether bytes were read that a slow reader has not accepted yet."""
         return any(stream.pending for stream in self._open())
 
     def _owes(self) -> bool:
-        """Whether bytes that the child printed still wait for their reader."""
+        """Return whether bytes of the child still wait for their reader."""
         return any(stream.pending or stream.owed_bytes > 0 for stream in self._open())
 
     def _copy(self, stream: _Stream) -> None:
@@ -308,28 +304,27 @@ class Tee:
             self._lose_reader(stream)
         except OSError as error:
             if error.errno == errno.EIO and not stream.between_pipes and not stream.pending:
-                self._finish(stream)  # a terminal whose other side is closed
+                self._finish(stream)  # a terminal whose other end is closed
                 return
             raise
 
     def _end_unread(self) -> None:
-        """Close the pipes whose reader has gone also while nothing is printed: ``tail -f`` looks
-        for that.
+        """Close the pipes whose reader is gone, even without output.
+
+        ``tail -f`` checks for that.
         """
         for stream in self._open():
             if stream.may_block and has_no_reader(stream.sink_fd):
                 self._lose_reader(stream)
 
     def _lose_reader(self, stream: _Stream) -> None:
-        """Close the child's pipe, as it finds it closed without us where nobody reads any more (``|
-        head``).
-        """
+        """Close the child's pipe, as it would be closed without oomguard (``| head``)."""
         self.lost_reader = True
         self._finish(stream)
 
     def _pass_on(self, stream: _Stream) -> None:
-        """Let the kernel double what waits, and move one of the two into the copy."""
-        assert self._tee is not None  # noqa: S101 - between_pipes says so
+        """Let the kernel duplicate the waiting bytes, and move one copy into the recording."""
+        assert self._tee is not None  # noqa: S101 - between_pipes implies it
         source = stream.source.fileno()
         try:
             count = self._tee(source, stream.sink_fd, self._recording.room)
@@ -350,7 +345,7 @@ class Tee:
             self._recording.take(stream.sink_fd, stream.source.fileno(), count)
             stream.owed_bytes -= count
         else:
-            self._read(stream)  # the end, or bytes that came just now
+            self._read(stream)  # the end, or bytes that just came
 
     def _read(self, stream: _Stream) -> None:
         if not self._buffer:
@@ -381,7 +376,7 @@ class Tee:
             self._wait_for_source(stream)
 
     def _write(self, stream: _Stream, data: memoryview) -> memoryview:
-        """Write as much as goes without waiting; return what is left."""
+        """Write as much as possible without waiting; return the rest."""
         while data:
             if stream.may_block and not _is_ready(stream.sink_fd):
                 return data
@@ -401,10 +396,10 @@ class Tee:
         return data
 
     def _wait_for_sink(self, stream: _Stream) -> None:
-        """Look at the source no more until its reader has made room; the other streams go on."""
+        """Pause a source until its reader has accepted more; the other streams continue."""
         stream.waits_since_s = time.monotonic()
         if self._selector.get_map().get(stream.source.fileno()) is None:
-            return  # it waits: somebody else has taken the room that there was
+            return  # it waits already, because another writer used the free space
         self._selector.unregister(stream.source.fileno())
         self._selector.register(stream.sink_fd, selectors.EVENT_WRITE, stream)
 
@@ -414,7 +409,7 @@ class Tee:
             self._selector.register(stream.source.fileno(), selectors.EVENT_READ, stream)
 
     def _drop_what_waits(self) -> None:
-        """Go on without a reader that has stopped reading, now that the command is to end."""
+        """Continue without a reader that has stopped reading, because the command is to end."""
         for stream in self._open():
             waits = self._selector.get_map().get(stream.sink_fd) is not None and not _is_ready(
                 stream.sink_fd
@@ -436,7 +431,7 @@ class Tee:
 
 
 def _discards(fd: int) -> bool:
-    """Return whether what is written to a descriptor is gone (/dev/null)."""
+    """Return whether a descriptor discards its input (/dev/null)."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(os.devnull))
     except OSError:

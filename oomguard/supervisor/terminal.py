@@ -1,5 +1,6 @@
-"""The command as a job on the user's terminal: a pseudo-terminal for it, the user's own raw while
-it is in the foreground.
+"""Run the command as a job on the user's terminal, through a pseudo-terminal.
+
+The user's own terminal is raw while the command is in its foreground.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from oomguard.supervisor.failsafe import PROGRESS
-from oomguard.supervisor.reaper import Watcher
-from oomguard.supervisor.reaper_process import Given
+from oomguard.supervisor.reaper import Reaper
+from oomguard.supervisor.reaper_process import ChildTerminal
 from oomguard.supervisor.signal_sets import JOB_STOPS, SI_KERNEL
 from oomguard.supervisor.streams import Tee
 from oomguard.supervisor.terminal_modes import (
-    Lasting,
     LineEnds,
     Modes,
-    Set,
+    PersistentModes,
+    TerminalChanges,
     echo_bytes,
     end_of_file,
     for_background,
@@ -47,23 +48,23 @@ from oomguard.supervisor.terminal_modes import (
 
 _SIZE: Final = struct.Struct("HHHH")
 _TIOCGPTPEER: Final = 0x5441  # asm-generic/ioctls.h
-# What a terminal certainly holds; and how long it may take to have it on a busy machine.
+# A terminal always accepts this many bytes, within this time even on a busy machine.
 _UNSEEN_BYTES: Final = 4000
 _UNSEEN_S: Final = 1.0
 
 
 class PseudoTerminal:
-    """Both ends of it.
+    """Hold both ends of a pseudo-terminal.
 
     Args:
-        like: the terminal whose size it has.
+        like: the terminal whose size it copies.
 
     Attributes:
-        ours: what is written there is typed, what is read there was printed.
+        ours: our end; bytes written to it are typed, and bytes read from it were printed.
         theirs: the command's terminal.
 
     Raises:
-        OSError: no terminal can be had (no /dev/pts, or all are in use).
+        OSError: if no terminal is available (no /dev/pts, or all are in use).
     """
 
     def __init__(self, like: int) -> None:
@@ -77,11 +78,11 @@ class PseudoTerminal:
 
     @property
     def modes(self) -> Modes | None:
-        """The modes that the command sees, and may have set."""
+        """The modes that the command sees, and may have set; None if they are gone."""
         return read_modes(self.ours)
 
     def has_output(self) -> bool:
-        """Return whether something was printed that nobody has read."""
+        """Return whether unread output is waiting."""
         poll = select.poll()
         poll.register(self.ours, select.POLLIN)
         return any(events & select.POLLIN for _, events in poll.poll(0))
@@ -94,11 +95,14 @@ class PseudoTerminal:
             self._given = self.modes
 
     def type_unseen(self, data: bytes) -> int:
-        """Type what its user has seen, so that it is not shown again; return how much.
+        """Type bytes that the user has seen, so that they are not echoed again.
 
-        For a command that has not begun or is stopped: it would meet other modes than its own. The
-        terminal takes what is typed in its own time. So a stop and a start of the output follow,
-        which it tells.
+        Used for a command that has not begun or is stopped, because it would see other modes than
+        its own. The terminal processes typed bytes with a delay. So a stop and a start of the
+        output follow, which the terminal reports.
+
+        Returns:
+            The number of typed bytes.
         """
         modes = self.modes
         if modes is None or not 0 < len(data) <= _UNSEEN_BYTES:
@@ -110,18 +114,18 @@ class PseudoTerminal:
             return 0
         set_modes(self.ours, unseen(modes, (stop, start)))
         try:
-            self._tell_flow(tells=True)
+            self._report_flow(enabled=True)
             count = os.write(self.ours, data + stop + start)
             self._wait_for_flow()
-        except OSError:  # no room at all
+        except OSError:  # no space at all
             return 0
         finally:
-            self._tell_flow(tells=False)
+            self._report_flow(enabled=False)
             set_modes(self.ours, modes)
         return min(count, len(data))
 
-    def _tell_flow(self, *, tells: bool) -> None:
-        fcntl.ioctl(self.ours, termios.TIOCPKT, struct.pack("i", tells))
+    def _report_flow(self, *, enabled: bool) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCPKT, struct.pack("i", enabled))
 
     def _wait_for_flow(self) -> None:
         poll = select.poll()
@@ -129,13 +133,11 @@ class PseudoTerminal:
         poll.register(self.ours, select.POLLPRI)
         while (
             not poll.poll(0) and time.monotonic() < until_s
-        ):  # the kernel wakes nobody who waits for this alone
+        ):  # the kernel wakes nobody who waits only for this
             time.sleep(0.0005)
 
     def unread(self, end: bytes) -> bytes:
-        """Return what was typed and not read, ``end`` for each Ctrl-D, once the command
-        has ended.
-        """
+        """Return typed but unread bytes after the command's end, with ``end`` for each Ctrl-D."""
         modes = self.modes
         try:
             theirs = fcntl.ioctl(
@@ -151,23 +153,22 @@ class PseudoTerminal:
             os.close(theirs)
 
     def copy_size(self) -> bool:
-        """Give it the size of the user's window where that is another one now; return whether the
-        command is told of it.
-        """
+        """Copy a changed size of the user's window; return whether the command is notified."""
         with self._closing, contextlib.suppress(OSError):
             wanted = _size(self._like)
-            if wanted != self._size:  # else the command may have set its own
+            if wanted != self._size:  # otherwise the command may have set its own size
                 self._size = wanted
                 before = _size(self.ours)
                 fcntl.ioctl(self.ours, termios.TIOCSWINSZ, wanted)
                 return wanted != before
         return False
 
-    def was_set(self) -> Set | None:
-        """Return what the command has set, and left so."""
+    def was_set(self) -> TerminalChanges | None:
+        """Return the settings that the command changed and left; None without any."""
         modes = self.modes
         other = None
-        with self._closing, contextlib.suppress(OSError):  # no size of the user's is on its way
+        # no change of the user's size is in progress
+        with self._closing, contextlib.suppress(OSError):
             size = _size(self.ours)
             if size != self._size:
                 other = size
@@ -175,16 +176,16 @@ class PseudoTerminal:
                 other = None
         if modes is None or self._given is None or (modes == self._given and other is None):
             return None
-        return Set(self._given, modes, other)
+        return TerminalChanges(self._given, modes, other)
 
     def close_theirs(self) -> None:
-        """Leave the command's end to the command."""
+        """Close our copy of the command's end."""
         if self.theirs >= 0:
             os.close(self.theirs)
             self.theirs = -1
 
     def close(self) -> None:
-        """Close it: what still has it is hung up."""
+        """Close it, which hangs up processes that still use it."""
         self.close_theirs()
         with self._closing:
             if self.ours >= 0:
@@ -200,14 +201,14 @@ _OWN_SHARE_S: Final = 0.05
 
 
 class TerminalStreams(NamedTuple):
-    """Which of our standard streams are the terminal.
+    """Say which of our standard streams are the terminal.
 
     Attributes:
-        streams: of 0, 1 and 2; one of the last two at least.
-        controls: whether it is the terminal that controls us: its keys are signals to us, and jobs
-            take turns on it.
-        in_front: whether the command has it from the start: it reads it, and no other member of a
-            pipeline does.
+        streams: a subset of 0, 1 and 2, with at least 1 or 2.
+        controls: whether it is our controlling terminal: its keys send us signals, and jobs share
+            it.
+        in_front: whether the command is in the foreground from the start, because no other member
+            of a pipeline reads the terminal.
     """
 
     streams: frozenset[int]
@@ -216,12 +217,12 @@ class TerminalStreams(NamedTuple):
 
     @property
     def output(self) -> int:
-        """The stream that what is printed goes to."""
+        """The stream that gets the output."""
         return min(self.streams - {0})
 
 
 def shown_on_terminal() -> TerminalStreams | None:
-    """Return which streams are the terminal; None where our output goes elsewhere."""
+    """Return which streams are the terminal; None if our output goes elsewhere."""
     ours = frozenset(number for number in (0, 1, 2) if _controls_us(number))
     if ours & {1, 2}:
         others = {1, 2} - ours
@@ -249,8 +250,9 @@ def _controls_us(fd: int) -> bool:
 
 
 def _has_reader(fd: int) -> bool:
-    """Return whether a descriptor leads to another process, which may read the terminal itself (``|
-    less``).
+    """Return whether a descriptor leads to another process, such as ``| less``.
+
+    That process may read the terminal itself.
     """
     try:
         mode = os.fstat(fd).st_mode
@@ -260,18 +262,17 @@ def _has_reader(fd: int) -> bool:
 
 
 class OwnTerminal:
-    """The terminal that controls us, opened anew: nothing that we set on our descriptor holds for
-    the shell's.
+    """Open our controlling terminal again, with flags separate from the shell's descriptor.
 
     Args:
-        watcher: restores it where we are killed.
+        watcher: restores the terminal if oomguard is killed.
         alone: whether no other member of our job prints on it.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: if it cannot be opened.
     """
 
-    def __init__(self, watcher: Watcher, *, alone: bool) -> None:
+    def __init__(self, watcher: Reaper, *, alone: bool) -> None:
         self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._watcher = watcher
         self._alone = alone
@@ -279,15 +280,17 @@ class OwnTerminal:
         self._raw: Modes | None = None
 
     def is_foreground(self) -> bool:
-        """Return whether the terminal is ours to read and set: our job is in its foreground."""
+        """Return whether our job is in the foreground, so that we may read and set the terminal."""
         try:
             return os.tcgetpgrp(self.fd) == os.getpgrp()
         except OSError:
             return False
 
     def take(self, end: bytes) -> bytes:
-        """Make it raw, also where somebody has set it since we did; return what was typed before,
-        ``end`` for each Ctrl-D.
+        """Make it raw, also after another program has set it.
+
+        Returns:
+            The bytes typed before, with ``end`` for each Ctrl-D.
         """
         modes = read_modes(self.fd)
         if modes is None or (self._raw is not None and is_same(modes, self._raw)):
@@ -297,9 +300,7 @@ class OwnTerminal:
         return typed + keys_ahead(self.fd)
 
     def print_as(self, *, adds_returns: bool) -> None:
-        """Go on adding carriage returns for the others of our job as long as the command's terminal
-        does it for the command.
-        """
+        """Add carriage returns for the rest of our job while the command's terminal adds them."""
         if self._saved is not None and not self._alone:
             wanted = raw(self._saved, adds_returns=adds_returns)
             if self._raw is not None and not is_same(wanted, self._raw):
@@ -313,16 +314,15 @@ class OwnTerminal:
 
     @property
     def end_of_file(self) -> bytes:
-        """What is Ctrl-D on it, as its user has it."""
+        """The bytes of Ctrl-D on the user's terminal."""
         return end_of_file(self._saved)
 
     def type_back(self, seen: bytes, keys: bytes) -> None:
-        """Leave to who reads here next what the command has not read, and what is typed at this
-        moment, as long as it is raw.
+        """Type unread bytes back for the next reader, as long as the terminal is raw.
 
         Args:
-            seen: is not shown again.
-            keys: nobody has met them yet.
+            seen: bytes that must not be echoed again.
+            keys: bytes that no program has processed yet.
         """
         modes = read_modes(self.fd)
         if (
@@ -338,14 +338,14 @@ class OwnTerminal:
         self._set(self._saved, unseen(self._saved))
         keys += keys_ahead(
             self.fd
-        )  # what came between the two; nothing is before what is typed back
+        )  # bytes that came between the two; nothing comes before the bytes typed back
         type_back(self.fd, seen)
         if keys:
             self._set(self._saved, self._saved)
             type_back(self.fd, keys)
 
     def give_back(self) -> None:
-        """Set it as it was, unless somebody has set it since we did."""
+        """Restore it, unless another program has set it since."""
         if self._raw is None or self._saved is None:
             return
         modes = read_modes(self.fd)
@@ -355,39 +355,40 @@ class OwnTerminal:
         self._watcher.lend_nothing()
 
     def close(self) -> None:
-        """Give it back and close it."""
+        """Restore it and close it."""
         self.give_back()
         os.close(self.fd)
 
 
 def stop_ourselves(number: int, *, told: SimpleQueue[int] | None) -> None:
-    """Stop as a job of a shell does, by the signal itself; return when we go on, at once where no
-    shell waits for us.
+    """Stop like a job of a shell, by the signal itself; return when we continue.
+
+    Without a waiting shell it returns at once.
 
     Args:
         number: the signal that stopped the command.
-        told: where the rest of our process group has not had it, at a key that only the command
-            got: the job signals that the thread which reads signals gets. Our own share among them
-            has stopped nobody.
+        told: the queue of job signals that the signal thread received; None if our process group
+            has got the signal already. Our own share among them has stopped nobody.
     """
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     before = signal.signal(number, signal.SIG_DFL)
     masked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     try:
-        # All at once: a shell that has seen the leader stop may continue the job before a second
-        # signal stops us, for good.
+        # All at once, because a shell that sees the leader stop may continue the job before a
+        # second signal stops us for good.
         if told is None or is_ignored or _stop_group(number, told) == number:
             signal.pthread_kill(
                 threading.get_ident(), number
-            )  # to this thread: the one that reads signals would take another
+            )  # to this thread, because the signal thread would take another one
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         signal.signal(number, before)
 
 
 def _stop_group(number: int, told: SimpleQueue[int]) -> int | None:
-    """Stop our process group, and us with it; return the first job signal that was read then, None
-    where none came.
+    """Stop our process group including us; return the first job signal that was read then.
+
+    None if none came.
     """
     with contextlib.suppress(Empty):
         while True:
@@ -400,36 +401,35 @@ def _stop_group(number: int, told: SimpleQueue[int]) -> int | None:
 
 
 _TYPED_BYTES: Final = 4096
-# What was printed before a stop is shown first, for so long at most.
+# Output from before a stop is shown first, for at most this long.
 _SHOW_S: Final = 1.0
-# The watcher lets go of a terminal just before it tells that the command has ended.
+# The reaper releases a terminal just before it reports the command's end.
 _TOLD_S: Final = 1.0
-# The command wants the terminal and is not in its foreground.
+# The command wants the terminal but is not in its foreground.
 _WANTS_IT: Final = frozenset({signal.SIGTTIN, signal.SIGTTOU})
 
 
 class TerminalJob:
-    """One attempt on a terminal.
+    """Run one attempt on a terminal.
 
     Args:
         shown: which of our streams are the terminal.
         watcher: starts and continues the command.
-        on_stop_keys: is told the signals by which the user asks the command, at keys, to stop, and
-            how much of them is shown.
-        on_typed: is called when something else was typed.
-        lasting: keeps what the command sets on its terminal, where it ends of itself.
+        on_stop_keys: receives the signals of the user's stop keys, and the length of their echo.
+        on_typed: called when something else was typed.
+        lasting: keeps the command's terminal settings if it ends on its own.
 
     Raises:
-        OSError: there is no pseudo-terminal.
+        OSError: if no pseudo-terminal is available.
     """
 
     def __init__(
         self,
         shown: TerminalStreams,
-        watcher: Watcher,
+        watcher: Reaper,
         on_stop_keys: Callable[[list[int], int], None],
         on_typed: Callable[[], None],
-        lasting: Lasting,
+        lasting: PersistentModes,
     ) -> None:
         self._shown = shown
         self._watcher = watcher
@@ -455,8 +455,8 @@ class TerminalJob:
                 self._pseudo.close()
                 raise
 
-    def begin(self) -> Given:
-        """Take the terminal where the command is to have it; return what it is started on."""
+    def begin(self) -> ChildTerminal:
+        """Take the terminal if the command is to have it; return the command's terminal."""
         own = self._own
         self._lasting.note(None)
         modes = read_modes(self._shown.output)
@@ -467,14 +467,16 @@ class TerminalJob:
         self._holds = own is not None and own.is_foreground() and self._wants
         if (
             own is not None and self._holds and may_type_back()
-        ):  # it is the shell's where the command cannot be started
+        ):  # if the command cannot start, the shell gets it back
             self._take(own, stands_still=True)
-        return Given(self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds)
+        return ChildTerminal(
+            self._pseudo.theirs, self._shown.streams, self._shown.controls, self._holds
+        )
 
     def attach(self, tee: Tee) -> None:
-        """Pass on what is typed and printed, now that the command runs."""
+        """Pass on input and output, because the command runs now."""
         self._pseudo.close_theirs()
-        self._pseudo.copy_size()  # a change since the beginning went to nobody
+        self._pseudo.copy_size()  # a change since the beginning reached nobody
         source = os.fdopen(os.dup(self._pseudo.ours), "rb", buffering=0)
         tee.add(
             source,
@@ -492,7 +494,7 @@ class TerminalJob:
             self._go_on_typing()
 
     def tick(self) -> None:
-        """Do what the command, the shell or the user has made due."""
+        """React to the command, the shell and the user."""
         own = self._own
         if own is None or self._tee is None or self._watcher.exit_status(0) is not None:
             return
@@ -507,19 +509,18 @@ class TerminalJob:
         elif self._holds and not in_front:
             self._let_go()
             self._watcher.go_on(in_front=False)
-        elif in_front and self._wants and not self._holds:  # ``fg`` of a job that runs tells nobody
+        # ``fg`` of a running job sends no signal
+        elif in_front and self._wants and not self._holds:
             self._hold(own)
         elif self._holds:
-            if self._was_continued:  # who had stopped us may have set the terminal
+            if self._was_continued:  # the program that had stopped us may have set the terminal
                 self._was_continued = False
                 self._take(own)
                 self._pseudo.copy_size()
             self._go_on_typing()
 
     def received(self, number: int, code: int | None, sender: int | None) -> bool:
-        """Return whether a signal that we got is done with: the terminal's own, and those of our
-        own stops.
-        """
+        """Return whether a signal to us needs no forwarding: the terminal's, or our own stops."""
         if number == signal.SIGWINCH:
             is_other_size = self._pseudo.copy_size()
             return self._holds and (is_other_size or code == SI_KERNEL)
@@ -535,9 +536,7 @@ class TerminalJob:
         return False
 
     def give_back(self) -> None:
-        """Pass on nothing more; the user's terminal is as before, and has what the command did not
-        read.
-        """
+        """Stop passing on; restore the user's terminal with the unread input."""
         if self._own is not None and self._holds and self._own.is_foreground():
             status = self._watcher.exit_status(_TOLD_S)
             if status is not None and os.WIFEXITED(status):
@@ -548,7 +547,7 @@ class TerminalJob:
         self._tee = None
 
     def close(self) -> None:
-        """Hang the command's terminal up."""
+        """Hang up the command's terminal."""
         self.give_back()
         self._pseudo.close()
         if self._own is not None:
@@ -556,9 +555,9 @@ class TerminalJob:
             self._own = None
 
     def _follow(self, own: OwnTerminal, number: int, *, in_front: bool) -> None:
-        """Stop as the command has, so that the shell takes over; it goes on when we do."""
+        """Stop like the command, so that the shell takes over; the command continues when we do."""
         if number in _WANTS_IT and in_front and not self._holds:
-            self._hold(own)  # it has asked for a terminal that nobody else of our job uses
+            self._hold(own)  # it wants a terminal that no other member of our job uses
             return
         if self._holds or number in _WANTS_IT:
             told = self._told
@@ -566,7 +565,7 @@ class TerminalJob:
             told = None
         self._let_go()
         self._stops_itself = True
-        # Some programs stop themselves by STOP. That one would stop us also where no shell waits to
+        # Some programs stop themselves with STOP. That would stop us even if no shell waits to
         # continue us.
         stop_ourselves(signal.SIGTSTP if number == signal.SIGSTOP else number, told=told)
         if own.is_foreground() and (self._wants or number in _WANTS_IT):
@@ -574,10 +573,10 @@ class TerminalJob:
         elif number not in _WANTS_IT:
             self._stopped = None
             self._watcher.go_on(in_front=False)
-        # Else it stays stopped: it would only ask again.
+        # Otherwise it stays stopped, because it would only ask again.
 
     def _hold(self, own: OwnTerminal) -> None:
-        """Have the command in the foreground, and the user's terminal raw."""
+        """Put the command in the foreground, and make the user's terminal raw."""
         if (modes := read_modes(own.fd)) is not None:
             self._pseudo.begin_as(modes)
         self._take(own, stands_still=self._stopped is not None)
@@ -604,7 +603,7 @@ class TerminalJob:
             self.tick()
 
     def _take(self, own: OwnTerminal, *, stands_still: bool = False) -> None:
-        """Make the user's terminal raw; what was typed there before is the command's."""
+        """Make the user's terminal raw; bytes typed before belong to the command."""
         typed = own.take(end_of_file(self._pseudo.modes))
         if stands_still and not self._typed:
             count = self._pseudo.type_unseen(typed)
@@ -629,7 +628,7 @@ class TerminalJob:
             data = os.read(self._own.fd, _TYPED_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # hung up, or in the background since
+        except OSError:  # hung up, or in the background by now
             data = b""
         self._typed += data
         if data:
@@ -638,12 +637,10 @@ class TerminalJob:
             self._unwatch(self._own.fd)
 
     def _write(self) -> None:
-        """Type what waits; what the command's terminal does not take waits, and nothing more is
-        read.
-        """
+        """Type the waiting bytes; if the command's terminal is full, stop reading input."""
         modes = self._pseudo.modes
         for number in stop_keys(self._typed, modes):
-            self._watcher.told_to_stop(number)  # before it may end of it
+            self._watcher.told_to_stop(number)  # before the command may end because of it
         try:
             count = os.write(self._pseudo.ours, self._typed)
         except BlockingIOError:

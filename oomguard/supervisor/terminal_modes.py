@@ -1,6 +1,4 @@
-"""A terminal's modes: raw or as its user had them, what was typed ahead, what a command leaves set,
-its line ends.
-"""
+"""Read and set terminal modes: raw mode, typed-ahead input, lasting changes, line ends."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import termios
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-# As termios has them: iflag, oflag, cflag, lflag, two speeds, the characters.
+# As in termios: iflag, oflag, cflag, lflag, two speeds, the characters.
 Modes = list[Any]
 
 _IN: Final = (
@@ -30,11 +28,11 @@ _LOCAL: Final = termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | 
 _RETURNS: Final = termios.OPOST | termios.ONLCR
 _EDITING: Final = (termios.VERASE, termios.VKILL, termios.VWERASE, termios.VREPRINT, termios.VLNEXT)
 _KEYS: Final = {termios.VINTR: signal.SIGINT, termios.VQUIT: signal.SIGQUIT}
-_NO_KEY: Final = b"\0"  # this character is turned off
+_NO_KEY: Final = b"\0"  # turns a character off
 
 
 def read_modes(fd: int) -> Modes | None:
-    """Return a terminal's modes; None where it is gone, or none."""
+    """Return a terminal's modes; None if it is gone or is not a terminal."""
     try:
         return termios.tcgetattr(fd)
     except termios.error:
@@ -42,14 +40,15 @@ def read_modes(fd: int) -> Modes | None:
 
 
 def set_modes(fd: int, modes: Modes) -> None:
-    """Set a terminal's modes at once; one that is gone keeps none."""
+    """Set a terminal's modes at once; no effect if it is gone."""
     with contextlib.suppress(termios.error):
         termios.tcsetattr(fd, termios.TCSANOW, modes)
 
 
 def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
-    """Return modes in which every byte passes unchanged and is no key; what is printed is left to
-    it with ``adds_returns``.
+    """Return raw modes, in which every byte passes unchanged.
+
+    With ``adds_returns`` the terminal still adds carriage returns to the output.
     """
     i, o, c, local, in_speed, out_speed, characters = modes
     c = (c & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
@@ -67,15 +66,16 @@ def raw(modes: Modes, *, adds_returns: bool = False) -> Modes:
 
 
 def without_lines(modes: Modes) -> Modes:
-    """Return modes in which every key is handed on at once."""
+    """Return modes in which every key is delivered at once."""
     characters = list(modes[6])
     characters[termios.VMIN], characters[termios.VTIME] = 1, 0
     return [*modes[:3], modes[3] & ~termios.ICANON, *modes[4:6], characters]
 
 
 def unseen(modes: Modes, flow: tuple[bytes, bytes] | None = None) -> Modes:
-    """Return modes in which what is typed is not shown, edits no line and is no key; two bytes stop
-    and start the output with ``flow``.
+    """Return modes without echo, line editing and special keys.
+
+    ``flow`` gives the two bytes that stop and start the output; None for none.
     """
     i = modes[0] & ~(termios.IXON | termios.IXANY)
     characters = list(modes[6])
@@ -89,38 +89,39 @@ def unseen(modes: Modes, flow: tuple[bytes, bytes] | None = None) -> Modes:
 
 
 def is_same(one: Modes, other: Modes) -> bool:
-    """Return whether two modes treat what passes the same way."""
+    """Return whether two modes treat the data in the same way."""
     return one[:2] == other[:2] and one[3] == other[3]
 
 
 def adds_returns(modes: Modes | None) -> bool:
-    """Return whether a terminal puts a carriage return before each newline that is printed."""
+    """Return whether a terminal adds a carriage return before each printed newline."""
     return modes is not None and modes[1] & _RETURNS == _RETURNS
 
 
 def is_by_line(modes: Modes | None) -> bool:
-    """Return whether a terminal hands on whole lines, so that its keys are nobody else's."""
+    """Return whether a terminal delivers whole lines, so that it processes its special keys."""
     return modes is not None and bool(modes[3] & termios.ICANON)
 
 
 def for_background(modes: Modes, own: Modes) -> Modes:
-    """Return modes for a job behind a shell, which edits a line meanwhile: of its own only whether
-    such a job may print.
+    """Return modes for a background job; only its right to print comes from ``own``.
+
+    The shell in the foreground edits a line meanwhile.
     """
     return [*modes[:3], (modes[3] & ~termios.TOSTOP) | (own[3] & termios.TOSTOP), *modes[4:]]
 
 
 def echo_bytes(modes: Modes | None) -> int:
-    """Return how many bytes a terminal shows of a stop key."""
+    """Return how many bytes a terminal echoes for a stop key."""
     if modes is None or not modes[3] & termios.ECHO:
         return 0
     return 2 if modes[3] & termios.ECHOCTL else 1  # ^C
 
 
 def stop_keys(data: bytes, modes: Modes | None) -> list[int]:
-    """Return the signals that a terminal makes of typed bytes, of those that ask to stop.
+    """Return the stop signals that a terminal makes of typed bytes.
 
-    A program that reads key by key (a line editor, a pager) means something of its own by them.
+    A program that reads key by key (a line editor, a pager) gives these keys its own meaning.
     """
     if not is_by_line(modes) or modes is None or not modes[3] & termios.ISIG:
         return []
@@ -146,49 +147,43 @@ _MAY_TYPE: Final = "/proc/sys/dev/tty/legacy_tiocsti"
 
 
 def end_of_file(modes: Modes | None) -> bytes:
-    """Return what is typed for the end of file on a terminal with these modes; a program that reads
-    key by key gets a NUL alone, too.
-    """
+    """Return the bytes for end-of-file on a terminal; a NUL if it delivers key by key."""
     if modes is not None and is_by_line(modes):
         return bytes(modes[6][termios.VEOF])
     return _NO_KEY
 
 
 def typed_ahead(fd: int, modes: Modes, end: bytes) -> bytes:
-    """Read the lines that wait in a terminal with these modes, ``end`` behind those that Ctrl-D has
-    ended.
-    """
-    # A return is a key that came while the terminal was raw: no line holds one.
+    """Read the lines that wait in a terminal, with ``end`` after those that Ctrl-D has ended."""
+    # A carriage return is a key that came while the terminal was raw, because no line contains one.
     ends = {b"\n", b"\r", modes[6][termios.VEOL], modes[6][termios.VEOL2]} - {_NO_KEY}
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     found = b""
     while is_by_line(modes) and poll.poll(0) == [
         (fd, select.POLLIN)
-    ]:  # hung up, it has an end without end
+    ]:  # a hung-up terminal reports an end without end
         try:
             line = os.read(fd, _LINE_BYTES)
-        except OSError:  # in the background since
+        except OSError:  # in the background by now
             break
         found += line if line[-1:] in ends else line + end
     return found
 
 
 def keys_ahead(fd: int) -> bytes:
-    """Read what waits in a terminal that hands on each key; of one that did not until now, the line
-    that was not ended.
-    """
+    """Read the waiting keys, or the unfinished line of a terminal that just left line mode."""
     found = b""
     try:
         while data := os.read(fd, _LINE_BYTES):
             found += data
-    except OSError:  # nothing more, or in the background since
+    except OSError:  # nothing more, or in the background by now
         pass
     return found
 
 
 def left_unread(fd: int, modes: Modes, end: bytes) -> bytes:
-    """Read all that waits in a terminal with these modes, which hands on each key afterwards."""
+    """Read everything that waits in a terminal, which delivers each key afterwards."""
     found = typed_ahead(fd, modes, end)
     set_modes(fd, without_lines(modes))
     return found + keys_ahead(fd)
@@ -199,12 +194,12 @@ def may_type_back() -> bool:
     try:
         with open(_MAY_TYPE, encoding="ascii") as file:
             return file.read().strip() != "0"
-    except OSError:  # one that always does
+    except OSError:  # an older kernel, which always does
         return True
 
 
 def type_back(fd: int, data: bytes) -> None:
-    """Type into our own terminal, for who reads there next; what the kernel forbids is lost."""
+    """Type into our own terminal for the next reader; bytes that the kernel refuses are lost."""
     try:
         for byte in data:
             fcntl.ioctl(fd, termios.TIOCSTI, bytes([byte]))
@@ -212,13 +207,13 @@ def type_back(fd: int, data: bytes) -> None:
         return
 
 
-class Set(NamedTuple):
-    """What a command set.
+class TerminalChanges(NamedTuple):
+    """Describe the terminal settings that a command changed.
 
     Attributes:
-        given: the modes that it began with.
-        left: those that it ended with.
-        size: that of the window, where it set another one.
+        given: the modes at its start.
+        left: the modes at its end.
+        size: the window size that it set; None if it did not.
     """
 
     given: Modes
@@ -226,7 +221,7 @@ class Set(NamedTuple):
     size: bytes | None
 
     def on(self, modes: Modes) -> Modes:
-        """Return modes with what was set."""
+        """Return modes with these changes applied."""
         flags = [
             m ^ ((m ^ left) & (given ^ left))
             for m, given, left in zip(modes[:4], self.given, self.left, strict=False)
@@ -239,18 +234,18 @@ class Set(NamedTuple):
         return [*flags, *speeds, [left if left != given else m for m, given, left in of_keys]]
 
 
-class Lasting:
-    """Keeps it while what is told of the run is shown on the terminal as its user had it."""
+class PersistentModes:
+    """Keep the command's terminal settings until the run's messages are printed."""
 
     def __init__(self) -> None:
-        self._set: Set | None = None
+        self._set: TerminalChanges | None = None
 
-    def note(self, what: Set | None) -> None:
-        """Note what the command of the last attempt has set."""
+    def note(self, what: TerminalChanges | None) -> None:
+        """Record the settings that the last attempt's command changed."""
         self._set = what
 
     def apply(self) -> None:
-        """Set it on the terminal that controls us, where that is ours to set."""
+        """Apply them to our controlling terminal, if we are in its foreground."""
         if self._set is None:
             return
         with contextlib.suppress(OSError):
@@ -262,7 +257,7 @@ class Lasting:
                 os.close(fd)
 
     @staticmethod
-    def _apply(fd: int, what: Set) -> None:
+    def _apply(fd: int, what: TerminalChanges) -> None:
         modes = read_modes(fd)
         if modes is not None and (wanted := what.on(modes)) != modes:
             set_modes(fd, wanted)
@@ -270,22 +265,20 @@ class Lasting:
             fcntl.ioctl(fd, termios.TIOCSWINSZ, what.size)
 
 
-# A carriage return and its newline come within microseconds; a progress bar's stands alone.
+# A carriage return and its newline come within microseconds; that of a progress bar comes alone.
 _PAIR_MS: Final = 2
 _RETURN: Final = ord("\r")
-# A terminal gives little at a time; so much is passed on together.
+# A terminal delivers little at a time; up to this much is passed on together.
 _AT_ONCE_BYTES: Final = 1 << 16
 
 
 class LineEnds:
-    """What a pseudo-terminal adds to the output, beside what the terminal that shows it adds.
+    """Undo the line ends that a pseudo-terminal adds, if the shown terminal adds them too.
 
     Args:
         pseudo: our end of the pseudo-terminal.
-        shown_on: the terminal that gets the output: it is not raw while another job is in its
-            foreground.
-        follow: is told, before any output goes there, whether the pseudo-terminal adds carriage
-            returns now.
+        shown_on: the terminal that gets the output; it is not raw while another job is in front.
+        follow: called before any output with whether the pseudo-terminal adds carriage returns now.
     """
 
     def __init__(
@@ -296,8 +289,10 @@ class LineEnds:
         self._follow = follow
 
     def read_on(self, fd: int, buffer: memoryview, count: int) -> int:
-        """Read what else is there, and the newline that may follow a carriage return; return how
-        much is in the buffer.
+        """Read more available bytes, and the newline that may follow a carriage return.
+
+        Returns:
+            The number of bytes in the buffer.
         """
         while 0 < count < _AT_ONCE_BYTES:
             try:
@@ -307,14 +302,14 @@ class LineEnds:
                     break
                 continue
             except OSError:
-                break  # the end, which the next read meets
+                break  # the end, which the next read finds
             if not more:
                 break
             count += more
         return count
 
     def split(self, data: memoryview) -> tuple[memoryview, memoryview]:
-        """Return what the command printed, and what of it the terminal that shows it is to get."""
+        """Return the command's original output, and the bytes for the terminal that shows it."""
         are_added = adds_returns(read_modes(self._pseudo))
         self._follow(are_added)
         if not are_added:

@@ -1,6 +1,4 @@
-"""The processes below one that we started, read from /proc, and how to end them: ask first, then
-kill.
-"""
+"""Read the processes below one of ours from /proc, and stop them: first TERM, then KILL."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ from typing import Final
 KILL_WAIT_S: Final = 5.0
 _POLL_S: Final = 0.02
 _PROC: Final = "/proc"
-_GONE: Final = b"ZX"  # has ended; its entry stays until its parent asks for its status
+_GONE: Final = b"ZX"  # ended; the entry stays until its parent reads its status
 
 
 @functools.cache
 def _is_ours(pid: int) -> bool:
-    """Return whether /proc tells of our own PID namespace (``unshare --pid`` without
-    ``--mount-proc`` leaves the outer one's).
+    """Return whether /proc shows our own PID namespace.
+
+    ``unshare --pid`` without ``--mount-proc`` leaves the outer one.
     """
     try:
         return os.readlink(f"{_PROC}/self") == str(pid)
@@ -29,9 +28,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """Return all processes that may be seen; empty where /proc says nothing, or speaks of other
-    processes.
-    """
+    """Return all visible processes; empty if /proc is missing or shows another namespace."""
     if not _is_ours(os.getpid()):
         return []
     try:
@@ -41,9 +38,7 @@ def pids() -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below ``root`` that have not ended, in the order of the tree; empty
-    where /proc says nothing.
-    """
+    """Return the living processes below ``root``, in the order of the tree; empty without /proc."""
     children: dict[int, list[tuple[int, bool]]] = {}
     for pid in pids():
         state, parent = _state(pid)
@@ -60,32 +55,30 @@ def descendants(root: int) -> list[int]:
 
 
 def send_to_others(group: int, number: int) -> None:
-    """Send a signal to every member of a process group but the caller, who may just get the same
-    one from somebody else.
+    """Send a signal to every member of a process group except the caller.
 
-    The kernel keeps one of two that wait: the caller's own share would swallow the other.
+    The caller may be about to get the same signal from elsewhere. The kernel merges two pending
+    ones, so the caller's own copy would hide the other.
     """
     sent = {os.getpid()}
     while found := {pid for pid in pids() if pid not in sent and _group(pid) == group}:
         for pid in found:
             send(pid, number)
-        sent |= found  # and then what they forked meanwhile
+        sent |= found  # then processes that these have forked meanwhile
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process, so that it acts on nothing but
-    CONT and KILL.
-    """
+    """Return whether a signal has stopped a process, so that it reacts only to CONT and KILL."""
     return _state(pid)[0] == b"T"
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process has ended and its status was not asked for."""
+    """Return whether a process has ended but its status was not read."""
     return _state(pid)[0] == b"Z"
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes whose parent is ``pid`` and that have not ended."""
+    """Return the living children of ``pid``."""
     return [
         child
         for child in pids()
@@ -95,9 +88,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_like(pid: int, other: int) -> bool:
-    """Return whether a process runs the same command line as another, as a fork does that has
-    become nothing else.
-    """
+    """Return whether two processes have the same command line, like a fork without exec."""
     try:
         own = _entry(pid, "cmdline")
         return own == _entry(other, "cmdline") or own.startswith(b"group-witness")
@@ -106,7 +97,7 @@ def is_like(pid: int, other: int) -> bool:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder and all in it, as far as that goes."""
+    """Remove a folder and its content, as far as possible."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -126,7 +117,7 @@ def remove_tree(folder: str) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process took itself; 0 where it is gone."""
+    """Return the CPU seconds of a process itself; 0 if it is gone."""
     try:
         fields = _entry(pid, "stat").rpartition(b")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -135,7 +126,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def name_of(pid: int) -> str:
-    """Return the name that ps shows for a process; empty where it is gone."""
+    """Return the name that ps shows for a process; "" if it is gone."""
     try:
         return _entry(pid, "comm").decode("utf-8", "replace").strip()
     except OSError:
@@ -143,9 +134,7 @@ def name_of(pid: int) -> str:
 
 
 def heeds(pid: int, number: int) -> bool:
-    """Return whether a process acts on a signal, by its own handler or by ending; False where it
-    ignores it or is gone.
-    """
+    """Return whether a process reacts to a signal; False if it ignores it or is gone."""
     try:
         text = _entry(pid, "status")
         return not int(text.partition(b"\nSigIgn:")[2].split(None, 1)[0], 16) >> number - 1 & 1
@@ -154,7 +143,7 @@ def heeds(pid: int, number: int) -> bool:
 
 
 def parent(pid: int) -> int | None:
-    """Return a process's parent; None where it is gone or its entry cannot be read."""
+    """Return a process's parent; None if it is gone or unreadable."""
     state, number = _state(pid)
     if state:
         return number
@@ -162,9 +151,7 @@ def parent(pid: int) -> int | None:
 
 
 def read_bytes(pid: int) -> int:
-    """Return the bytes that a process has read, of files or from a cache; 0 where that
-    is not told.
-    """
+    """Return the bytes that a process has read, from files or a cache; 0 if unknown."""
     try:
         return int(_entry(pid, "io").partition(b"rchar: ")[2].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
@@ -172,8 +159,10 @@ def read_bytes(pid: int) -> int:
 
 
 def _entry(pid: int, name: str) -> bytes:
-    """Return what /proc tells of a process; raises OSError where it is gone, or /proc speaks of
-    other processes.
+    """Return a file of a process in /proc.
+
+    Raises:
+        OSError: if the process is gone, or /proc shows another namespace.
     """
     if not _is_ours(os.getpid()):
         raise ProcessLookupError(pid)
@@ -181,7 +170,11 @@ def _entry(pid: int, name: str) -> bytes:
 
 
 def read_file(path: str) -> bytes:
-    """Return what a small file holds; raises OSError."""
+    """Return the content of a small file.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -193,12 +186,12 @@ def read_file(path: str) -> bytes:
 
 
 def _state(pid: int) -> tuple[bytes, int]:
-    """Return a process's state and its parent; an empty state where it is gone."""
+    """Return a process's state and its parent; an empty state if it is gone."""
     try:
         text = _entry(pid, "stat")
         state, parent = text[text.rindex(b")") + 2 :].split(b" ", 2)[
             :2
-        ]  # the name before it may hold anything
+        ]  # the name before them may contain anything
         return state, int(parent)
     except (OSError, ValueError):
         return b"", 0
@@ -212,16 +205,14 @@ def _group(pid: int) -> int | None:
 
 
 def job_of(pid: int) -> int:
-    """Return whom a shell signals that stops or continues a process as a job: its whole group where
-    it leads one, else itself.
-    """
+    """Return the target of job signals: -pid if the process leads a group, otherwise pid."""
     if _group(pid) == pid:
         return -pid
     return pid
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; return False where the process is gone or another user's."""
+    """Send a signal; return False if the process is gone or belongs to another user."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -230,7 +221,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def kill(root: int, *, but: int | None = None) -> None:
-    """Kill everything below ``root`` as it stands now, but one process."""
+    """Kill every current process below ``root`` except ``but``."""
     for pid in descendants(root):
         if pid != but:
             send(pid, signal.SIGKILL)
@@ -245,16 +236,15 @@ def end(
     hurried: Callable[[], bool] = lambda: False,
     but: int | None = None,
 ) -> None:
-    """End everything below ``root``: after ``spare_s`` TERM to each process once, after ``wait_s``
-    more KILL until none is left.
+    """Stop everything below ``root``: TERM after ``spare_s``, and KILL after ``wait_s`` more.
 
     Args:
-        root: stays itself.
-        reap: takes the status of children that ended; returns whether any child is left.
-        wait_s: how long they have after TERM.
-        spare_s: how long they have before it.
-        hurried: asked while waiting; once true, they are killed at once.
-        but: the process that stays too; ``reap`` does not count it.
+        root: the process above; it is not stopped.
+        reap: reads the status of ended children; returns whether any child is left.
+        wait_s: seconds between TERM and KILL.
+        spare_s: seconds before TERM.
+        hurried: polled while waiting; True kills at once.
+        but: another process that is not stopped; ``reap`` does not count it.
     """
     asked: set[int] = set()
     began = time.monotonic()
@@ -269,6 +259,6 @@ def end(
                 send(pid, signal.SIGKILL)
         for pid in [pid for pid in left if pid not in asked]:
             send(pid, signal.SIGTERM)
-            send(pid, signal.SIGCONT)  # a stopped process acts on TERM only then
+            send(pid, signal.SIGCONT)  # a stopped process reacts to TERM only after CONT
             asked.add(pid)
         time.sleep(_POLL_S)

@@ -52,12 +52,12 @@ def test_a_change_that_refused_a_request_is_taken_back_and_told(tmp_path):
     assert ran.returncode == 1
     assert (tmp_path / "count.log").read_text().split() == ["32768", "1792"]
     assert (
-        "our own change refused a request: it is taken back: setting=max_model_len changed_to=1792 needed=3001"
+        "Rolled back a change, because a request was refused: setting=max_model_len changed_to=1792 needed=3001"
         in ran.stderr
     )
     assert "request refused" in said(ran.stderr)
-    assert "the change did not take effect" not in ran.stderr
-    last = ran.stderr.split("taken back")[1]
+    assert "The change did not take effect" not in ran.stderr
+    last = ran.stderr.split("Rolled back")[1]
     assert "below the 3001 that a request of this run needs" in said(last)
 
 
@@ -80,7 +80,7 @@ def test_a_reused_change_that_refuses_a_request_is_told_and_the_run_is_not_repea
     assert ran.returncode == 1
     assert count.read_text().split() == ["32768", "1792", "1792"]
     assert (
-        "what was reused refused a request: run it without --reuse, or forget it: setting=max_model_len"
+        "A setting from a previous run made the server refuse a request. Run without --reuse, or forget it with oomguard history --forget: setting=max_model_len"
         in ran.stderr
     )
     assert "known to work: run 1 of " in ran.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.analyst.attempt_hooks import Companions
+from oomguard.analyst.attempt_hooks import AttemptHooks
 from oomguard.core.incident import Attempt, Patch
 from oomguard.engines.command import Launch
 
@@ -25,7 +25,7 @@ class Broken(Heard):
 
 def test_one_that_fails_is_told_and_the_others_hear_all_the_same(caplog):
     heard = Heard()
-    Companions((Broken(), heard)).began(1, Launch(("true",)), 7)
+    AttemptHooks((Broken(), heard)).began(1, Launch(("true",)), 7)
 
     assert heard.of == [(1, ("true",), 7)]
     assert "OSError: no room" in caplog.text
@@ -38,7 +38,7 @@ class Forewarned(Heard):
 
 def test_who_asks_for_it_hears_of_an_attempt_before_its_command_starts():
     forewarned, heard = Forewarned(), Heard()
-    Companions((forewarned, heard)).begins(2, ())
+    AttemptHooks((forewarned, heard)).begins(2, ())
 
     assert forewarned.of == [(2, ())]
     assert heard.of == []

@@ -72,7 +72,7 @@ def test_fragmented_memory_is_joined_by_expandable_segments_beside_what_is_set(j
 def test_what_the_user_decided_stays(job, words, variables):
     done = run("--", *words, sys.executable, job, **variables)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "running again" not in done.stderr
+    assert "Running the command again" not in done.stderr
 
 
 def test_the_command_to_paste_has_the_variable(job):

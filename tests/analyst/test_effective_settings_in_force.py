@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.effective_settings import as_it_ran, given_settings, unheeded
+from oomguard.analyst.effective_settings import (
+    find_ineffective_change,
+    given_settings,
+    with_effective_settings,
+)
 from oomguard.core.facts import GIB, Fact
 from oomguard.core.incident import Attempt, Effect, Incident, Patch, SettingInForce
 from oomguard.diagnosis.diagnose import assess, default_rules
@@ -53,9 +57,9 @@ def run(*engine, options=()):
 def test_a_change_that_the_program_sets_over_ends_the_run_and_is_told():
     ran = run("--mode", "stubborn", "--count", os.devnull)
     assert ran.returncode == 1
-    assert ran.stderr.count("attempt ended") == 2
+    assert ran.stderr.count("Attempt ended") == 2
     assert (
-        "the change did not take effect: nothing is run again: setting=max_model_len wanted=1792 in_force=32768"
+        "The change did not take effect, so oomguard does not retry: setting=max_model_len wanted=1792 in_force=32768"
         in ran.stderr
     )
     assert "because=the program's own code sets it" in ran.stderr
@@ -65,7 +69,7 @@ def test_a_change_that_no_engine_took_ends_the_run(tmp_path):
     ran = run("--mode", "deaf", "--count", str(tmp_path / "count.log"))
     assert ran.returncode == 1
     assert (tmp_path / "count.log").read_text().split() == ["32768", "32768"]
-    assert "the change did not reach the engine" in ran.stderr
+    assert "The change did not reach the engine" in ran.stderr
 
 
 def test_what_an_engine_does_not_print_the_plugin_tells():
@@ -90,7 +94,7 @@ def told(over=None, **config):
 
 
 def test_what_the_engine_made_of_its_arguments_tells_that_a_change_was_lost():
-    over = unheeded(
+    over = find_ineffective_change(
         attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(max_num_seqs=256)
     )
     assert (over.setting, over.wanted, over.shown) == ("max_num_seqs", 8, 256)
@@ -101,26 +105,32 @@ def test_the_program_s_file_that_has_the_value_still_is_named(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("engine:\n  max_num_seqs: 256\n")
     launch = Launch(("python", "s.py", "--job", str(path)))
-    over = unheeded(
+    over = find_ineffective_change(
         attempt("max_num_seqs", 256, 8), incident(), vllm, launch, told(max_num_seqs=256)
     )
     assert (
-        over.why == f"the program's own code sets it; {path}, line 2, has it as engine.max_num_seqs"
+        over.why
+        == f"the program's own code sets it; {path}, line 2, sets it as engine.max_num_seqs"
     )
 
 
 @each("config", [{"max_num_seqs": 8}, {"max_num_seqs": 7}, {}])
 def test_a_change_that_arrived_or_that_the_engine_rounded_is_none_that_was_lost(config):
     assert (
-        unheeded(attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)) is None
+        find_ineffective_change(
+            attempt("max_num_seqs", 256, 8), incident(), vllm, SCRIPT, told(**config)
+        )
+        is None
     )
 
 
 def test_the_variable_that_beats_a_change_is_named(monkeypatch):
     monkeypatch.setenv(SPACE, "1")
     failed = incident(on_cpu=True, kv_cache_requested_bytes=GIB)
-    over = unheeded(attempt("kv_cache_memory_bytes", GIB, 5), failed, vllm, SERVE, ())
-    assert over.why == f"{SPACE}=1 in the environment sets it over flags and arguments"
+    over = find_ineffective_change(
+        attempt("kv_cache_memory_bytes", GIB, 5), failed, vllm, SERVE, ()
+    )
+    assert over.why == f"{SPACE}=1 in the environment overrides flags and arguments"
 
 
 def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off():
@@ -132,24 +142,37 @@ def test_a_request_that_is_printed_rounded_contradicts_only_what_is_further_off(
         "cuda_oom", "", "vllm", facts={"desired_bytes": desired, "device_total_bytes": total}
     )
     assert (
-        unheeded(attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()) is not None
+        find_ineffective_change(
+            attempt("gpu_memory_utilization", 0.5, 0.7), failed, vllm, SERVE, ()
+        )
+        is not None
     )
     assert (
-        unheeded(attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()) is None
+        find_ineffective_change(
+            attempt("gpu_memory_utilization", 0.9, 0.50001), failed, vllm, SERVE, ()
+        )
+        is None
     )
 
 
 def test_what_the_program_gave_is_listed_before_the_change_and_contradicts_nothing():
     listed = {"max_model_len_tokens": Fact("max_model_len_tokens", 32768)}
     failed = Incident("cuda_oom", "", "vllm", facts=listed)
-    assert unheeded(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ()) is None
-    ran = as_it_ran(failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7})
+    assert (
+        find_ineffective_change(attempt("max_model_len", 32768, 7), failed, vllm, SCRIPT, ())
+        is None
+    )
+    ran = with_effective_settings(
+        failed, engine=vllm, first=SCRIPT, launch=SCRIPT, changed={"max_model_len": 7}
+    )
     assert ran.facts["max_model_len_tokens"].value == 7
 
 
 def test_a_byte_count_in_the_environment_is_the_setting_in_force(monkeypatch):
     monkeypatch.setenv(SPACE, "1")
-    ran = as_it_ran(incident(on_cpu=True), engine=vllm, first=SERVE, launch=SERVE, changed={})
+    ran = with_effective_settings(
+        incident(on_cpu=True), engine=vllm, first=SERVE, launch=SERVE, changed={}
+    )
     assert (
         ran.settings["kv_cache_memory_bytes"].value,
         ran.settings["kv_cache_memory_bytes"].source,
@@ -176,7 +199,7 @@ def test_the_byte_count_that_a_variable_overrides_may_count_again_unasked(monkey
             )
         },
     )
-    ran = as_it_ran(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
+    ran = with_effective_settings(given, engine=vllm, first=SERVE, launch=SERVE, changed={})
     assert ran.number("overridden_kv_cache_bytes") == GIB // 4
     found = assess(ran, default_rules(), Policy())
     assert found.causes[0].rule == "OG222"
@@ -202,7 +225,7 @@ def test_what_the_engine_goes_on_with_counts_over_what_it_was_given(tmp_path):
             "kv_cache_memory_bytes": SettingInForce("kv_cache_memory_bytes", 5, True, "printed")
         },
     )
-    ran = as_it_ran(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
+    ran = with_effective_settings(given, engine=vllm, first=SCRIPT, launch=launch, changed={})
     assert (
         ran.settings["kv_cache_memory_bytes"].value,
         ran.settings["kv_cache_memory_bytes"].source,
@@ -219,7 +242,7 @@ def test_a_change_of_another_engine_is_not_in_force_for_this_one():
         ("python", "s.py"), engine_changes=(EngineChange("a", None, {"max_model_len": 7}),)
     )
     ran = {
-        model: as_it_ran(
+        model: with_effective_settings(
             incident(model=model),
             engine=vllm,
             first=first,
@@ -269,9 +292,11 @@ def test_what_a_process_of_the_engine_may_have_is_what_its_host_has_for_it(tmp_p
         + "\n"
     )
     launch = replace(SERVE, env={plugin.SAID: str(said)})
-    ran = as_it_ran(incident(), engine=vllm, first=launch, launch=launch, changed={})
+    ran = with_effective_settings(incident(), engine=vllm, first=launch, launch=launch, changed={})
     assert ran.facts["process_data_limit_bytes"].value == 3 * GIB
     assert (
         "process_data_limit_bytes"
-        not in as_it_ran(incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}).facts
+        not in with_effective_settings(
+            incident(), engine=vllm, first=SERVE, launch=SERVE, changed={}
+        ).facts
     )

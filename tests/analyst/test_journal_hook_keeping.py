@@ -52,9 +52,11 @@ def test_a_journal_that_cannot_be_opened_is_told_once_when_the_attempt_has_ended
     keeper = JournalHook(never, is_asked_for=True)
     for number in (1, 2):
         keeper.begin(number, ["job"], {}, ())
-        assert told == [("no journal is kept", "no place")] * (number - 1)
+        assert told == [("Not recording this run: the journal cannot be opened", "no place")] * (
+            number - 1
+        )
         keeper.end(FAILED)
-    assert told == [("no journal is kept", "no place")]
+    assert told == [("Not recording this run: the journal cannot be opened", "no place")]
     assert keeper.path is None
 
 
@@ -71,7 +73,7 @@ def test_a_place_that_nobody_named_is_told_only_where_there_was_a_failure_to_kee
         keeper = JournalHook(never)
         keeper.begin(1, ["job"], {}, ())
         keeper.end(attempt)
-    assert told == [("no journal is kept", "no place")]
+    assert told == [("Not recording this run: the journal cannot be opened", "no place")]
 
 
 def test_an_attempt_took_as_long_as_it_ran_and_not_as_long_as_its_diagnosis(tmp_path):

@@ -12,14 +12,14 @@ import pytest
 
 from oomguard.analyst.journal_hook import (
     chosen_by_user,
+    describe_start,
     digest_of_files,
-    names_a_place_here,
-    started_as,
-    what_ran,
+    identify_run,
+    names_local_path,
 )
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Effect, EngineStart, Incident, Patch, SettingInForce
-from oomguard.journal.store import Ran
+from oomguard.journal.store import RunIdentity
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_is_kept_masked_with_home_folders_and_the_folder(folder: Path):
-    kept = started_as(["sh", "/home/alice/job.sh", "--api-key", "Hunter2"])
+    kept = describe_start(["sh", "/home/alice/job.sh", "--api-key", "Hunter2"])
 
     assert kept == {
         "original": ["sh", "/home/alice/job.sh", "--api-key", "***"],
@@ -64,9 +64,9 @@ def test_what_is_no_file_or_has_no_end_is_not_read(folder: Path):
 def test_a_path_of_this_folder_is_told_from_one_that_means_the_same_everywhere(folder: Path):
     (folder / "tiny").mkdir()
 
-    assert names_a_place_here(["vllm", "serve", "./tiny"])
-    assert names_a_place_here(["x", "--model=tiny"])
-    assert not names_a_place_here(
+    assert names_local_path(["vllm", "serve", "./tiny"])
+    assert names_local_path(["x", "--model=tiny"])
+    assert not names_local_path(
         ["vllm", "serve", "org/model", str(folder / "tiny"), "", "a prompt " * 1000]
     )
 
@@ -76,7 +76,7 @@ def test_a_working_directory_that_is_gone_is_not_known(folder: Path):
     os.chdir(folder / "gone")
     (folder / "gone").rmdir()
 
-    assert started_as(["true"])["folder"] is None
+    assert describe_start(["true"])["folder"] is None
 
 
 def test_what_ran_is_what_the_engine_told_else_what_failed_told():
@@ -87,9 +87,9 @@ def test_what_ran_is_what_the_engine_told_else_what_failed_told():
         "cuda_oom", "", "torch", None, facts=MappingProxyType({"model": Fact("model", "other")})
     )
 
-    assert what_ran(failed, told, "H100") == Ran("vllm", "0.33.0", "~/m", "H100")
-    assert what_ran(failed, None, None) == Ran("torch", None, "other", None)
-    assert what_ran(None, None, None) == Ran()
+    assert identify_run(failed, told, "H100") == RunIdentity("vllm", "0.33.0", "~/m", "H100")
+    assert identify_run(failed, None, None) == RunIdentity("torch", None, "other", None)
+    assert identify_run(None, None, None) == RunIdentity()
 
 
 def test_whose_a_setting_was_is_kept_for_what_the_plan_changes():

@@ -73,14 +73,14 @@ def test_a_worker_that_a_signal_killed_is_told_as_that_and_nothing_is_changed():
         check=False,
     )
     assert ran.returncode == 1
-    assert ran.stderr.count("oomguard: attempt ended") == 1
+    assert ran.stderr.count("oomguard: Attempt ended") == 1
     said = " ".join(line.strip("│ ") for line in ran.stderr.splitlines())
     assert (
         "A process of the engine was killed by SIGILL: it used an instruction that this CPU does not have"
         in said
     )
     assert "This is no memory failure" in said
-    assert "nothing more to change by itself" in said
+    assert "Not retried: oomguard has no permitted change left" in said
 
 
 def test_a_pinned_setting_stays():
@@ -134,7 +134,10 @@ def test_after_the_deadline_nothing_is_run_again(tmp_path):
     command = [sys.executable, "-m", "oomguard", "run", "--deadline", "2", "--", *slowly]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 1
-    assert "no relaunch is left: the deadline has passed: attempts=1 deadline_s=2.0" in ran.stderr
+    assert (
+        "the limit of relaunches is reached: the deadline has passed: attempts=1 deadline_s=2.0"
+        in ran.stderr
+    )
     assert len(count.read_text().split()) == 1
 
 
@@ -213,7 +216,10 @@ def test_a_failure_that_the_script_handled_does_not_run_it_again(tmp_path):
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert ran.returncode == 1
-    assert "the command ended of something else: exception=FileNotFoundError" in ran.stderr
+    assert (
+        "The command ended with an exception without memory failure: exception=FileNotFoundError"
+        in ran.stderr
+    )
     assert "OutOfMemory" not in ran.stderr.replace(code, "")
     assert json.loads((tmp_path / "r.json").read_text())["incidents"] == []
 
@@ -244,6 +250,6 @@ def test_a_relaunch_that_could_not_read_the_same_is_refused():
 
     assert ran.returncode == 1
     assert b"RESULT" not in ran.stdout
-    said = b"not run again: it would not have the same standard input: reason=the command has read from a pipe"
+    said = b"Not retried: the command would not get the same standard input: reason=the command has read from a pipe"
     assert said in ran.stderr
     assert b"--input" in ran.stderr

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oomguard.analyst.nested_run import OUTER, innermost, options_of_inner_runs, outer_run
+from oomguard.analyst.nested_run import OUTER, innermost_command, options_of_inner_runs, outer_run
 from support.each import each
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -22,7 +22,7 @@ def test_the_inner_run_leaves_the_ladder_to_the_outer_one(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert count.read_text().split() == ["32768", "1792"]
     assert "RESULT 1792" in ran.stdout
-    assert "the outer run changes and runs again" in ran.stderr
+    assert "Another oomguard run is around this one and does the relaunches" in ran.stderr
 
 
 def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
@@ -49,7 +49,7 @@ def test_a_variable_of_a_run_that_is_over_counts_for_nothing(monkeypatch):
     ],
 )
 def test_the_command_that_a_run_inside_a_run_starts_in_the_end(command, inner):
-    assert innermost(tuple(command.split())) == tuple(inner.split())
+    assert innermost_command(tuple(command.split())) == tuple(inner.split())
 
 
 def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tmp_path):
@@ -64,7 +64,7 @@ def test_what_an_inner_run_writes_for_itself_is_no_side_effect_of_the_command(tm
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     assert (tmp_path / "inner.sqlite3").exists()
-    assert (ran.returncode, "it wrote a file" in ran.stderr) == (0, False), ran.stderr
+    assert (ran.returncode, "The command wrote a file" in ran.stderr) == (0, False), ran.stderr
     assert "RESULT 1792" in ran.stdout
 
 

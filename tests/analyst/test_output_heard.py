@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.analyst.output import Heard
+from oomguard.analyst.output import ParsedOutput
 from oomguard.diagnosis.diagnose import default_rules
 from oomguard.scan.scan import Scanner, scan
 from oomguard.scan.source import Line
@@ -22,8 +22,8 @@ NOTED = (Line(1, 0, f"(EngineCore pid=7) ERROR 11-24 21:00:00 [core.py:1510] {WO
 )
 def test_the_engine_s_own_notes_count_where_its_words_are_not_in_the_output(output, kinds):
     rules = default_rules()
-    heard = Heard(Scanner(rules), tail=output)
-    found = heard.or_said(scan((), rules), NOTED, rules, {})
+    heard = ParsedOutput(Scanner(rules), tail=output)
+    found = heard.or_engine_log(scan((), rules), NOTED, rules, {})
     assert [incident.kind for incident in found.incidents] == kinds
 
 
@@ -33,4 +33,4 @@ def test_a_failure_that_was_heard_stands():
         [Line(1, 0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
         rules,
     )
-    assert Heard(Scanner(rules)).or_said(own, NOTED, rules, {}) is own
+    assert ParsedOutput(Scanner(rules)).or_engine_log(own, NOTED, rules, {}) is own

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from oomguard.analyst import output as last_words_module
-from oomguard.analyst.output import last_words
+from oomguard.analyst.output import final_traceback
 from oomguard.scan.log_prefixes import peel
 from support.each import each
 
@@ -27,7 +27,7 @@ except RuntimeError:
 
 
 def test_the_last_of_two_tracebacks_ended_it():
-    words = last_words(printed(HANDLED + "open('/no/such/file')"))
+    words = final_traceback(printed(HANDLED + "open('/no/such/file')"))
 
     assert (
         words.exception == "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"
@@ -37,7 +37,7 @@ def test_the_last_of_two_tracebacks_ended_it():
 
 def test_one_raised_while_another_is_handled_does_not_come_from_it():
     code = "try:\n    raise RuntimeError('CUDA out of memory')\nexcept RuntimeError:\n    open('/no/such/file')"
-    words = last_words(printed(code))
+    words = final_traceback(printed(code))
 
     assert words.exception.startswith("FileNotFoundError")
     assert not any("out of memory" in line for line in words.lines)
@@ -45,7 +45,7 @@ def test_one_raised_while_another_is_handled_does_not_come_from_it():
 
 def test_a_direct_cause_belongs_to_it():
     code = "try:\n    raise RuntimeError('CUDA out of memory')\nexcept RuntimeError as e:\n    raise ValueError('no answer') from e"
-    words = last_words(printed(code))
+    words = final_traceback(printed(code))
 
     assert words.exception == "ValueError: no answer"
     assert "RuntimeError: CUDA out of memory" in words.lines
@@ -63,16 +63,16 @@ def test_a_traceback_that_ended_nothing_does_not_count(above):
     first = printed("raise MemoryError('all gone')").decode()
     tail = f"{first}{above}\nTraceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 'a'\n"
 
-    assert last_words(tail.encode()).exception == "MemoryError: all gone"
+    assert final_traceback(tail.encode()).exception == "MemoryError: all gone"
 
 
 def test_an_output_that_goes_on_after_a_traceback_did_not_end_with_it():
-    assert last_words(printed(HANDLED) + b"still at work\n" * 50) is None
+    assert final_traceback(printed(HANDLED) + b"still at work\n" * 50) is None
 
 
 def test_no_traceback_is_no_last_words():
-    assert last_words(b"error: it did not work\n") is None
-    assert last_words(b"") is None
+    assert final_traceback(b"error: it did not work\n") is None
+    assert final_traceback(b"") is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_no_traceback_is_no_last_words():
 def test_what_only_passes_on_another_process_s_failure_is_known(line):
     tail = f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{line}\n'
 
-    assert last_words(tail.encode()).passes_on
+    assert final_traceback(tail.encode()).passes_on
 
 
 def test_the_prefix_of_a_process_is_no_part_of_it():
@@ -97,7 +97,7 @@ def test_the_prefix_of_a_process_is_no_part_of_it():
         "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
 
-    assert last_words(tail.encode()).exception.startswith(
+    assert final_traceback(tail.encode()).exception.startswith(
         "RuntimeError: Engine core initialization failed"
     )
 
@@ -107,9 +107,9 @@ def test_an_output_of_many_lines_is_not_peeled_for_it(monkeypatch):
     monkeypatch.setattr(last_words_module, "peel", lambda line: peeled.append(line) or peel(line))
     ended = printed("open('/no/such/file')")
 
-    assert last_words(b"y\n" * 10_000) is None
-    assert last_words(b"y\n" * 10_000 + ended).exception.startswith("FileNotFoundError")
-    assert last_words(ended + b"y\n" * 10_000) is None
+    assert final_traceback(b"y\n" * 10_000) is None
+    assert final_traceback(b"y\n" * 10_000 + ended).exception.startswith("FileNotFoundError")
+    assert final_traceback(ended + b"y\n" * 10_000) is None
     assert len(peeled) < 100
 
 
@@ -128,7 +128,7 @@ def test_a_test_that_compares_texts_is_known(line, is_one):
     traceback = (
         f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n{line}\n'
     )
-    assert last_words(traceback.encode()).is_of_a_test is is_one
+    assert final_traceback(traceback.encode()).is_of_a_test is is_one
 
 
 OF_OTHER_RANKS = [
@@ -142,9 +142,9 @@ OF_OTHER_RANKS = [
 @each("line", OF_OTHER_RANKS)
 def test_a_rank_that_lost_another_one_only_passes_on(line):
     tail = f'Traceback (most recent call last):\n  File "job.py", line 22, in <module>\n    dist.barrier()\n{line}\n'
-    assert last_words(tail.encode()).passes_on
+    assert final_traceback(tail.encode()).passes_on
 
 
 def test_a_connection_that_a_program_of_its_own_lost_ended_it():
     tail = 'Traceback (most recent call last):\n  File "a.py", line 2, in <module>\nConnectionRefusedError: [Errno 111] Connection refused\n'
-    assert not last_words(tail.encode()).passes_on
+    assert not final_traceback(tail.encode()).passes_on

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomguard.analyst.output import replayed
+from oomguard.analyst.output import replay
 from oomguard.rules.rule_files import load_rules
 from oomguard.scan.anchors import finder
 from oomguard.scan.scan import scan
@@ -59,7 +59,7 @@ def as_a_file(data: bytes):
 
 
 def as_recorded(recording: RecordedOutput):
-    return told(replayed(recording, RULES, anchors).diagnosis())
+    return told(replay(recording, RULES, anchors).diagnosis())
 
 
 @each("before", [0, 1, 50, 3000, 30000])
@@ -136,7 +136,7 @@ def test_what_is_kept_can_be_written_for_its_user_alone(small, tmp_path):
 def test_two_streams_are_read_in_the_order_in_which_they_came():
     start = b"INFO 11-22 06:40:43 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m'\n"
     chunks = [(1, start), (2, FAILURE), (1, start.replace(b"0.32.0", b"0.33.0"))]
-    found = replayed(recorded(chunks), RULES, anchors).diagnosis().incidents
+    found = replay(recorded(chunks), RULES, anchors).diagnosis().incidents
 
     assert [(i.framework_version, i.location.line) for i in found] == [("0.32.0", 3)]
 

@@ -27,8 +27,8 @@ PATCH = (
     ("policy", "why"),
     [
         (Policy(deadline_s=1e-9), "its --deadline has passed"),
-        (Policy(max_relaunches=0), "no relaunch is left"),
-        (Policy(max_relaunches=0, deadline_s=1e-9), "no relaunch is left"),
+        (Policy(max_relaunches=0), "the limit of relaunches is reached"),
+        (Policy(max_relaunches=0, deadline_s=1e-9), "the limit of relaunches is reached"),
     ],
     ids=["deadline", "relaunches", "both"],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.analyst import restart_gate
-from oomguard.analyst.restart_gate import Between
+from oomguard.analyst.restart_gate import RestartGate
 from oomguard.core import log
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Cause, Effect, Incident, Patch
@@ -86,13 +86,15 @@ def test_a_change_that_does_not_help_is_a_crash_loop_and_not_stepped_on(tmp_path
     assert ran.returncode == 1
     assert starts(tmp_path) == ["0.9", "0.647", "0.394"]
     assert (
-        event(ran.stderr, "waiting before the next attempt")["quick_failures"] == 2
+        event(ran.stderr, "Waiting before the next attempt")["quick_failures"] == 2
     )  # none before the first relaunch
-    said = event(ran.stderr, "crash loop")
+    said = event(ran.stderr, "Crash loop")
     assert said["what"].startswith("3 starts in ")
-    assert said["what"].endswith(", each failed of sampler_warmup_oom (OG321, sampling_logits)")
+    assert said["what"].endswith(", each failed with sampler_warmup_oom (OG321, sampling_logits)")
     assert said["ran_for"].count(" s") == 3
-    refused = event(ran.stderr, "not run again: only another step of a change that did not help")
+    refused = event(
+        ran.stderr, "Not retried: the only change left is another step of one that did not help"
+    )
     assert refused["next_step"] == "gpu_memory_utilization 0.394 -> 0.141"
     assert refused["command"].endswith("--gpu-memory-utilization 0.141")
 
@@ -121,7 +123,7 @@ def test_a_port_that_another_process_holds_ends_the_run_with_its_name(tmp_path, 
         status, errors = held_while_it_fails(tmp_path, engine, held, ("127.0.0.1", port))
     assert status == 1
     assert starts(tmp_path) == ["0.9"]
-    said = event(errors, "not run again: its address is taken")
+    said = event(errors, "Not retried: its address is in use")
     assert said["address"] == f"127.0.0.1:{port}"
     assert said["held_by"].startswith(f"pid {os.getpid()} (")
     assert said["command"].endswith("--gpu-memory-utilization 0.647")
@@ -135,7 +137,7 @@ def test_the_first_start_is_left_alone_where_its_port_is_taken(tmp_path, engine)
     assert ran.returncode == 1
     assert "Address already in use" in ran.stderr
     assert not (tmp_path / "count").exists()
-    assert "its address is taken" not in ran.stderr
+    assert "its address is in use" not in ran.stderr
 
 
 def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds_it(
@@ -144,9 +146,7 @@ def test_the_socket_that_a_failed_attempt_left_is_removed_and_the_next_one_binds
     ran = run(*engine, "--uds", str(unix_path), "--fits", "0.8")
     assert ran.returncode == 0, ran.stderr
     assert starts(tmp_path) == ["0.9", "0.647"]
-    assert event(ran.stderr, "removed the socket that the failed attempt left")["path"] == str(
-        unix_path
-    )
+    assert event(ran.stderr, "Removed the socket of the failed attempt")["path"] == str(unix_path)
 
 
 # Without a process: the rows of a ledger, and what is told.
@@ -178,7 +178,7 @@ def failing(
     """Fail so often, each time after a thousandth of a second; return whether each failure led on."""
     launch = Launch(("vllm", "serve", "org/model", *(flags or ("--port", str(free_port())))))
     manners, led_on = (
-        Between(ledger, vllm, lambda: False, lambda: "the next command", **options),
+        RestartGate(ledger, vllm, lambda: False, lambda: "the next command", **options),
         [],
     )
     for number in ledger.rounds():
@@ -188,7 +188,7 @@ def failing(
         if number > times:
             break
         ledger.choose(incident, vllm.carries)
-        led_on.append(manners.leads_on(launch, attempt, folder))
+        led_on.append(manners.permits_next(launch, attempt, folder))
         if not led_on[-1]:
             ledger.stop()
     return led_on
@@ -196,12 +196,12 @@ def failing(
 
 def test_a_pause_that_would_reach_the_deadline_is_not_begun(said, tmp_path, monkeypatch):
     ledger = Ledger(Policy(deadline_s=1000))
-    monkeypatch.setattr(restart_gate, "pause_s", lambda quick: 0.0 if quick < 2 else 1000.0)
+    monkeypatch.setattr(restart_gate, "backoff_s", lambda quick: 0.0 if quick < 2 else 1000.0)
     began_s = time.monotonic()
     assert failing(ledger, tmp_path) == [True, False]
     assert time.monotonic() - began_s < 60
     assert said[-1] == {
-        "event": "not run again: the deadline comes before the end of the pause",
+        "event": "Not retried: the deadline is before the end of the pause",
         "pause_s": 1000.0,
         "command": "the next command",
     }
@@ -211,7 +211,7 @@ def test_memory_that_is_still_held_is_told_and_the_run_goes_on(said, tmp_path, m
     held = "GPU 0: 6.00 GiB still held, by pid 41 (vllm)"
     monkeypatch.setattr(memory_wait, "wait_until_free", lambda *_args, **_options: held)
     assert failing(Ledger(Policy()), tmp_path, times=1) == [True]
-    assert said == [{"event": "memory is still held after the failed attempt", "held": held}]
+    assert said == [{"event": "Memory is still in use after the failed attempt", "held": held}]
 
 
 def test_shared_memory_that_was_left_behind_is_told(said, tmp_path, monkeypatch):
@@ -223,7 +223,7 @@ def test_shared_memory_that_was_left_behind_is_told(said, tmp_path, monkeypatch)
         lambda *_args, **_options: (shm / "psm_ab").write_text("x") and None,
     )
     assert failing(Ledger(Policy()), tmp_path, times=1, shared_memory=shm) == [True]
-    assert said[-1]["event"] == "shared memory was left behind while the failed attempt ran"
+    assert said[-1]["event"] == "The failed attempt may have left shared memory behind"
     assert said[-1]["remove"] == f"rm {shm}/psm_ab"
 
 
@@ -235,7 +235,7 @@ def test_a_left_socket_that_was_there_before_the_attempt_is_not_removed(
     monkeypatch.setattr(restart_gate, "LIMIT_S", 0.0)
     assert failing(Ledger(Policy()), tmp_path, "--uds", str(unix_path), times=1) == [False]
     assert unix_path.exists()
-    assert said[-1]["held_by"] == "nobody: the file of a socket that was left behind"
+    assert said[-1]["held_by"] == "nobody, but the file of an old socket is still there"
 
 
 def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
@@ -243,9 +243,9 @@ def test_relaunches_within_an_hour_are_counted_by_a_clock_that_is_given(
 ):
     """A server that serves for a while between its failures is run again as often as its hours allow."""
     now = {"s": 0.0}
-    monkeypatch.setattr(restart_gate, "pause_s", lambda _quick: 0.0)
-    budget = restart_gate.HourBudget
-    monkeypatch.setattr(restart_gate, "HourBudget", lambda most: budget(most, lambda: now["s"]))
+    monkeypatch.setattr(restart_gate, "backoff_s", lambda _quick: 0.0)
+    limit = restart_gate.RateLimit
+    monkeypatch.setattr(restart_gate, "RateLimit", lambda most: limit(most, lambda: now["s"]))
     monkeypatch.setattr(
         memory_wait, "devices_by_index", lambda: now.update(s=now["s"] + 1300) or {}
     )

@@ -37,30 +37,32 @@ U, S = ("gpu_memory_utilization",), ("max_num_seqs",)
 
 def test_three_starts_that_fail_alike_are_a_loop_told_with_its_times():
     loop = looped((incident(**SAME), ()), (incident(**SAME), U), (incident(**SAME), U))
-    assert loop.said == "3 starts in 41 s, each failed of cuda_oom (OG316, decode)"
+    assert loop.description == "3 starts in 41 s, each failed with cuda_oom (OG316, decode)"
     assert loop.times == "10 s, 10 s, 10 s"
 
 
 def test_two_starts_are_none():
-    assert looped((incident(**SAME), ()), (incident(**SAME), U)).said is None
+    assert looped((incident(**SAME), ()), (incident(**SAME), U)).description is None
 
 
 @each("other", [{"kind": "hip_oom"}, {"rule": "OG317"}, {"phase": "prefill"}])
 def test_another_kind_rule_or_phase_in_between_ends_the_loop(other):
     assert (
-        looped((incident(**SAME), ()), (incident(**other, **SAME), U), (incident(**SAME), U)).said
+        looped(
+            (incident(**SAME), ()), (incident(**other, **SAME), U), (incident(**SAME), U)
+        ).description
         is None
     )
 
 
 def test_an_attempt_that_ran_for_long_ends_the_loop():
     failures = [(incident(**SAME), ()), (incident(**SAME), U), (incident(**SAME), U)]
-    assert looped(*failures, seconds=QUICK_S).said is None
+    assert looped(*failures, seconds=QUICK_S).description is None
 
 
 def test_a_change_that_did_not_reach_the_engine_is_no_part_of_it():
     failures = [(incident(**SAME), ()), (incident(**SAME), U), (incident(**SAME), U)]
-    assert looped(*failures, took_effect=False).said is None
+    assert looped(*failures, took_effect=False).description is None
 
 
 def test_another_step_of_a_change_that_did_not_help_ends_the_run():
@@ -87,7 +89,7 @@ def test_a_value_solved_to_a_predicted_figure_may_be_tried():
 def test_a_change_that_helped_may_go_on():
     better = {**SAME, "device_free_bytes": 2 * GIB}
     loop = looped((incident(**SAME), ()), (incident(**SAME), U), (incident(**better), U))
-    assert loop.said is not None
+    assert loop.description is not None
     assert not loop.is_another_step([patch(new=0.7)])
 
 
@@ -100,7 +102,7 @@ def test_the_last_step_of_a_setting_decides():
 
 def test_where_no_figure_is_printed_nothing_is_concluded():
     loop = looped((incident(), ()), (incident(), U), (incident(), U))
-    assert loop.said is not None
+    assert loop.description is not None
     assert not loop.is_another_step([patch(new=0.7)])
 
 

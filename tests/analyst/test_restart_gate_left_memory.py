@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.restart_gate import FOLDER, known, left_since, told
+from oomguard.analyst.restart_gate import FOLDER, describe_segments, known_segments, segments_since
 
 NAMES = ("psm_*", "vllm_*")
 MIB = 2**20
@@ -23,22 +23,22 @@ def made(folder: Path, name: str, size_bytes: int = MIB) -> Path:
 
 def test_what_was_made_since_and_nobody_has_is_left_the_largest_first(tmp_path):
     made(tmp_path, "psm_before")
-    before = known(NAMES, tmp_path)
+    before = known_segments(NAMES, tmp_path)
     made(tmp_path, "psm_small")
     made(tmp_path, "vllm_offload_1.mmap", 4 * MIB)
     made(tmp_path, "another program's")
     (tmp_path / "psm_link").symlink_to(tmp_path / "psm_before")
     (tmp_path / "psm_folder").mkdir()
-    left = left_since(before, NAMES, tmp_path)
+    left = segments_since(before, NAMES, tmp_path)
     assert [segment.name for segment in left] == ["vllm_offload_1.mmap", "psm_small"]
     assert left[0].bytes >= 4 * MIB
 
 
 def test_a_name_that_was_made_anew_is_left(tmp_path):
     old = made(tmp_path, "psm_a")
-    before = known(NAMES, tmp_path)
+    before = known_segments(NAMES, tmp_path)
     made(tmp_path, "psm_b").replace(old)
-    assert [segment.name for segment in left_since(before, NAMES, tmp_path)] == ["psm_a"]
+    assert [segment.name for segment in segments_since(before, NAMES, tmp_path)] == ["psm_a"]
 
 
 @pytest.mark.parametrize("how", ["open", "mapped"])
@@ -56,19 +56,21 @@ def test_what_a_process_has_is_not_left(tmp_path, how):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "READY\n"
-        assert left_since(frozenset(), NAMES, tmp_path) == ()
+        assert segments_since(frozenset(), NAMES, tmp_path) == ()
         process.communicate()
-    assert [segment.name for segment in left_since(frozenset(), NAMES, tmp_path)] == ["psm_used"]
+    assert [segment.name for segment in segments_since(frozenset(), NAMES, tmp_path)] == [
+        "psm_used"
+    ]
 
 
 def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
-    before = known(NAMES, FOLDER)
+    before = known_segments(NAMES, FOLDER)
     segment = shared_memory.SharedMemory(create=True, size=MIB)
     try:
-        assert segment.name not in {left.name for left in left_since(before, NAMES, FOLDER)}
+        assert segment.name not in {left.name for left in segments_since(before, NAMES, FOLDER)}
         segment.buf[:] = b"x" * MIB
         segment.close()
-        assert {left.name: left.bytes for left in left_since(before, NAMES, FOLDER)}[
+        assert {left.name: left.bytes for left in segments_since(before, NAMES, FOLDER)}[
             segment.name
         ] == MIB
     finally:
@@ -77,18 +79,18 @@ def test_a_real_segment_of_python_is_seen_while_it_is_mapped_and_after():
 
 def test_what_is_said_names_the_command_that_removes_it(tmp_path):
     made(tmp_path, "psm_a b")
-    said = told(left_since(frozenset(), NAMES, tmp_path), tmp_path)
+    said = describe_segments(segments_since(frozenset(), NAMES, tmp_path), tmp_path)
     assert said == {"segments": "psm_a b (1.00 MiB)", "remove": f"rm '{tmp_path}/psm_a b'"}
 
 
 def test_of_many_only_the_largest_are_named(tmp_path):
     for number in range(12):
         made(tmp_path, f"psm_{number}", 4096 * (number + 1))
-    said = told(left_since(frozenset(), NAMES, tmp_path), tmp_path)
+    said = describe_segments(segments_since(frozenset(), NAMES, tmp_path), tmp_path)
     assert said["segments"].startswith("psm_11 ")
     assert said["segments"].endswith(", 4 more")
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    assert known(NAMES, tmp_path / "none") == frozenset()
-    assert known((), tmp_path) == frozenset()
+    assert known_segments(NAMES, tmp_path / "none") == frozenset()
+    assert known_segments((), tmp_path) == frozenset()

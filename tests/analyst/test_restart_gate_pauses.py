@@ -14,10 +14,10 @@ from oomguard.analyst.restart_gate import (
     HOUR_S,
     LONGEST_PAUSE_S,
     QUICK_S,
-    HourBudget,
-    pause_s,
+    RateLimit,
+    backoff_s,
     quick_failures,
-    rest,
+    wait,
 )
 from oomguard.core.incident import Attempt
 from support.each import each
@@ -28,19 +28,19 @@ def attempts(*seconds):
 
 
 def test_the_first_relaunch_waits_for_nothing():
-    assert pause_s(0) == pause_s(1) == 0.0
+    assert backoff_s(0) == backoff_s(1) == 0.0
 
 
 @each(("quick", "least_s"), [(2, 1), (3, 2), (4, 4), (5, 8), (6, 16), (7, 32)])
 def test_the_pause_doubles_with_each_quick_failure_and_varies_by_up_to_a_second(quick, least_s):
-    drawn = {pause_s(quick) for _ in range(50)}
+    drawn = {backoff_s(quick) for _ in range(50)}
     assert all(least_s <= seconds <= least_s + 1 for seconds in drawn)
     assert len(drawn) > 1
 
 
 @each("quick", [8, 20, 10_000])
 def test_the_pause_is_never_longer_than_its_limit(quick):
-    assert pause_s(quick) == LONGEST_PAUSE_S
+    assert backoff_s(quick) == LONGEST_PAUSE_S
 
 
 @each(
@@ -62,7 +62,7 @@ def test_a_stop_ends_the_pause_at_once():
     stopped = threading.Event()
     threading.Timer(0.05, stopped.set).start()
     began_s = time.monotonic()
-    rest(3600, stopped.is_set)
+    wait(3600, stopped.is_set)
     assert time.monotonic() - began_s < 60
 
 
@@ -82,7 +82,7 @@ waits = st.lists(
 @given(most=st.integers(0, 5), waits=waits)
 def test_no_hour_has_more_relaunches_than_its_budget_and_none_is_refused_below_it(most, waits):
     clock, begun_s = Clock(), []
-    budget = HourBudget(most, clock)
+    budget = RateLimit(most, clock)
     for wait_s in waits:
         clock.now_s += wait_s
         in_the_hour = [moment for moment in begun_s if clock.now_s < moment + HOUR_S]
@@ -99,7 +99,7 @@ def test_no_hour_has_more_relaunches_than_its_budget_and_none_is_refused_below_i
 @given(most=st.integers(1, 5), waits=waits)
 def test_the_time_it_tells_is_the_earliest_at_which_the_next_may_begin(most, waits):
     clock = Clock()
-    budget = HourBudget(most, clock)
+    budget = RateLimit(most, clock)
     for wait_s in waits:
         clock.now_s += wait_s
         left_s = budget.allowed_in_s()
@@ -114,14 +114,14 @@ def test_the_time_it_tells_is_the_earliest_at_which_the_next_may_begin(most, wai
 
 
 def test_a_budget_of_none_never_allows_one():
-    budget = HourBudget(0, Clock())
+    budget = RateLimit(0, Clock())
     assert budget.allowed_in_s() is None
     assert budget.used() == 0
 
 
 def test_relaunches_that_are_spread_are_never_refused():
     clock = Clock()
-    budget, begun_s = HourBudget(3, clock), []
+    budget, begun_s = RateLimit(3, clock), []
     for _ in range(50):
         assert budget.allowed_in_s() == 0.0
         budget.spend()

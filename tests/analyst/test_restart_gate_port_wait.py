@@ -116,7 +116,7 @@ def test_what_cannot_be_bound_for_another_reason_is_the_engine_s_to_tell():
 
 
 def test_a_holder_of_another_user_is_said_to_be_not_ours_to_read(monkeypatch):
-    monkeypatch.setattr(listeners, "with_open", lambda _wanted: set())
+    monkeypatch.setattr(listeners, "processes_with_open", lambda _wanted: set())
     with listening() as held:
         address = ListenAddress("127.0.0.1", port_of(held))
         monkeypatch.setattr(listeners.os, "geteuid", lambda: os.getuid() + 1)
@@ -162,6 +162,6 @@ def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
     assert not remove_left_socket(str(tmp_path / "notes"))
     assert (
         wait_until_free(ListenAddress(path=str(tmp_path / "notes")), never, limit_s=0)
-        == "a file that is no socket"
+        == "a file that is not a socket"
     )
     assert (tmp_path / "notes").read_text() == "mine"

@@ -84,8 +84,11 @@ def test_a_fragmented_device_is_found_and_one_relaunch_with_expandable_segments_
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("DONE")
     assert "(fragmentation" in done.stderr
-    assert done.stderr.count("running again: allocator_options=expandable_segments:True") == 1
-    assert done.stderr.count("attempt started: number=") == 1
+    assert (
+        done.stderr.count("Running the command again: allocator_options=expandable_segments:True")
+        == 1
+    )
+    assert done.stderr.count("Attempt started: number=") == 1
 
 
 @pytest.mark.parametrize("share", ["1", "0.25"], ids=["the whole device", "a quarter of it"])

@@ -117,7 +117,10 @@ def test_where_there_is_no_second_terminal_the_output_is_a_pipe_and_that_is_told
     code = "import os; print([os.isatty(n) for n in (0, 1, 2)])"
     with sitting_at([*RUN, "--", PY, "-c", code], env={"PYTHONPATH": path}) as terminal:
         shown = terminal.end()
-    assert b"the command's output is no terminal: reason=No space left on device\r\n" in shown
+    assert (
+        b"The command's output is not a terminal, because none is free: reason=No space left on device\r\n"
+        in shown
+    )
     assert b"[True, False, False]\r\n" in shown
 
 
@@ -131,7 +134,7 @@ def test_a_stop_key_is_a_stop_nothing_is_run_again_after_it():
         [*RUN, "--allow", "reduces-capacity", "--", PY, "-c", code], [(b"READY\r\n", b"\x03")]
     )
     assert b"out of memory" in shown or b"max_model_len" in shown
-    assert b"running again" not in shown
+    assert b"Running the command again" not in shown
 
 
 def test_a_command_that_answers_ctrl_c_goes_on_however_often_it_comes_and_no_grace_runs():

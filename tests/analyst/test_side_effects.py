@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 FAILS = f"import runpy, sys; sys.argv = ['x']; runpy.run_path({str(HERE / 'fake_engine.py')!r})\n"
 ACCESS = "print('INFO:     127.0.0.1:1 - \"POST /v1/completions HTTP/1.1\" 200 OK', flush=True)\n"
 RUN = (sys.executable, "-m", "oomguard", "run")
-REFUSED = "not run again: it would repeat from the beginning what it did"
+REFUSED = "Not retried, because it would repeat its side effects"
 
 
 @pytest.fixture
@@ -56,7 +56,10 @@ def test_what_wrote_nothing_is_run_again_and_that_is_said(work):
     ran = run(work, "")
 
     assert ran.returncode == 0, ran.stderr
-    assert "may run again from the beginning; it had written nothing that was seen" in ran.stderr
+    assert (
+        "The command may run again from the beginning; oomguard detected no written files"
+        in ran.stderr
+    )
     assert "failed=while the engine started" in ran.stderr
 
 
@@ -73,13 +76,13 @@ def test_what_wrote_a_file_is_not_run_again(way, work):
     assert ran.returncode == 1
     assert "RESULT" not in ran.stdout
     assert REFUSED in ran.stderr
-    assert f"it wrote a file: path={work}/" in ran.stderr
+    assert f"The command wrote a file: path={work}/" in ran.stderr
     assert "results.jsonl known=" in ran.stderr
 
 
 def test_the_command_to_paste_runs_it_again_all_the_same(work):
     ran = run(work, "open('results.jsonl', 'a').write('one\\n')")
-    (line,) = [line for line in ran.stderr.splitlines() if "to run it again all the same" in line]
+    (line,) = [line for line in ran.stderr.splitlines() if "To run it again anyway" in line]
     again = started(["sh", "-c", line.partition("command=")[2]], work)
 
     assert "RESULT 1792" in again.stdout
@@ -111,7 +114,7 @@ def test_what_can_be_written_again_does_not_stand_in_the_way(work):
     ran = run(work, "\n".join(HARMLESS.values()), env=caches)
 
     assert ran.returncode == 0, ran.stderr
-    assert "it had written nothing that was seen" in ran.stderr
+    assert "oomguard detected no written files" in ran.stderr
 
 
 def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
@@ -127,7 +130,7 @@ def test_a_file_anywhere_counts_that_a_process_of_the_command_holds_open(work):
     ran = run(work, body)
 
     assert ran.returncode == 1
-    assert f"path={held} known=a process of it had the file open for writing" in ran.stderr
+    assert f"path={held} known=one of its processes had the file open for writing" in ran.stderr
 
 
 def test_the_file_that_the_output_goes_to_does_not_count(work):
@@ -144,7 +147,7 @@ def test_what_served_requests_is_not_run_again(work):
 
     assert ran.returncode == 1
     assert REFUSED in ran.stderr
-    assert "it served requests: at_least=3" in ran.stderr
+    assert "The command served requests: at_least=3" in ran.stderr
 
 
 def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
@@ -161,10 +164,10 @@ def test_an_engine_s_own_server_is_started_again_after_requests_and_files(work):
 
     assert ran.returncode == 0, ran.stderr
     assert (
-        "may run again from the beginning; a server repeats no request by that: failed=after the engine was up"
+        "The command may run again from the beginning; a restarted server does not repeat requests: failed=after the engine was up"
         in ran.stderr
     )
-    assert "it served requests: at_least=1" in ran.stderr
+    assert "The command served requests: at_least=1" in ran.stderr
 
 
 WROTE = "open('results.jsonl', 'a').write('one\\n')"
@@ -175,9 +178,10 @@ def test_idempotent_permits_it_and_what_is_repeated_is_said(work):
 
     assert ran.returncode == 0
     assert (
-        "may run again from the beginning; --idempotent permits to repeat what it did" in ran.stderr
+        "The command may run again from the beginning; --idempotent permits repeating its side effects"
+        in ran.stderr
     )
-    assert f"it wrote a file: path={work / 'results.jsonl'}" in ran.stderr
+    assert f"The command wrote a file: path={work / 'results.jsonl'}" in ran.stderr
 
 
 def test_the_variable_permits_it_too_and_a_stranger_s_table_does_not(work):
@@ -187,7 +191,7 @@ def test_the_variable_permits_it_too_and_a_stranger_s_table_does_not(work):
     ran = run(work, WROTE)
     assert ran.returncode == 1
     assert (
-        "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file may set it"
+        "left out, idempotent: only a flag, OOMGUARD_IDEMPOTENT or your own file can set it"
         in ran.stderr
     )
 
@@ -209,4 +213,4 @@ def test_what_oomguard_itself_writes_is_no_side_effect_of_the_command(work):
     ran = run(work, "", *OWN)
 
     assert ran.returncode == 0, ran.stderr
-    assert "it had written nothing that was seen" in ran.stderr
+    assert "oomguard detected no written files" in ran.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oomguard.analyst import side_effects as module
-from oomguard.analyst.side_effects import Places, changed_files
+from oomguard.analyst.side_effects import ResultPaths, changed_files
 from oomguard.supervisor.open_files import now_ns
 
 
@@ -31,7 +31,7 @@ def later() -> int:
 
 
 def found(work: Path, since_ns: int, *argv: str, known: frozenset = frozenset()) -> list[str]:
-    places = Places(argv, {"HOME": "/none"}, str(work))
+    places = ResultPaths(argv, {"HOME": "/none"}, str(work))
     return [os.path.relpath(path, work) for path in changed_files(places, since_ns, known)]
 
 
@@ -113,7 +113,7 @@ def test_of_a_home_only_its_own_entries_are_looked_at(work):
     since_ns = later()
     (work / "sub" / "new.jsonl").write_text("1")
     (work / "new.jsonl").write_text("1")
-    home = Places(("x",), {"HOME": str(work)}, str(work))
+    home = ResultPaths(("x",), {"HOME": str(work)}, str(work))
 
     assert changed_files(home, since_ns, frozenset()) == (str(work / "new.jsonl"),)
 

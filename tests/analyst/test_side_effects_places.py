@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.analyst.side_effects import Places
+from oomguard.analyst.side_effects import ResultPaths
 from support.each import each
 
 
-def places(argv: tuple[str, ...] = (), folder: str | None = "/work/job", **env: str) -> Places:
-    return Places(("python", "x.py", *argv), {"HOME": "/home/me", **env}, folder)
+def places(argv: tuple[str, ...] = (), folder: str | None = "/work/job", **env: str) -> ResultPaths:
+    return ResultPaths(("python", "x.py", *argv), {"HOME": "/home/me", **env}, folder)
 
 
 @each(
@@ -142,14 +142,14 @@ def test_the_root_a_home_and_the_folders_above_are_not_named_by_chance(tmp_path)
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     words = ("python", "-c", "x / y; '..'; '.'", "/", "~", str(tmp_path))
-    assert Places(words, {"HOME": str(Path.home())}, str(folder)).named == ()
+    assert ResultPaths(words, {"HOME": str(Path.home())}, str(folder)).named == ()
 
 
 def test_a_link_to_a_cache_is_the_cache(tmp_path):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".cache").symlink_to(tmp_path / "scratch")
-    found = Places((), {"HOME": str(tmp_path / "home")}, str(tmp_path))
+    found = ResultPaths((), {"HOME": str(tmp_path / "home")}, str(tmp_path))
 
     assert not found.counts(os.path.realpath(tmp_path / "scratch" / "x"))
 

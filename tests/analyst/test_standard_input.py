@@ -14,7 +14,7 @@ from oomguard.supervisor.streams import StandardInput
 from support.each import each
 from support.supervising import LIMIT_S, QUIET, run
 
-ENDED = "the command has read from a pipe, and what it read is gone"
+ENDED = "the command read its standard input from a pipe, which cannot be read twice"
 
 
 @pytest.fixture
@@ -124,5 +124,5 @@ def test_a_pipe_that_is_open_for_writing_too_is_the_commands_own_and_no_relaunch
     both = os.open(tmp_path / "fifo", os.O_RDWR)
     source = StandardInput(both)
     assert source.for_child() is None
-    assert source.lost == "standard input is a pipe that is open for writing too"
+    assert source.lost == "standard input is a pipe that is also open for writing"
     os.close(both)

@@ -85,7 +85,7 @@ def test_oomguard_may_be_removed_while_its_command_runs(status, tmp_path):
 
     assert process.returncode == status
     assert b"Traceback" not in errors
-    assert (b"not explained" in errors) == bool(status)
+    assert (b"oomguard could not explain the failure" in errors) == bool(status)
 
 
 def test_a_rule_file_that_is_broken_meanwhile_is_no_matter_of_the_commands(tmp_path):
@@ -113,7 +113,11 @@ def test_where_the_analyst_fails_the_status_stands_and_one_line_names_the_output
     )
 
     assert (ran.returncode, ran.stdout) == (7, LOG.read_bytes())
-    said = [line for line in ran.stderr.decode().splitlines() if "not explained" in line]
+    said = [
+        line
+        for line in ran.stderr.decode().splitlines()
+        if "oomguard could not explain the failure" in line
+    ]
     assert len(said) == 1, ran.stderr
     assert Path(said[0].rpartition("output=")[2]).read_bytes() == LOG.read_bytes()
 
@@ -166,4 +170,6 @@ def test_a_killed_analyst_leaves_the_command_alone(tmp_path):
         errors = process.communicate(timeout=LIMIT_S)[1]
 
     assert process.returncode == 6
-    assert errors.startswith(b"oomguard: not explained: reason=it ended without an answer")
+    assert errors.startswith(
+        b"oomguard: oomguard could not explain the failure: reason=it ended without an answer"
+    )

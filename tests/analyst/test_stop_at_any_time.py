@@ -54,7 +54,7 @@ def test_a_stop_at_any_moment_is_a_stop(moment_s, tmp_path):
     assert list(tmp_path.glob("oomguard-*")) == []
 
 
-@pytest.mark.parametrize("event", ["attempt ended: number=1", "running again"])
+@pytest.mark.parametrize("event", ["Attempt ended: number=1", "Running the command again"])
 def test_a_stop_at_each_event_is_a_stop(event, tmp_path):
     """Between the attempts nothing has the last word but the stop."""
     number = signal.SIGTERM

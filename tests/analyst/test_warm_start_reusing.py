@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from oomguard.analyst.journal_hook import started_as
+from oomguard.analyst.journal_hook import describe_start
 from oomguard.analyst.warm_start import known_changes
 from oomguard.engines.command import Launch
 from oomguard.journal.queries import open_journal
-from oomguard.journal.store import AttemptRow, Journal, Ran
+from oomguard.journal.store import AttemptRow, Journal, RunIdentity
 from oomguard.remedy.policy import make_policy
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -47,8 +47,8 @@ def write(
     """A run of this folder that failed as given and ran with the patch."""
     patch = PATCH if patch is None else patch
     session = f"s{len(journal.records())}"
-    what = Ran(**{"engine": "vllm", "engine_version": "0.33.0", **ran})
-    first = journal.begin(AttemptRow(session, 1, argv, {}, [], **started_as(argv)))
+    what = RunIdentity(**{"engine": "vllm", "engine_version": "0.33.0", **ran})
+    first = journal.begin(AttemptRow(session, 1, argv, {}, [], **describe_start(argv)))
     chosen = {patch["setting"]: by_user}
     journal.end(
         first, exit_status=1, incident={"kind": "x"}, measured={}, ran=what, set_by_user=chosen
@@ -102,7 +102,7 @@ def test_how_often_it_held_and_of_which_run_is_told(journal: Journal, capsys, mo
     write(journal)
     taken(journal)
 
-    assert [event for event, _fields in events] == ["reusing what is known to work"]
+    assert [event for event, _fields in events] == ["Reusing settings that worked before"]
     assert (
         events[0][1].items()
         >= {"of_run": 2, "held": "2 of 2 times", "max_model_len": "32768 -> 1792"}.items()
@@ -247,17 +247,19 @@ def test_what_has_failed_since_is_not_taken_and_what_held_before_is(journal: Jou
     write(journal, patch={**PATCH, "to": 1024})
     write(journal)
     row = journal.begin(
-        AttemptRow("later", 1, SERVE, {"max_model_len": 1792}, [PATCH], **started_as(SERVE))
+        AttemptRow("later", 1, SERVE, {"max_model_len": 1792}, [PATCH], **describe_start(SERVE))
     )
-    journal.end(row, exit_status=1, incident={"kind": "x"}, measured={}, ran=Ran("vllm", "0.33.0"))
+    journal.end(
+        row, exit_status=1, incident={"kind": "x"}, measured={}, ran=RunIdentity("vllm", "0.33.0")
+    )
 
     assert taken(journal) == {"max_model_len": 1024}
 
 
 def test_a_command_that_ran_as_given_last_is_not_changed(journal: Journal):
     write(journal)
-    row = journal.begin(AttemptRow("later", 1, SERVE, {}, [], **started_as(SERVE)))
-    journal.end(row, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0"))
+    row = journal.begin(AttemptRow("later", 1, SERVE, {}, [], **describe_start(SERVE)))
+    journal.end(row, exit_status=0, incident=None, measured={}, ran=RunIdentity("vllm", "0.33.0"))
 
     assert taken(journal) == {}
 
@@ -304,9 +306,9 @@ def test_a_second_run_begins_with_what_worked_and_only_where_it_is_asked(tmp_pat
     ran = run(tmp_path, "--reuse")
 
     assert (ran.returncode, lengths(tmp_path)) == (0, ["1792"])
-    assert "reusing what is known to work: max_model_len=32768 -> 1792 of_run=2" in ran.stderr
+    assert "Reusing settings that worked before: max_model_len=32768 -> 1792 of_run=2" in ran.stderr
     assert "held=2 of 2 times" in ran.stderr
-    assert "this run goes on with reduced settings: max_model_len=1792" in ran.stderr
+    assert "This run continues with reduced settings: max_model_len=1792" in ran.stderr
     last = Journal(tmp_path / "journal").records()[-1]
     assert (last.number, last.settings, last.patches[0]["to"]) == (1, {"max_model_len": 1792}, 1792)
 
@@ -339,5 +341,5 @@ def test_nothing_known_is_told_in_one_line(tmp_path: Path):
     ran = run(tmp_path, "--reuse", engine=("--fits", "40000"))
 
     assert ran.stderr.splitlines() == [
-        "oomguard: nothing is reused: the command runs as given: reason=there is no journal yet"
+        "oomguard: No settings reused: the command runs as given: reason=there is no journal yet"
     ]

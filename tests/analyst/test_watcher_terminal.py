@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from oomguard.supervisor.reaper_process import Lent
+from oomguard.supervisor.reaper_process import TerminalBackup
 from oomguard.supervisor.terminal_modes import Modes, raw, read_modes, set_modes
 
 
@@ -24,11 +24,11 @@ def terminal():
     os.close(master)
 
 
-def lent(terminal: int) -> tuple[Lent, Modes]:
+def lent(terminal: int) -> tuple[TerminalBackup, Modes]:
     """Return what the watcher notes of a terminal that oomguard then makes raw, and the modes before."""
     saved = read_modes(terminal)
     assert saved is not None
-    noted = Lent()
+    noted = TerminalBackup()
     noted.note([os.dup(terminal)], saved, raw(saved))
     set_modes(terminal, raw(saved))
     return noted, saved

@@ -205,7 +205,7 @@ def test_a_typo_in_a_rule_file_names_file_line_and_key(tmp_path, log):
 def test_an_empty_folder_is_a_clean_nothing(tmp_path):
     ran = diagnose("--format", "json", str(tmp_path))
     assert (ran.returncode, ran.stdout) == (0, b"")
-    assert ran.stderr.endswith(b": there is no file in this folder\n")
+    assert ran.stderr.endswith(b": this folder contains no files\n")
     assert diagnose("--quiet", str(tmp_path)).stderr == b""
 
 
@@ -264,7 +264,7 @@ def test_a_folder_means_the_logs_of_its_sub_folders_too_and_what_is_left_out_is_
     (line,) = ran.stdout.splitlines()
     assert json.loads(line)["source"] == str(tmp_path / "runs" / "7" / "serve.log")
     assert json.loads(line)["verdict"] == "oom"
-    assert b"left out 2 files of sub-folders: binary or source code" in ran.stderr
+    assert b"skipped 2 files in sub-folders (binary or source code)" in ran.stderr
     assert diagnose("-q", str(tmp_path)).stderr == b""
 
 
@@ -361,7 +361,7 @@ def test_quiet_prints_nothing_for_a_clean_input_except_in_json(tmp_path, log):
 
 def test_verbose_lists_settings_and_facts_with_their_sources(log):
     text = diagnose("-v", "--set", "max_num_seqs=64", str(log)).stdout.decode()
-    assert "settings in force" in text
+    assert "effective settings" in text
     assert "  max_num_seqs = 64 (given)" in text
     assert re.search(r"  estimated_max_model_len_tokens = 1792 \(printed, line 3\)", text)
 

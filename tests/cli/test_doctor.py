@@ -120,7 +120,7 @@ def test_the_scanning_library_is_named():
     assert check["text"] == (
         f"fast scanning: hyperscan {installed}"
         if installed
-        else "fast scanning: hyperscan is not installed, a plain scanner is used"
+        else "fast scanning: hyperscan is not installed, so oomguard uses its plain scanner"
     )
 
 

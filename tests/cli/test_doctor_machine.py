@@ -15,6 +15,6 @@ def test_a_look_that_fails_is_unknown_and_the_others_are_still_made(monkeypatch)
     (failed,) = [check for check in checks if check.id == "vllm_plugin"]
     assert (failed.status, failed.text) == (
         "unknown",
-        "vllm_plugin: cannot be looked at: RuntimeError: no such machine",
+        "vllm_plugin: this check failed: RuntimeError: no such machine",
     )
     assert {"versions", "journal", "rules", "scanner"} <= {check.id for check in checks}

@@ -161,8 +161,8 @@ def test_a_fifo_is_followed_to_its_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "html", "a.log"], "--follow cannot write a page"),
-        (["."], "a folder cannot be followed"),
+        (["--format", "html", "a.log"], "--follow cannot write HTML"),
+        (["."], "oomguard cannot follow a folder"),
     ],
 )
 def test_what_cannot_be_followed_is_one_message_and_status_2(tmp_path, arguments, words):

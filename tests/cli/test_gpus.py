@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from oomguard.cluster.placement.leases import LeaseFolder
-from oomguard.probe.processes import sees_the_host_s_pids
+from oomguard.probe.processes import sees_host_pids
 from support.placing import Gpus, simulated_gpus
 
 GIB = 2**30
@@ -39,7 +39,7 @@ def test_each_device_is_shown_with_its_room_its_uuid_and_who_holds_what(gpus):
 
 
 def test_a_secret_in_a_holder_s_command_is_not_shown(gpus):
-    if not sees_the_host_s_pids():
+    if not sees_host_pids():
         return
     with (
         subprocess.Popen(["sleep", "60"]) as plain,

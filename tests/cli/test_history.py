@@ -79,15 +79,18 @@ def test_the_filters_work_together_and_nothing_found_is_no_error():
     ).stdout.splitlines()
     assert [json.loads(row)["run"] for row in rows] == [4]
     nothing = history("--command", "no such", "--failed")
-    assert (nothing.returncode, nothing.stdout) == (0, f"no such run is recorded in {OLD}\n")
-    assert history("--since", "0s").stdout.startswith("no such run")
+    assert (nothing.returncode, nothing.stdout) == (
+        0,
+        f"no recorded run matches these options in {OLD}\n",
+    )
+    assert history("--since", "0s").stdout.startswith("no recorded run")
 
 
 def test_what_the_limit_leaves_out_is_told_beside_the_table():
     ran = history("--limit", "1", "--format", "json")
 
     assert len(ran.stdout.splitlines()) == 1
-    assert ran.stderr == "oomguard: the last run; --limit 0 shows all\n"
+    assert ran.stderr == "oomguard: showing the last run; --limit 0 shows all\n"
     assert len(history("--limit", "0", "--format", "json").stdout.splitlines()) == 4
     assert history("--limit", "4").stderr == ""
     assert (
@@ -134,7 +137,7 @@ def test_a_history_without_runs_says_where_they_would_be_and_makes_no_journal():
     ran = history(journal=None)
     assert (ran.returncode, ran.stdout) == (
         0,
-        f"no run is recorded in {default_path()}: oomguard run writes there\n",
+        f"no run is recorded in {default_path()}; oomguard run records there\n",
     )
     assert not default_path().exists()
 
@@ -207,8 +210,8 @@ def test_the_original_command_is_what_was_given_ready_to_paste(tmp_path: Path):
     )
 
     assert again.stdout.splitlines() == [*words[:-1], "***"]
-    assert "*** stands for a secret" in original.stderr
-    assert f"it was started in {folder}" in original.stderr
+    assert "*** replaces a secret" in original.stderr
+    assert f"the command was started in {folder}" in original.stderr
     assert "Hunter2" not in history("1", journal=None).stdout
     assert b"Hunter2" not in default_path().read_bytes()
 
@@ -231,7 +234,7 @@ def test_the_original_of_a_reused_change_is_the_command_as_given():
 def test_a_home_folder_of_an_old_journal_is_pasted_outside_quotes():
     ran = history("--original", "3")
     assert ran.stdout == "python3 ./fake_engine.py ~/data\n"
-    assert "~ stands for the home folder" in ran.stderr
+    assert "~ replaces a home folder" in ran.stderr
 
 
 def test_what_is_forgotten_is_said_first_and_is_not_reused_and_stays_in_the_history(old: Path):
@@ -239,17 +242,17 @@ def test_what_is_forgotten_is_said_first_and_is_not_reused_and_stays_in_the_hist
     assert asked.returncode == 2
     assert "run 1 of " in asked.stdout
     assert "max_model_len = 1792" in asked.stdout
-    assert "--yes asks nothing" in asked.stderr
+    assert "confirm with --yes" in asked.stderr
 
     assert history("--forget", "1", "--yes", journal=old).stdout.endswith(
-        "forgotten; the runs stay in the history\n"
+        "oomguard forgot these settings; the runs stay in the history\n"
     )
 
     row = json.loads(history("1", "--format", "json", journal=old).stdout)
     assert (row["forgotten"], row["result"]) == (True, "repaired")
     assert (
         history("--forget", "1", "--yes", journal=old).stdout
-        == "nothing to forget: nothing was learned from run 1\n"
+        == "nothing to forget: oomguard learned nothing from run 1\n"
     )
 
 

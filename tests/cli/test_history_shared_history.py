@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.journal.codec import AttemptRow, Ran
+from oomguard.journal.codec import AttemptRow, RunIdentity
 from oomguard.journal.location import JournalUrl
 from oomguard.journal.outbox import waiting
 from oomguard.journal.shared import SharedJournal
@@ -61,7 +61,7 @@ def write(journal: Journal | SharedJournal, session: str, at: float = 0.0, **mor
         exit_status=0,
         incident=None,
         measured={"x": 1},
-        ran=Ran("vllm", "0.33.0", "org/m"),
+        ran=RunIdentity("vllm", "0.33.0", "org/m"),
         seconds=9.0,
     )
     assert journal.finish(LIMIT_S) is None
@@ -108,9 +108,12 @@ def test_where_the_database_is_away_the_command_runs_and_what_waits_is_told_with
     ]
 
     assert (ran.returncode, ran.stdout) == (3, "out\n")
-    assert "not yet in the shared journal: the next run delivers it: attempts=1" in ran.stderr
+    assert (
+        "The shared journal did not get these attempts yet; the next run delivers them: attempts=1"
+        in ran.stderr
+    )
     assert "oomguard history --deliver" in ran.stderr
-    assert "nothing is reused: the journal cannot be used" in ran.stderr
+    assert "No settings reused: the journal cannot be read" in ran.stderr
     assert all("refused" in text and "Traceback" not in text for text in texts), texts
     assert not any("Hunter2correct" in text for text in texts)
     (file,) = waiting(JournalUrl(AWAY).outbox)
@@ -126,9 +129,9 @@ def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_
     at = ("--journal", database)
     ran = oomguard("run", *at, "--reuse", "--", "sh", "-c", "exit 3")
     assert ran.returncode == 3
-    assert "not in the shared journal: it waits on this machine" in ran.stderr
+    assert "The shared journal refused these attempts, so they stay on this machine" in ran.stderr
     assert "the next run delivers" not in ran.stderr
-    assert "nothing is reused: the journal cannot be used" in ran.stderr
+    assert "No settings reused: the journal cannot be read" in ran.stderr
     for words in (
         [],
         ["1"],
@@ -140,7 +143,7 @@ def test_a_schema_of_another_program_is_told_as_no_journal_by_whatever_is_about_
         asked = oomguard("history", *at, *words)
         assert asked.returncode == 2, words
         assert (
-            "not an oomguard journal: the schema oomguard holds another program's tables (run)"
+            "not an oomguard journal: the schema oomguard contains another program's tables (run)"
             in asked.stderr
         ), words
         assert "name another database" in asked.stderr, words
@@ -157,7 +160,7 @@ def test_the_password_of_a_file_of_options_is_not_told(tmp_path: Path):
 def test_a_database_of_another_kind_is_a_mistake_before_the_command_runs(tmp_path: Path):
     ran = oomguard("run", "--journal", "mysql://db/x", "--", "touch", str(tmp_path / "it-ran"))
     assert (ran.returncode, (tmp_path / "it-ran").exists()) == (2, False)
-    assert "no journal can be kept in mysql" in ran.stderr
+    assert "oomguard cannot keep a journal in mysql" in ran.stderr
 
 
 def test_what_waits_here_is_delivered_when_asked(database: str):
@@ -196,7 +199,7 @@ def test_the_fleet_is_told_what_held_how_often_and_who_measured_it(database: str
     assert (row["held"], row["failed"], row["settings"]) == (2, 0, {"max_model_len": 1792})
     assert row["measured_by"] == [{"who": "ann", "host": "node7", "attempts": 2}]
     nothing = oomguard("history", "--fleet", "--model", "other", "--journal", database)
-    assert (nothing.returncode, nothing.stdout.startswith("nothing is known to work")) == (0, True)
+    assert (nothing.returncode, nothing.stdout.startswith("no known settings")) == (0, True)
 
 
 def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
@@ -232,10 +235,12 @@ def test_what_somebody_else_measured_is_taken_for_the_same_start_in_other_words(
     same = oomguard(*options, "--served-model-name", "m", "--api-key", "k", env=env)
     other = oomguard(*options, "--kv-cache-dtype", "fp8", env=env)
 
-    assert "reusing what is known to work: max_model_len=32768 -> 1792" in same.stderr, same.stderr
+    assert "Reusing settings that worked before: max_model_len=32768 -> 1792" in same.stderr, (
+        same.stderr
+    )
     assert "by=ann@node7" in same.stderr
     assert "--max-model-len 1792" in same.stdout
-    assert "nothing is reused" in other.stderr
+    assert "No settings reused" in other.stderr
 
 
 @pytest.mark.parametrize("kind", ["file", "shared"])
@@ -249,7 +254,7 @@ def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
     keep = ("history", "--keep", "90d", "--journal", place)
 
     asked = oomguard(*keep)
-    assert (asked.returncode, "--yes asks nothing" in asked.stderr) == (2, True)
+    assert (asked.returncode, "confirm with --yes" in asked.stderr) == (2, True)
     assert "1 of 2 runs in" in asked.stdout
     assert oomguard(*keep, "--yes").stdout.endswith("removed: 1 run\n")
     rows = [
@@ -257,7 +262,9 @@ def test_runs_that_ended_longer_ago_than_they_are_kept_are_removed_after_asking(
         for line in oomguard("history", "--journal", place, "--format", "json").stdout.splitlines()
     ]
     assert [row["session"] for row in rows] == ["new"]
-    assert oomguard(*keep, "--yes").stdout == "nothing to remove: all of 1 run ended since\n"
+    assert (
+        oomguard(*keep, "--yes").stdout == "nothing to remove: all of 1 run ended after that time\n"
+    )
 
 
 def kept(place: str) -> list[dict[str, Any]]:
@@ -303,7 +310,7 @@ def test_a_run_that_goes_on_is_kept_whatever_its_age_and_one_that_was_killed_is_
         killed.wait(LIMIT_S)
 
     assert "1 of 2 runs in" in removed.stdout
-    assert "kept beside those that ended since: 1 run that may still go on" in removed.stdout
+    assert "kept beside those that ended since: 1 run that may still run" in removed.stdout
     assert [(row["result"], row["exit_status"]) for row in kept(place)] == [("failed", 3)]
 
 
@@ -325,7 +332,8 @@ def test_a_run_of_another_machine_that_has_no_end_is_kept_for_90_days(
     assert [row["session"] for row in kept(place)] == ["old"]
     again = oomguard("history", "--keep", "7d", "--yes", "--journal", place)
     assert (
-        again.stdout == "nothing to remove: all but 1 that may still go on of 1 run ended since\n"
+        again.stdout
+        == "nothing to remove: all except 1 that may still run of 1 run ended after that time\n"
     )
 
 

@@ -151,7 +151,7 @@ def test_settings_come_from_variables_too(model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu-memory", "0"], "--gpu-memory is 0"),
+        (["--gpu-memory", "0"], "--gpu-memory must be above zero, got 0"),
         (["--gpu-memory", "24 parsecs"], "24 parsecs"),
         (["--gpu-name", "no such"], "unknown GPU: 'no such'"),
         (["--gpu", "0", "--gpu-memory", "24GiB"], "with its size and its name"),

@@ -94,7 +94,7 @@ def test_a_rule_is_shown_by_its_code_and_by_its_cause(name):
     assert ran.returncode == 0
     for words in (
         "# OG201: ",
-        "## How sure it is",
+        "## Confidence",
         "## How to confirm it",
         "## What to change, and what it costs",
         "## Example",
@@ -129,7 +129,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(name, hint):
     ran = rules("show", name)
 
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert f"no rule and no signature is named '{name}'" in ran.stderr
+    assert f"no rule or signature has the name '{name}'" in ran.stderr
     assert "did you mean" in ran.stderr
     assert hint in ran.stderr
 
@@ -161,7 +161,7 @@ def test_terminal_escapes_of_a_rule_file_do_not_reach_the_terminal(mine):
         (
             "tried_bytes = 1073741824",
             'tried_bytes = "much"',
-            ", test[0].facts.tried_bytes: expected int, found 'much'",
+            ", test[0].facts.tried_bytes: expected int, got 'much'",
         ),
         (
             "facts = {}",
@@ -270,7 +270,7 @@ def test_a_file_of_the_same_name_that_a_person_wrote_is_not_replaced(tmp_path):
     ran = rules("pages", str(tmp_path))
 
     assert ran.returncode == 2
-    assert f"{tmp_path / 'README.md'} was not made by this command" in ran.stderr
+    assert f"{tmp_path / 'README.md'} was not written by this command" in ran.stderr
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".md"] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "about my project"
 

@@ -103,7 +103,7 @@ def test_secrets_are_masked_in_what_there_is_to_paste(tmp_path):
         "abc",
     )
     ran = oomguard("run", "--log-format", "json", *words)
-    assert "dry run" in ran.stderr
+    assert "Dry run" in ran.stderr
     assert "--api-key='***'" in ran.stderr or "--api-key=***" in ran.stderr
     assert "--api-key=xy" not in ran.stderr
     assert "--password abc" not in ran.stderr

@@ -31,11 +31,11 @@ def test_a_program_without_vllm_that_fails_is_told_that_no_snapshot_was_taken(tm
     (tmp_path / "s-old.pickle").write_bytes(b"of another run")
     ran = run(tmp_path, OOM)
     assert ran.returncode == 7
-    (line,) = (line for line in ran.stderr.splitlines() if "no memory snapshot was taken" in line)
+    (line,) = (line for line in ran.stderr.splitlines() if "No memory snapshot was written" in line)
     assert "no allocation failed in a vLLM engine" in line
     assert f"oomguard.guard(snapshot='{tmp_path}/s.pickle')" in line
 
 
 def test_nothing_is_told_of_a_command_that_succeeds_or_took_one(tmp_path: Path):
     took = run(tmp_path, f"open('s-1.pickle', 'wb').close(); {OOM}")
-    assert "no memory snapshot" not in run(tmp_path, "pass").stderr + took.stderr
+    assert "No memory snapshot" not in run(tmp_path, "pass").stderr + took.stderr

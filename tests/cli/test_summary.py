@@ -106,7 +106,7 @@ def test_a_file_to_which_several_paths_lead_counts_once_and_the_others_are_told(
     shown = capsys.readouterr()
     told = json.loads(shown.out)
     assert (told["inputs"], told["incidents"]) == (4, 3)
-    assert "oomguard: 3 paths led to files that are read under another name\n" in shown.err
+    assert "oomguard: 3 paths led to files that are already read under another name\n" in shown.err
 
 
 @pytest.mark.parametrize("options", [["--summary"], []])
@@ -115,7 +115,7 @@ def test_a_file_named_for_a_form_that_there_is_not_is_refused_with_those_that_th
 ):
     run("diagnose", *options, "--output", tmp_path / "x.csv", fleet, code=2)
     told = capsys.readouterr().err
-    assert "nothing is written as .csv" in told
+    assert "oomguard has no output format .csv" in told
     assert ".json, .md, .html or .txt" in told
     assert not (tmp_path / "x.csv").exists()
     for name in ("x", "x.txt", "x.2026"):
@@ -216,7 +216,7 @@ def test_a_moment_that_is_none_is_a_usage_error(
     fleet: Path, since: str, capsys: pytest.CaptureFixture[str]
 ):
     run("diagnose", "--since", since, fleet, code=2)
-    assert "is no moment" in capsys.readouterr().err
+    assert "is not a moment" in capsys.readouterr().err
 
 
 def test_exit_code_tells_whether_any_input_ran_out_of_memory(fleet: Path):
@@ -288,7 +288,7 @@ def test_what_is_followed_has_no_end_to_sum_up(
     fleet: Path, option: list[str], capsys: pytest.CaptureFixture[str]
 ):
     run("diagnose", "--follow", *option, fleet / "healthy.log", code=2)
-    assert "--follow cannot go with" in capsys.readouterr().err
+    assert "--follow does not work with" in capsys.readouterr().err
 
 
 def test_without_ray_the_extra_is_named(fleet: Path, tmp_path: Path):

@@ -6,18 +6,18 @@ import os
 from pathlib import Path
 
 from oomguard.core import files
-from oomguard.core.files import keep, kept_file, read_tables
+from oomguard.core.files import cache_file, read_tables, write_cache
 
 
 def test_another_state_is_another_file_and_the_same_state_the_same():
-    assert kept_file("a-{}.json", [b"x", b"y"]) == kept_file("a-{}.json", [b"x", b"y"])
-    assert kept_file("a-{}.json", [b"x", b"y"]) != kept_file("a-{}.json", [b"xy"])
-    assert kept_file("a-{}.json", [b"x"]).name.startswith("a-")
+    assert cache_file("a-{}.json", [b"x", b"y"]) == cache_file("a-{}.json", [b"x", b"y"])
+    assert cache_file("a-{}.json", [b"x", b"y"]) != cache_file("a-{}.json", [b"xy"])
+    assert cache_file("a-{}.json", [b"x"]).name.startswith("a-")
 
 
 def test_a_kept_file_is_whole_and_leaves_nothing_beside_it(tmp_path):
-    keep(tmp_path / "new" / "a.json", b"first")
-    keep(tmp_path / "new" / "a.json", b"second")
+    write_cache(tmp_path / "new" / "a.json", b"first")
+    write_cache(tmp_path / "new" / "a.json", b"second")
 
     assert [(p.name, p.read_bytes()) for p in (tmp_path / "new").iterdir()] == [
         ("a.json", b"second")
@@ -27,7 +27,7 @@ def test_a_kept_file_is_whole_and_leaves_nothing_beside_it(tmp_path):
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
 
-    keep(tmp_path / "file" / "a.json", b"content")
+    write_cache(tmp_path / "file" / "a.json", b"content")
 
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -35,7 +35,7 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path):
 def test_what_stands_in_a_cache_s_place_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a.toml").write_text("x = 1")
-    kept = kept_file("tables-{}.json", [files.state_of(tmp_path / "a.toml")])
+    kept = cache_file("tables-{}.json", [files.state_of(tmp_path / "a.toml")])
     kept.parent.mkdir(parents=True)
     for content in ("[1]", '["x"]', "{}", "[" * 100_000, "not JSON"):
         kept.write_text(content)

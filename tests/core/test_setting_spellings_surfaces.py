@@ -91,8 +91,8 @@ def test_each_engine_has_its_own_spelling_and_an_unknown_one_the_first_that_ther
 def test_a_size_is_read_in_the_engine_s_unit_and_kept_in_bytes():
     own = surface("cpu_offload_bytes", "vllm")
 
-    assert own.ours("cpu_offload_bytes", "1.5") == 1.5 * 2**30
-    assert own.own(own.ours("cpu_offload_bytes", "1.5")) == 1.5
+    assert own.from_engine("cpu_offload_bytes", "1.5") == 1.5 * 2**30
+    assert own.to_engine(own.from_engine("cpu_offload_bytes", "1.5")) == 1.5
 
 
 @each("engine", engines())

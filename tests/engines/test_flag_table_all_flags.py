@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.core.setting_spellings import left_alone, surfaces
+from oomguard.core.setting_spellings import surfaces, unmanaged_arguments
 from oomguard.engines.flag_table import all_flags
 
 FLAGS = all_flags("vllm")
@@ -65,7 +65,7 @@ def test_every_setting_s_flag_is_among_them():
 
 
 def test_an_argument_that_is_left_alone_is_a_flag_or_was_never_one():
-    assert {name.replace("_", "-") for name in left_alone()} - FLAGS.names == {
+    assert {name.replace("_", "-") for name in unmanaged_arguments()} - FLAGS.names == {
         "mamba-config",
         "model-weights",
     }

@@ -98,7 +98,7 @@ def test_where_torch_works_on_a_device_nvmls_figures_stand_under_its_name(cuda, 
 
 
 def test_in_a_container_whose_ids_are_not_nvmls_only_the_sum_is_known(driver, monkeypatch):
-    monkeypatch.setattr("oomguard.instrumentation.readings.sees_the_host_s_pids", lambda: False)
+    monkeypatch.setattr("oomguard.instrumentation.readings.sees_host_pids", lambda: False)
     with oomguard.watch(sample_every_s=60) as seen:
         pass
     assert [use.what for use in seen.uses if use.device == "GPU 0"] == ["in use"]

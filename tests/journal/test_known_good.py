@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.known_good import Known, known_to_work, last_run
+from oomguard.journal.known_good import KnownGood, known_to_work, last_run
 from oomguard.journal.queries import forget, open_journal
-from oomguard.journal.store import AttemptRow, Journal, Ran
+from oomguard.journal.store import AttemptRow, Journal, RunIdentity
 
-H100 = Ran("vllm", "0.33.0", "m", "H100")
+H100 = RunIdentity("vllm", "0.33.0", "m", "H100")
 INCIDENT = {"kind": "cuda_oom", "causes": []}
 
 
@@ -27,7 +27,7 @@ def write(
     journal: Journal,
     session: str,
     *attempts: tuple[float | None, int, bool],
-    ran: Ran = H100,
+    ran: RunIdentity = H100,
     measured=1792,
 ):
     """One run; an attempt is the share that it was changed to, its exit status, and whether memory failed."""
@@ -60,7 +60,7 @@ def write(
         )
 
 
-def known(journal: Journal) -> list[Known]:
+def known(journal: Journal) -> list[KnownGood]:
     with open_journal(journal.path) as database:
         assert database is not None
         return known_to_work(database)
@@ -102,7 +102,7 @@ def test_a_server_that_was_stopped_held_where_its_engine_had_told_what_it_got(
 
 def test_other_engine_versions_and_devices_are_told_apart(journal: Journal):
     for i, ran in enumerate(
-        [H100, Ran("vllm", "0.32.0", "m", "H100"), Ran("vllm", "0.33.0", "m", None)]
+        [H100, RunIdentity("vllm", "0.32.0", "m", "H100"), RunIdentity("vllm", "0.33.0", "m", None)]
     ):
         write(journal, f"s{i}", (0.8, 0, False), ran=ran)
 
@@ -139,7 +139,7 @@ def test_the_last_run_tells_what_changed_from_the_value_before_any_change_at_the
 
 
 @pytest.mark.parametrize(
-    "ran", [Ran("vllm", None, None, "H100"), Ran(None, None, None, "H100"), None]
+    "ran", [RunIdentity("vllm", None, None, "H100"), RunIdentity(None, None, None, "H100"), None]
 )
 def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each_version(
     journal: Journal, ran
@@ -154,7 +154,7 @@ def test_a_failure_since_of_which_no_engine_version_was_recorded_counts_for_each
 
 def test_a_failure_of_another_engine_version_does_not_count(journal: Journal):
     write(journal, "a", (0.8, 0, False))
-    write(journal, "b", (0.8, 1, True), ran=Ran("vllm", "0.32.0", "m", "H100"))
+    write(journal, "b", (0.8, 1, True), ran=RunIdentity("vllm", "0.32.0", "m", "H100"))
 
     assert [(one.failed, one.has_failed_since) for one in known(journal)] == [(0, False)]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from oomguard.journal.codec import AttemptRow, Ended, Ran
+from oomguard.journal.codec import AttemptEnd, AttemptRow, RunIdentity
 from oomguard.journal.outbox import (
     Outbox,
+    abandoned_outboxes,
     attempts_in,
     delivered_of,
-    left_behind,
     note_delivered,
     read_from,
     record_in,
@@ -32,11 +32,11 @@ RECORD = AttemptRow(
     started_at=1.5,
     who="ann",
 )
-ENDED = Ended(
+ENDED = AttemptEnd(
     3,
     {"kind": "cuda_oom"},
     {"x": 1},
-    Ran("vllm", "0.33.0"),
+    RunIdentity("vllm", "0.33.0"),
     {"max_model_len": True},
     2.5,
     "why",
@@ -55,7 +55,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rows_left(folder: Path) -> list[dict[str, object]]:
-    with left_behind(folder) as files:
+    with abandoned_outboxes(folder) as files:
         return [row for _path, fd in files for row in read_from(fd, 0)[0]]
 
 
@@ -91,7 +91,7 @@ def test_a_file_whose_writer_lives_is_nobody_elses(tmp_path: Path):
 
 def test_a_file_that_was_taken_away_as_empty_while_its_writer_came_is_made_again(tmp_path: Path):
     (tmp_path / "s.jsonl").touch()
-    with left_behind(tmp_path) as files:
+    with abandoned_outboxes(tmp_path) as files:
         path, _fd = next(files)
         path.unlink()
     outbox = Outbox(tmp_path, "s")

@@ -19,17 +19,17 @@ from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import install_hint, upgrade_hint
 from oomguard.core.past_runs import PastRun
 from oomguard.journal import outbox
-from oomguard.journal.codec import AttemptRow, Ran
+from oomguard.journal.codec import AttemptRow, RunIdentity
 from oomguard.journal.database import SCHEMA_VERSION
 from oomguard.journal.known_good import known_to_work
 from oomguard.journal.location import JournalUrl
-from oomguard.journal.outbox import deliver, deliver_left_behind, require_tables, waiting
+from oomguard.journal.outbox import deliver, deliver_abandoned, require_tables, waiting
 from oomguard.journal.queries import RunQuery, open_journal, past_runs, remove_old
 from oomguard.journal.shared import SharedJournal
 from oomguard.journal.store import Journal
 from support.supervising import LIMIT_S
 
-H100 = Ran("vllm", "0.33.0", "org/m", "H100")
+H100 = RunIdentity("vllm", "0.33.0", "org/m", "H100")
 INCIDENT = {"kind": "cuda_oom", "causes": [{"id": "batch_too_large"}], "message": "a \0 in it"}
 AWAY = JournalUrl("postgresql://team@127.0.0.1:1/team")
 WRITER = """
@@ -120,7 +120,7 @@ def test_where_the_database_is_away_the_run_is_told_soon_and_the_next_one_delive
     written(shared, "next")
     until = time.monotonic() + LIMIT_S
     while left(shared) and time.monotonic() < until:
-        deliver_left_behind(shared)
+        deliver_abandoned(shared)
     assert {run.session for run in runs(shared)} == {"away", "next"}
 
 
@@ -185,7 +185,7 @@ def test_no_attempt_is_lost_or_twice_where_writers_and_the_server_are_killed(
             postgresql.start()
     until_s = time.monotonic() + LIMIT_S
     while waiting(shared.outbox) and time.monotonic() < until_s:
-        deliver_left_behind(
+        deliver_abandoned(
             shared
         )  # the last writer's own process may have a file in hand for a moment
 
@@ -278,7 +278,7 @@ def test_a_schema_of_another_program_is_no_journal_and_stays_as_it_is(
         assert "name another database" in str(caught.value.hint)
     assert postgresql.sql(database, theirs) == before
     postgresql.sql(database, "DROP SCHEMA oomguard CASCADE")
-    assert deliver_left_behind(shared).attempts == 1
+    assert deliver_abandoned(shared).attempts == 1
 
 
 def test_a_server_that_only_reads_is_told_with_where_to_write(shared: JournalUrl):
@@ -306,7 +306,7 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_lost(shared: JournalUrl
         "administrator has to permit it: GRANT USAGE ON SCHEMA oomguard TO guest; GRANT SELECT, IN"
         in undelivered.reason
     )
-    assert deliver_left_behind(shared).attempts == 1
+    assert deliver_abandoned(shared).attempts == 1
     with pytest.raises(InputError, match="permission denied") as caught:
         runs(guest)
     assert "GRANT SELECT ON ALL TABLES IN SCHEMA oomguard TO guest" in str(caught.value.hint)
@@ -342,7 +342,7 @@ def test_times_of_a_host_whose_clock_is_an_hour_off_are_the_databases(
     shared.outbox.mkdir(parents=True)
     file.rename(shared.outbox / file.name)
     monkeypatch.setattr(outbox, "now", lambda: time.time() + ahead_s)
-    deliver_left_behind(shared)
+    deliver_abandoned(shared)
 
     (run,) = runs(shared)
     assert run.began_at == pytest.approx(now, abs=LIMIT_S)

@@ -15,17 +15,17 @@ from oomguard.core.errors import InputError, JournalError
 from oomguard.core.installation import upgrade_hint
 from oomguard.journal.database import SCHEMA_VERSION, migrations
 from oomguard.journal.sqlite import open_file, prepare
-from oomguard.journal.store import AttemptRow, Journal, Ran
+from oomguard.journal.store import AttemptRow, Journal, RunIdentity
 
 OLD = Path(__file__).with_name("schema_1.sqlite3")
 OLD_COLUMNS = "id, session, number, started_at, ended_at, command, settings, patches, incident, predicted, measured, exit_status"
 WRITE = """
 import sys
 from pathlib import Path
-from oomguard.journal.store import Journal, Ran, AttemptRow
+from oomguard.journal.store import Journal, RunIdentity, AttemptRow
 journal = Journal(Path(sys.argv[1]))
 begun = journal.begin(AttemptRow("s", 1, ["x"], {}, []))
-journal.end(begun, exit_status=1, incident={"kind": "cuda_oom"}, measured={}, ran=Ran("vllm"))
+journal.end(begun, exit_status=1, incident={"kind": "cuda_oom"}, measured={}, ran=RunIdentity("vllm"))
 print(*{name.partition(".")[0] for name in sys.modules})
 """
 
@@ -86,7 +86,11 @@ def test_an_old_journal_can_be_written(old: Path):
         )
     )
     journal.end(
-        begun, exit_status=0, incident=None, measured={}, ran=Ran("vllm", "0.33.0", "./m", "H100")
+        begun,
+        exit_status=0,
+        incident=None,
+        measured={},
+        ran=RunIdentity("vllm", "0.33.0", "./m", "H100"),
     )
 
     assert ask(old, "SELECT * FROM run WHERE number = 5") == [

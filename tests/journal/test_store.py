@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomguard.core.errors import InputError
-from oomguard.journal.store import AttemptRow, Journal, Ran, default_path
+from oomguard.journal.store import AttemptRow, Journal, RunIdentity, default_path
 
 WRITER = """
 import sys
@@ -166,8 +166,8 @@ def test_runs_have_numbers_without_gaps_whatever_their_attempts(journal):
 
 def test_what_is_known_of_a_run_stays_if_a_later_attempt_does_not_say_it(journal):
     for number, ran in (
-        (1, Ran("vllm", "0.33.0", None, "H100")),
-        (2, Ran("vllm", None, "./m", None)),
+        (1, RunIdentity("vllm", "0.33.0", None, "H100")),
+        (2, RunIdentity("vllm", None, "./m", None)),
         (3, None),
     ):
         begun = journal.begin(AttemptRow("s", number, ["x"], {}, []))

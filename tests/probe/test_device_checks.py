@@ -34,8 +34,8 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
 
     assert check.status == "ok"
     assert check.text == (
-        "device 0: GPU A, 10.00 GiB of 24.00 GiB free; held by pid 41 (python, alice) 13.00 GiB, "
-        "pid 42 (not seen from here) a size unknown"
+        "device 0: GPU A, 10.00 GiB of 24.00 GiB free; used by pid 41 (python, alice) 13.00 GiB, "
+        "pid 42 (not seen from here) an unknown size"
     )
 
 
@@ -44,9 +44,9 @@ def test_a_device_is_told_with_its_figures_and_its_holders(tmp_path):
     [
         (
             Device(0, "GPU A", 24 * GIB, 10 * GIB, {}),
-            "14.00 GiB is held by processes that cannot be seen from here",
+            "14.00 GiB is used by processes that are not visible here",
         ),
-        (Device(0, "GPU A", 24 * GIB, 10 * GIB, None), "who holds the rest is unknown"),
+        (Device(0, "GPU A", 24 * GIB, 10 * GIB, None), "the processes that use the rest are unknown"),
         (Device(0, None, None, None, None), "name unknown, its memory is unknown"),
     ],
 )
@@ -66,7 +66,7 @@ def test_device_memory_of_other_users_is_a_problem_with_a_freer_device():
     check = next(c for c in left_over_checks(devices, holders) if "other users" in c.text)
 
     assert (check.status, check.advice) == ("problem", "export CUDA_VISIBLE_DEVICES=1")
-    assert check.text == "other users hold device memory: bob (pid 41) 13.00 GiB of device 0"
+    assert check.text == "other users use device memory: bob (pid 41) 13.00 GiB of device 0"
 
 
 def test_one_s_own_processes_are_no_left_overs():

@@ -43,14 +43,20 @@ def test_options_that_torch_takes_are_shown_as_they_are_set():
         ),
         (
             "expandable_segments:true",
-            "expandable_segments is True or False, spelled so, not 'true'",
+            "expandable_segments must be True or False, not 'true'",
         ),
         ("expandable_segments=True", "'expandable_segments=True' is not option:value"),
-        ("max_split_size_mb:5", "max_split_size_mb is a whole number from 20 up, not '5'"),
-        ("max_split_size_mb:1.5", "max_split_size_mb is a whole number from 20 up, not '1.5'"),
+        (
+            "max_split_size_mb:5",
+            "max_split_size_mb must be a whole number of at least 20, not '5'",
+        ),
+        (
+            "max_split_size_mb:1.5",
+            "max_split_size_mb must be a whole number of at least 20, not '1.5'",
+        ),
         (
             "garbage_collection_threshold:80",
-            "garbage_collection_threshold is between 0 and 1, not '80'",
+            "garbage_collection_threshold must be between 0 and 1, not '80'",
         ),
         ("backend:native,max_split_size_mb:", "'max_split_size_mb:' is not option:value"),
     ],
@@ -99,7 +105,7 @@ def test_the_plain_name_is_a_problem_before_torch_2_10():
     check = one({PLAIN: "expandable_segments:True"}, torch="2.9.1+cu128")
 
     assert check.status == "problem"
-    assert "torch 2.9.1+cu128 does not obey this name" in check.text
+    assert "torch 2.9.1+cu128 ignores this name" in check.text
     assert check.advice == f'export {CUDA}="${PLAIN}"; unset {PLAIN}'
 
 
@@ -158,7 +164,7 @@ def test_the_variables_of_other_frameworks_are_read(name, value, status):
 def test_a_watermark_of_zero_says_that_there_is_no_limit():
     check = one({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"})
 
-    assert "takes the limit away" in check.text
+    assert "removes the limit" in check.text
     assert check.advice == "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
@@ -177,10 +183,10 @@ def test_no_value_raises(value, torch):
         ("GPU-8932f937,MIG-3a", "ok", "2 visible"),
         ("", "problem", "hides all 2 devices"),
         ("-1", "problem", "hides all 2 devices"),
-        ("2", "problem", "there are 2 devices"),
+        ("2", "problem", "this machine has 2 devices"),
         ("0,0", "problem", "twice"),
         ("0,-1,1", "problem", "negative"),
-        ("cuda:0", "problem", "neither a number"),
+        ("cuda:0", "problem", "must contain numbers"),
     ],
 )
 def test_visible_devices_are_checked_against_those_that_are_there(value, status, words):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from oomguard.probe.nvml import Device
-from oomguard.probe.processes import is_engine, memory_holders, sees_the_host_s_pids, vllm_orphans
+from oomguard.probe.processes import is_engine, memory_holders, sees_host_pids, vllm_orphans
 
 
 def device(*pids: int) -> tuple[Device, ...]:
@@ -41,13 +41,13 @@ def test_where_pids_are_not_the_host_s_no_process_is_named():
 
 
 def test_the_first_namespace_has_the_host_s_pids_and_another_has_not(tmp_path: Path):
-    assert sees_the_host_s_pids(tmp_path) is None
+    assert sees_host_pids(tmp_path) is None
     link = tmp_path / "proc/self/ns/pid"
     link.parent.mkdir(parents=True)
     for target, answer in (("pid:[4026531836]", True), ("pid:[4026532758]", False)):
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-        assert sees_the_host_s_pids(tmp_path) is answer
+        assert sees_host_pids(tmp_path) is answer
 
 
 def test_a_parent_that_is_python_is_an_engine_s_and_one_that_is_gone_is_not():

@@ -16,7 +16,7 @@ import oomguard
 from oomguard.core.errors import SettingError
 from oomguard.engines.vllm import plugin
 from oomguard.probe import snapshot_recorder
-from oomguard.probe.snapshot_recorder import MOST_EVENTS, VARIABLE, Recording, record_here
+from oomguard.probe.snapshot_recorder import MOST_EVENTS, VARIABLE, SnapshotRecorder, record_here
 from support.made_snapshots import example
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -232,7 +232,7 @@ def test_engines_that_start_inside_a_guard_find_where_to_in_their_environment(
 
 
 def test_nested_recordings_end_with_the_outer_one(cuda: Cuda, tmp_path: Path):
-    outer, inner = Recording(tmp_path / "a"), Recording(tmp_path / "b")
+    outer, inner = SnapshotRecorder(tmp_path / "a"), SnapshotRecorder(tmp_path / "b")
     inner.begin()
     outer.begin()
     inner.end()
@@ -254,7 +254,7 @@ def test_no_older_file_is_overwritten_and_the_new_one_is_named(
     assert (tmp_path / "snapshot.pickle").read_text() == "older"
     assert oomguard.diagnose(tmp_path / "snapshot-2.pickle").snapshot is not None
     assert (
-        "snapshot-2.pickle (snapshot.pickle is older, and was kept); oomguard diagnose"
+        "snapshot-2.pickle (kept the older snapshot.pickle). Read it with: oomguard diagnose"
         in caplog.text
     )
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from oomguard.core.facts import GIB
 from oomguard.core.incident import Attempt, Diagnosis, Effect, Incident, Patch
-from oomguard.report.attempts import attempt_rows, attempts_table, reduced, report_text
+from oomguard.report.attempts import attempt_rows, attempts_table, reduction_sentence, report_text
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def test_the_json_holds_the_attempts(attempts, diagnosis_of_all):
         "kv_cache_too_small_for_max_len",
         None,
     ]
-    assert found["reduced"] == reduced(attempts)
+    assert found["reduced"] == reduction_sentence(attempts)
 
 
 def test_nothing_is_said_of_reduced_settings_where_the_last_attempt_failed(attempts):
-    assert reduced(attempts[::-1]) is None
+    assert reduction_sentence(attempts[::-1]) is None
 
 
 def test_at_80_columns_no_column_of_the_table_is_cut():
@@ -124,5 +124,7 @@ def test_at_80_columns_no_column_of_the_table_is_cut():
 def test_an_old_value_that_is_not_known_is_left_out():
     patch = Patch("max_model_len", None, 1792, Effect.REDUCES_CAPACITY, "")
     attempt = Attempt(2, {"max_model_len": 1792}, (patch,), None, 0)
-    assert reduced([attempt]).startswith("Ran with reduced settings: max_model_len 1792.")
+    assert reduction_sentence([attempt]).startswith(
+        "Ran with reduced settings: max_model_len 1792."
+    )
     assert attempt_rows([attempt])[1][1] == "max_model_len -> 1792\n(reduces-capacity)"

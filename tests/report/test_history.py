@@ -133,9 +133,9 @@ def test_a_run_in_full_names_what_is_known_of_it_and_says_what_is_not():
     for words in (
         "run 1: not ended",
         "not recorded",
-        "none spoke",
-        "not known",
-        "none that NVML told",
+        "engine   unknown",
+        "model    unknown",
+        "device   unknown",
     ):
         assert words in unknown
 

@@ -28,7 +28,7 @@ def test_a_command_to_paste_keeps_home_folders_and_says_what_stands_for_secrets(
     line, notes = to_paste(run("sh", "/home/alice/my job.sh", "--key", "***", folder="/home/alice"))
 
     assert line == "sh '/home/alice/my job.sh' --key '***'"
-    assert [note[:4] for note in notes] == ["*** ", "it w"]
+    assert [note[:4] for note in notes] == ["*** ", "the "]
     assert "/home/alice" in notes[1]
 
 

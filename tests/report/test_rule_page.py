@@ -10,7 +10,7 @@ from oomguard.core.facts import REGISTRY
 from oomguard.diagnosis.diagnose import assess
 from oomguard.diagnosis.rule_tests import incident_from
 from oomguard.remedy.policy import Policy
-from oomguard.report.rule_page import MARK, Example, index_page, rule_page, signature_page
+from oomguard.report.rule_page import PAGE_MARK, Example, index_page, rule_page, signature_page
 from oomguard.rules.rule import Rule
 from oomguard.rules.rule_files import RuleSet, load_rules
 
@@ -18,7 +18,7 @@ RULES = load_rules()
 SECTIONS = (
     "What it means",
     "When it applies",
-    "How sure it is",
+    "Confidence",
     "How to confirm it",
     "What to change, and what it costs",
 )
@@ -52,7 +52,7 @@ def test_every_shipped_rule_has_every_section_in_order():
 
         assert places == sorted(places), rule.code
         assert text.startswith(f"# {rule.code}: {rule.title}\n"), rule.code
-        assert MARK in text, rule.code
+        assert PAGE_MARK in text, rule.code
         assert text.count("```") % 2 == 0, rule.code
         assert "{" not in section(text, "What it means").replace("`", ""), rule.code
 
@@ -85,15 +85,15 @@ def test_a_test_that_does_not_match_is_listed_as_such():
 
 
 def test_the_steps_of_the_confidence_are_in_words():
-    assert section(page(RULES.rule("OG201")), "How sure it is").strip().splitlines() == [
-        "- 0.97 to begin with",
-        "- 0.25 less where `device_share_ratio <= 0.6 and max_model_len_tokens <= 16384`",
-        "- 0.25 more where `kv_cache_is_fixed and device_share_ratio <= 0.6 and max_model_len_tokens <= 16384`",
-        "- 0.30 less where `fitting_step_tokens > 0`",
-        "- 0.30 less where `fitting_block_tokens > 0`",
-        "- 0.30 less where `kv_cache_is_fixed and estimated_max_model_len_tokens == 0`",
-        "- 0.30 less where `fits_without_cached_prefixes`",
-        "- 0.02 more where `estimated_max_model_len_tokens < max_model_len_tokens`",
+    assert section(page(RULES.rule("OG201")), "Confidence").strip().splitlines() == [
+        "- 0.97 at first",
+        "- 0.25 less if `device_share_ratio <= 0.6 and max_model_len_tokens <= 16384`",
+        "- 0.25 more if `kv_cache_is_fixed and device_share_ratio <= 0.6 and max_model_len_tokens <= 16384`",
+        "- 0.30 less if `fitting_step_tokens > 0`",
+        "- 0.30 less if `fitting_block_tokens > 0`",
+        "- 0.30 less if `kv_cache_is_fixed and estimated_max_model_len_tokens == 0`",
+        "- 0.30 less if `fits_without_cached_prefixes`",
+        "- 0.02 more if `estimated_max_model_len_tokens < max_model_len_tokens`",
     ]
 
 
@@ -114,7 +114,7 @@ def test_a_rule_without_tests_and_fixes_still_has_a_page():
     text = page(RULES.rule("OG201"), tests=(), fixes=())
 
     assert "> One request of `max_model_len_tokens` tokens needs `kv_cache_needed_bytes`" in text
-    assert "Nothing that oomguard knows how to change." in text
+    assert "oomguard cannot change anything for this cause." in text
     assert "## Example" not in text
 
 

@@ -131,21 +131,18 @@ def freed_since(action: str) -> Diagnosis:
 
 
 def test_every_form_says_of_which_moment_the_blocks_are_and_what_was_refused_first():
-    first = "the last of 2 refusals in this history. The first: 100.00 MiB was refused, by job/first.py:9 ask."
+    first = "the last of 2 failed allocations in this history. The first: 100.00 MiB could not be allocated at job/first.py:9 ask."
     for form in FORMS:
         undone, lost = (
             words_of(form, freed_since(action)) for action in ("free_completed", "segment_unmap")
         )
         assert (
-            "dumped 2 events later. They are undone here: the blocks are those of the failure."
+            "The snapshot was taken 2 events later. oomguard undid them, so the blocks are those at the failure."
             in undone
         )
-        assert "No block that it could use was free; the device had 3.00 MiB free." in undone
+        assert "It could use no free block; the device had 3.00 MiB free." in undone
         assert first in undone
-        assert (
-            "the blocks are those of the dump, not those of the failure, and say nothing of its cause"
-            in lost
-        )
+        assert "The blocks are those at the snapshot, so they do not explain the failure." in lost
         assert "block that it could use" not in lost, form.__name__
 
 

@@ -65,7 +65,7 @@ def test_the_table_shows_memory_then_calls_with_their_attempts(monkeypatch):
     ]
     assert "~7.00 GiB" in lines[3]
     assert "generate 64 1,000 + 256 3.6 s 1.00 GiB 7.00 GiB 2.00 GiB 64 -> 23" in calls
-    assert "one every 0.5 s" in lines[-1]
+    assert "taken every 0.5 s" in lines[-1]
 
 
 def test_the_table_is_no_wider_than_the_terminal(monkeypatch):
@@ -84,7 +84,7 @@ def test_of_many_calls_the_failed_and_the_largest_are_shown_and_the_rest_counted
 
     assert text.count("forward") == 20
     assert "OutOfMemoryError" in text
-    assert "81 more calls: in .rows and the CSV" in text
+    assert "81 more calls are in .rows and the CSV" in text
 
 
 def test_two_models_are_told_apart_by_name():
@@ -161,8 +161,8 @@ def test_many_and_odd_timelines_are_plotted():
 
 
 def test_an_empty_run_says_so_in_every_form():
-    assert figure(EMPTY).texts[0].get_text() == "Nothing was seen: no counter was read."
-    assert table_text(EMPTY) == "nothing was seen: the watch was not entered"
+    assert figure(EMPTY).texts[0].get_text() == "The watch read no counter."
+    assert table_text(EMPTY) == "the watch recorded nothing: the program did not enter it"
     assert rows_csv(EMPTY).count("\n") == 2
     assert samples_csv(EMPTY).count("\n") == 1
     assert [event["ph"] for event in json.loads(trace_json(EMPTY))["traceEvents"]] == ["M"]

@@ -83,7 +83,7 @@ def test_the_largest_come_first_and_the_rest_are_counted(answers):
 def test_a_holder_that_cannot_be_known_is_said_to_be_that(
     answers, by_pid, host_pids, said, monkeypatch
 ):
-    monkeypatch.setattr(processes, "sees_the_host_s_pids", lambda: host_pids)
+    monkeypatch.setattr(processes, "sees_host_pids", lambda: host_pids)
     answers.append((device(14.0, by_pid),))
     assert wait([device(20.0, {})], host_pids=host_pids) == f"GPU 0: 6.00 GiB still held, {said}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oomguard.analyst.attempt_hooks import Companions, Forewarned
+from oomguard.analyst.attempt_hooks import AttemptHooks, PreStartHook
 from oomguard.core.incident import Attempt
 from oomguard.telemetry.metrics import Tally
 from oomguard.telemetry.run_metrics import RunMetrics
@@ -11,9 +11,9 @@ from oomguard.telemetry.run_metrics import RunMetrics
 def test_an_attempt_that_a_stop_kept_from_starting_is_not_counted():
     tally = Tally()
     along = RunMetrics(tally, lambda: True)
-    assert isinstance(along, Forewarned)
-    Companions((along,)).begins(1, ())
-    Companions((along,)).ended(Attempt(1, {}, exit_status=143, error="exit status 143"))
+    assert isinstance(along, PreStartHook)
+    AttemptHooks((along,)).begins(1, ())
+    AttemptHooks((along,)).ended(Attempt(1, {}, exit_status=143, error="exit status 143"))
     assert (tally.attempts, tally.failed_attempts) == (0, 0)
 
 

@@ -23,10 +23,10 @@ def test_a_scheduler_that_stops_is_found_and_the_server_answers_again(vllm_env, 
             assert health.status == 200  # the front answers, whatever its engine does
         assert server.wait_for("the server hangs", 1, 60)
         (server.orders / "stuck").unlink()
-        assert server.wait_for("running again as it was", 1, 60)
+        assert server.wait_for("Running the command again unchanged", 1, 60)
         assert server.answers()
         server.core().send_signal(signal.SIGKILL)
-        assert server.wait_for("running again as it was", 2, 120)
-    assert [event["why"] for event in server.told("running again as it was")][
+        assert server.wait_for("Running the command again unchanged", 2, 120)
+    assert [event["why"] for event in server.told("Running the command again unchanged")][
         1
     ] == "the engine died, exit status 0"

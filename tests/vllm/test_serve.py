@@ -59,7 +59,7 @@ def refused(
 
 def test_by_default_the_run_ends_with_the_childs_status_and_is_not_repeated(refused):
     assert refused.returncode == 1
-    assert refused.stderr.count("oomguard: attempt ended") == 1
+    assert refused.stderr.count("oomguard: Attempt ended") == 1
 
 
 def test_the_childs_cause_is_shown_once(refused):
@@ -122,8 +122,8 @@ def test_with_permission_the_length_is_solved_and_the_server_answers_until_term(
         process.wait(timeout=90)
     text = errors.read_text()
     assert process.returncode in {0, 143}, text
-    assert text.count("oomguard: attempt ended") == 2
-    assert "this run goes on with reduced settings: max_model_len=1792" in text
+    assert text.count("oomguard: Attempt ended") == 2
+    assert "This run continues with reduced settings: max_model_len=1792" in text
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     first, second = Journal(journal).records()

@@ -13,9 +13,9 @@ from oomguard.cluster.placement.refusal import lease_in_words
 from oomguard.core.errors import UsageError
 from oomguard.core.facts import format_gib
 from oomguard.probe.nvml import Gpu, Survey, survey
-from oomguard.probe.processes import sees_the_host_s_pids
+from oomguard.probe.processes import sees_host_pids
 from oomguard.report.json import SCHEMA, plain_value
-from oomguard.report.presentable import drawn, named
+from oomguard.report.presentable import drawn, process_label
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +73,7 @@ class Overview:
 def look(folder: LeaseFolder, environ: Mapping[str, str]) -> Overview:
     """Look at the devices of this machine; nothing is locked or changed."""
     found = survey()
-    known = sees_the_host_s_pids() is True
+    known = sees_host_pids() is True
     places = places_of(found)
     try:
         limit = limited(places, environ)
@@ -206,5 +206,5 @@ def _lines(overview: Overview) -> Iterator[str]:
 
 def _process(overview: Overview, pid: int) -> str:
     if overview.pids_are_known:
-        return named(pid)
+        return process_label(pid)
     return f"pid {pid} of the host"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.analyst.coordination import Agreed, OwnEnd
-from oomguard.analyst.outcome import EndedByUs
+from oomguard.analyst.coordination import AttemptReport, Verdict
+from oomguard.analyst.outcome import TerminationReason
 from oomguard.cluster.ranks.barrier import LEADER, Meeting
 from oomguard.cluster.ranks.clock import Offset
 from oomguard.cluster.ranks.decision import absent_in_words, decide, ranks_in_words
@@ -406,7 +406,7 @@ class RankOfAJob:
         self._meeting: Meeting | None = None
         self._mirror: Mirror | None = None
         self._watch: RankMonitor | None = None
-        self._ended: EndedByUs | None = None
+        self._ended: TerminationReason | None = None
         self._why_off: str | None = None
         self._ends_badly: Callable[[], bool] | None = None
 
@@ -427,7 +427,7 @@ class RankOfAJob:
     def ended(self, _attempt: Attempt) -> None:
         """Hear that an attempt has ended: it is known already."""
 
-    def ended_by_us(self) -> EndedByUs | None:
+    def ended_by_us(self) -> TerminationReason | None:
         """Stop watching; return why the last attempt was ended for another rank, None where it was
         not.
         """
@@ -440,7 +440,7 @@ class RankOfAJob:
                 self._off(watch.problem)
         return self._ended
 
-    def agree(self, own: OwnEnd, stopped: Callable[[], bool]) -> Agreed:
+    def agree(self, own: AttemptReport, stopped: Callable[[], bool]) -> Verdict:
         """Return what all ranks do after an attempt."""
 
         self.ended_by_us()
@@ -451,7 +451,7 @@ class RankOfAJob:
             try:
                 if stopped():
                     meeting.say(number=own.number, state="ended", end=stopped_end(own))
-                    return Agreed(own.diagnosis)
+                    return Verdict(own.diagnosis)
                 end = rank_end(own, self._ended)
                 again = self._rendezvous.again
                 decision = Round(meeting, end, self._timeout_s, stopped, again).decision()
@@ -461,13 +461,13 @@ class RankOfAJob:
         if decision is None or meeting is None or self._why_off is not None:
             why = () if self._why_off is None else (f"the ranks could not agree: {self._why_off}",)
             noted = replace(own.diagnosis, notes=(*own.diagnosis.notes, *why))
-            return Agreed(noted, is_change_left=bool(own.patches))
+            return Verdict(noted, is_change_left=bool(own.patches))
         if decision.first is not None and not decision.again and LEADER not in decision.absent:
             self._ends_badly = stopped
         return self._agreed(decision, docs, own)
 
     def starts_again(
-        self, number: int, agreed: Agreed | None, stopped: Callable[[], bool], *, is_able: bool
+        self, number: int, agreed: Verdict | None, stopped: Callable[[], bool], *, is_able: bool
     ) -> bool:
         """Wait until all ranks can make an attempt that they agreed on; return whether
         to make it.
@@ -534,7 +534,7 @@ class RankOfAJob:
             return None
         return self._mirror.why_apart()
 
-    def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: OwnEnd) -> Agreed:
+    def _agreed(self, decision: Decision, docs: Mapping[int, Said], own: AttemptReport) -> Verdict:
         from oomguard.cluster.ranks.decision import is_change_left, tell_repeated
         from oomguard.journal.codec import patch_of
 
@@ -584,7 +584,7 @@ class RankOfAJob:
         again = patches if decision.again else ()
         left = patches if decision.is_exhausted else ()
         is_left = is_change_left(decision, ends_of(docs, own.number))
-        return Agreed(
+        return Verdict(
             diagnosis, again, decision.variables, record(decision, size), is_told, left, is_left
         )
 
@@ -593,17 +593,17 @@ class RankOfAJob:
         get_logger().error("the ranks cannot meet: none starts again by itself", reason=why)
 
 
-def stopped_end(own: OwnEnd) -> RankEnd:
+def stopped_end(own: AttemptReport) -> RankEnd:
     """Return how an attempt ended that a signal to this rank's oomguard ended: the others need not
     wait for it, nor blame it.
     """
     return RankEnd(own.number, "stopped", own.status, status_in_words(own.status))
 
 
-def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
+def rank_end(own: AttemptReport, ended: TerminationReason | None) -> RankEnd:
     """Return how this rank's attempt ended, as it is told to the others."""
     from oomguard.cluster.ranks.decision import is_secondary, policy_row, seen_row
-    from oomguard.report.json import kept_incident, patch_dict
+    from oomguard.report.json import patch_dict, stored_incident
 
     incident = own.diagnosis.first_cause
     is_oom = incident is not None and incident.is_oom
@@ -619,7 +619,7 @@ def rank_end(own: OwnEnd, ended: EndedByUs | None) -> RankEnd:
     if incident is None or not is_oom:
         row = None
     else:
-        row = kept_incident(incident)
+        row = stored_incident(incident)
     patches = tuple(patch_dict(patch) for patch in own.patches)
     failed_s = own.failed_s if is_oom else None
     did = own.did

@@ -149,7 +149,7 @@ def tell_repeated(ends: Mapping[int, RankEnd]) -> None:
         if did.were_seen:
             any_seen = True
             log.info(f"may run again from the beginning; {did.excuse()}", rank=rank)
-            for event, fields in did.told():
+            for event, fields in did.events():
                 log.info(event, rank=rank, **fields)
     if not any_seen:
         log.info(f"may run again from the beginning; {SideEffects().excuse()}")

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from oomguard.analyst.outcome import EndedByUs
+from oomguard.analyst.outcome import TerminationReason
 from oomguard.cluster.ranks.barrier import Meeting
 from oomguard.cluster.ranks.decision import ranks_in_words
 from oomguard.cluster.ranks.messages import Said
@@ -57,11 +57,11 @@ class RankMonitor:
         self.meeting: Meeting | None = None
         self.problem: str | None = None
         self._over = threading.Event()
-        self._ended: EndedByUs | None = None
+        self._ended: TerminationReason | None = None
         self._thread = threading.Thread(target=self._run, name="oomguard-ranks", daemon=True)
         self._thread.start()
 
-    def stop(self) -> EndedByUs | None:
+    def stop(self) -> TerminationReason | None:
         """Look no more; return why the command was ended, None where it was not."""
         self._over.set()
         self._thread.join(_ANSWER_S)
@@ -84,7 +84,7 @@ class RankMonitor:
                 docs = self.meeting.look()
             except ContestedError as error:
                 self.problem = str(error)
-                self._ended = EndedByUs(f"ended: {error}")
+                self._ended = TerminationReason(f"ended: {error}")
                 self._end(self._over)
                 return
             except OSError as error:
@@ -107,7 +107,7 @@ class RankMonitor:
                 get_logger().error(what, reason=why_apart)
             why = self._why_to_end(docs, self.meeting.lost())
             if why is not None and not self._over.is_set():
-                self._ended = EndedByUs(why)
+                self._ended = TerminationReason(why)
                 self._end(self._over)
                 return
 

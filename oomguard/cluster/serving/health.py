@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.analyst.nested_run import innermost
-from oomguard.analyst.outcome import EndedByUs
+from oomguard.analyst.nested_run import innermost_command
+from oomguard.analyst.outcome import TerminationReason
 from oomguard.core.incident import Attempt
 from oomguard.core.log import get_logger
 from oomguard.engines.command import Launch
@@ -743,7 +743,7 @@ class Health:
     is_ready: bool = False
     wrong: str | None = None
     had_cores: bool = False
-    _ended: EndedByUs | None = None
+    _ended: TerminationReason | None = None
     _over: threading.Event = field(default_factory=threading.Event)
     _told: set[str] = field(default_factory=set)
 
@@ -752,7 +752,7 @@ class Health:
         self.is_ready = False
         self.wrong = None
         self._ended = None
-        argv = innermost(launch.argv)
+        argv = innermost_command(launch.argv)
         names = serving_names(self.engine)
         address = address_of(argv, self.engine)
         if names is None or pid is None:
@@ -773,7 +773,7 @@ class Health:
         """Stop looking: the attempt has ended."""
         self._over.set()  # its thread may wait for an answer: nothing waits for it
 
-    def ended_by_us(self) -> EndedByUs | None:
+    def ended_by_us(self) -> TerminationReason | None:
         """Return why we ended the last attempt; None where it ended by itself."""
         self._over.set()
         return self._ended
@@ -863,7 +863,7 @@ class Health:
             log.warning(why) if acts else log.warning(why, to_end_it="give --restart on-failure")
         self.wrong = why
         if acts:
-            self._ended = EndedByUs(why, is_hang=not finding.is_dead)
+            self._ended = TerminationReason(why, is_hang=not finding.is_dead)
             self.end(over)
         return acts
 

@@ -167,7 +167,7 @@ def arguments_of(
                 f"vLLM has no argument for {name}",
                 hint="oomguard diagnose names the surface that it has",
             )
-        found[own.kwarg] = own.own(value)
+        found[own.kwarg] = own.to_engine(value)
     return found
 
 

@@ -155,7 +155,7 @@ def _meant_for(launch: Launch) -> dict[str, str]:
 def _overrides(settings: Mapping[str, FactValue], version: str | None) -> dict[str, FactValue]:
     """Return the settings as the arguments of this version of vLLM, in vLLM's units."""
     spelled = ((surface(name, NAME, version), value) for name, value in settings.items())
-    return {own.kwarg: own.own(value) for own, value in spelled if own.kwarg}
+    return {own.kwarg: own.to_engine(value) for own, value in spelled if own.kwarg}
 
 
 def _carry(session: Path) -> Path:

@@ -186,7 +186,7 @@ class ByArguments:
             if name is None or raw is None:
                 continue
             try:
-                value: FactValue | None = surface(name, NAME).ours(name, text)
+                value: FactValue | None = surface(name, NAME).from_engine(name, text)
             except SettingError:
                 if text in surface(name, NAME).automatic:
                     value = None
@@ -207,7 +207,7 @@ class ByArguments:
                 for key, other in self.row["spelled"].items()
                 if other == own.kwarg and key in arguments
             ]
-            arguments[also[0] if also else own.kwarg] = own.own(value)
+            arguments[also[0] if also else own.kwarg] = own.to_engine(value)
         return self.command.change([self._edit(arguments)])
 
     def _edit(self, arguments: Mapping[str, Any]) -> Edit:

@@ -123,7 +123,7 @@ def settings_of(arguments: Mapping[str, Any]) -> dict[str, FactValue]:
             if isinstance(value, bool) or own.unit_bytes == 1:
                 found[name] = value
             else:
-                found[name] = own.ours(name, str(value))
+                found[name] = own.from_engine(name, str(value))
         except SettingError:
             continue
     return found

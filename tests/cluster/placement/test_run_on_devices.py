@@ -148,7 +148,10 @@ def test_a_neighbour_that_came_meanwhile_is_left_for_another_device_before_anyth
         SIMULATED_NEIGHBOUR=str(15 * GIB),
     )
     assert (status, used(gpus)) == (0, [[simulated_gpus.uuid(1)]]), errors
-    assert f"running again: device={simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}" in errors
+    assert (
+        f"Running the command again: device={simulated_gpus.uuid(0)} -> {simulated_gpus.uuid(1)}"
+        in errors
+    )
 
 
 def test_without_another_device_it_waits_where_that_was_asked_for(gpus):

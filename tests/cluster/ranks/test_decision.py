@@ -41,8 +41,10 @@ def test_a_rank_that_a_signal_ended_is_told_as_that_and_not_as_silent():
 
 
 def test_one_rank_that_must_not_run_again_holds_all_back():
-    decision = decide(1, {0: RankEnd(1, "ran", 0, refusal="it wrote a file"), 1: FAILED}, {})
-    assert (decision.again, decision.why) == (False, "rank 0: it wrote a file")
+    decision = decide(
+        1, {0: RankEnd(1, "ran", 0, refusal="The command wrote a file"), 1: FAILED}, {}
+    )
+    assert (decision.again, decision.why) == (False, "rank 0: The command wrote a file")
 
 
 def test_a_job_that_ran_has_nothing_to_tell():
@@ -60,7 +62,7 @@ def test_a_job_that_ran_has_nothing_to_tell():
             st.integers(0, 143),
             incident=st.just({}),
             patches=st.sampled_from([(), PATCH]),
-            refusal=st.sampled_from([None, "it wrote a file"]),
+            refusal=st.sampled_from([None, "The command wrote a file"]),
             failed_s=st.none() | st.floats(0, 1e6),
         ),
         min_size=1,

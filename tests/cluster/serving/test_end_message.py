@@ -49,7 +49,7 @@ def test_a_crash_loop_says_that_it_is_one(tmp_path):
         command=("sh", "-c", "exit 3"),
     )
     assert (
-        "note: crash loop: 3 starts in a row, each ended of the same: exit status 3"
+        "note: crash loop: 3 starts in a row ended in the same way: exit status 3"
         in place.read_text()
     )
     assert place.read_text().endswith("exit status 3 after 3 attempts")

@@ -49,7 +49,7 @@ def test_stuck_before_its_first_step_it_is_ended_and_started_again_where_that_is
     hang = served.wait_for("the server hangs")
     assert "a request has waited for" in hang["event"]
     served.forget("stuck")
-    again = served.wait_for("running again as it was")
+    again = served.wait_for("Running the command again unchanged")
     assert again["why"].startswith("the server hangs: a request has waited for")
     served.wait_for("the server answers", 2)
     assert served.request().getresponse().status == 200
@@ -89,7 +89,7 @@ def test_a_stop_of_the_user_while_it_hangs_is_a_stop(serve):
     served.wait_for("the server hangs")
     assert served.end() == 0
     assert served.starts() == 1
-    assert not served.told("running again")
+    assert not served.told("Running the command again")
 
 
 def test_whatever_goes_wrong_with_a_question_is_an_answer(monkeypatch):

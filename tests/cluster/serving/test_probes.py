@@ -30,7 +30,7 @@ def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 def port_of(served) -> int:
-    return int(served.wait_for("probes are answered")["port"])
+    return int(served.wait_for("Answering probes")["port"])
 
 
 def test_a_server_is_ready_when_it_answers_and_alive_from_the_beginning(serve):
@@ -90,11 +90,11 @@ def test_what_is_no_port_is_a_mistake():
         timeout=60,
     )
     assert ran.returncode == 2
-    assert f"--probes {text}: neither a port nor an address" in ran.stderr
+    assert f"--probes {text}: not a port or an address" in ran.stderr
 
 
 def test_events_name_the_port_that_was_taken():
     words = [*RUN, "--probes", "0", "--log-format", "json", "--", "true"]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     (event,) = [json.loads(line) for line in ran.stderr.splitlines()]
-    assert (event["event"], event["path"]) == ("probes are answered", "/livez")
+    assert (event["event"], event["path"]) == ("Answering probes", "/livez")

@@ -18,7 +18,7 @@ def test_it_is_started_again_after_a_pause_until_it_serves(serve, tmp_path):
     began = [float(line) for line in (tmp_path / "starts").read_text().split()]
     assert began[1] - began[0] >= 1
     assert began[2] - began[1] >= 2
-    assert [event["why"] for event in served.told("running again as it was")] == [
+    assert [event["why"] for event in served.told("Running the command again unchanged")] == [
         "exit status 3"
     ] * 2
     assert served.end() == 0
@@ -43,13 +43,13 @@ def test_a_script_that_wrote_a_file_is_not_started_again(tmp_path):
     )
     assert ran.returncode == 3
     assert (tmp_path / "results").read_text() == "x\n"
-    assert "not run again: it would repeat from the beginning what it did" in ran.stderr
+    assert "Not retried, because it would repeat its side effects" in ran.stderr
 
 
 def test_a_stop_while_it_waits_to_start_again_is_a_stop(serve):
     number = signal.SIGTERM
     served = serve(*RESTARTED, flags=("--fails", "9"))
-    served.wait_for("waiting before the next attempt", 2)
+    served.wait_for("Waiting before the next attempt", 2)
     served.process.send_signal(number)
     assert served.process.wait(30) == 128 + number
     assert served.starts() == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import vllm_versions
-from oomguard.core.setting_spellings import left_alone, surfaces
+from oomguard.core.setting_spellings import surfaces, unmanaged_arguments
 from oomguard.core.settings import SETTINGS
 from oomguard.engines.flag_table import all_flags
 from oomguard.engines.vllm.package import added_arguments, parsed, read_sources
@@ -363,13 +363,20 @@ def test_every_argument_is_a_setting_or_one_that_is_left_alone(real):
     inside = {
         flag.removeprefix("--").replace("-", "_") for own in rows for flag, _key in own.inside
     }
-    known = {own.kwarg for own in rows} | left_alone() | inside | set(SETTINGS) | {"model"} | PARTS
+    known = (
+        {own.kwarg for own in rows}
+        | unmanaged_arguments()
+        | inside
+        | set(SETTINGS)
+        | {"model"}
+        | PARTS
+    )
     assert [
         name
         for name in read_sources(real).arguments
         if name not in known and not name.startswith("_")
     ] == []
-    assert not left_alone() & set(SETTINGS)
+    assert not unmanaged_arguments() & set(SETTINGS)
 
 
 def test_every_flag_of_the_server_is_known_to_a_plan(real):

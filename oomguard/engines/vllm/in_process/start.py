@@ -387,9 +387,8 @@ class StartArguments:
         for name, value in changed.items():
             own = surface(name, _ENGINE, self.version)
             if own.kwarg is not None:
-                setattr(
-                    arguments, own.kwarg, fitting(getattr(arguments, own.kwarg), own.own(value))
-                )
+                spelled = own.to_engine(value)
+                setattr(arguments, own.kwarg, fitting(getattr(arguments, own.kwarg), spelled))
         if isinstance(self._position, int):
             before = self._args[: self._position]
             behind = self._args[self._position + 1 :]
