@@ -80,23 +80,14 @@ class Ledger:
         return taken
 
     def rounds(self) -> Iterator[int]:
-        """Begin one attempt after the other and yield its number; end where the last one chose no
-        patches and is not repeated.
+        """Begin one attempt after another and yield its number.
 
-        A run that succeeds at once loads no tenacity: it drives the relaunches.
+        The loop ends when ``choose`` leaves no patches, ``repeat`` was not called, or the policy
+        permits no further attempt.
         """
         yield self._begin()
-        if self._leads_on and self.leaves_another():
-            import tenacity
-
-            relaunches = tenacity.Retrying(
-                retry=tenacity.retry_if_result(lambda _result: self._leads_on),
-                stop=lambda _state: not self.leaves_another(),
-                retry_error_callback=lambda _state: None,
-            )
-            for relaunch in relaunches:
-                yield self._begin()
-                relaunch.retry_state.set_result(None)
+        while self._leads_on and self.leaves_another():
+            yield self._begin()
         self.exhausted = self.exhausted or self._leads_on
 
     @property
