@@ -1,12 +1,11 @@
-"""What runs in each process of an engine that a guarded start makes: it tells that start what vLLM
-logs there, as it happens.
+"""Send vLLM's log records from each process of an engine to the guarded start, as they happen.
 
-vLLM's plugin calls ``speak`` (spawned processes), or the process is a fork of one that spoke.
-Standard library only, inert without our variable, and no exception ever: whatever goes wrong here,
-the engine starts.
+vLLM's plugin calls ``speak`` in spawned processes; forked ones inherit it. The module imports only
+the standard library, does nothing without our variable, and never raises: the engine starts
+whatever goes wrong here.
 
-Records are taken where they are made: vLLM configures its handlers anew in each process, and would
-drop ours.
+A log record factory intercepts the records. vLLM configures its handlers anew in each process,
+which would drop a handler of ours.
 """
 
 from __future__ import annotations
@@ -24,30 +23,27 @@ from typing import Any
 
 from oomguard.engines.vllm.plugin import LISTENER, SAID
 
-# A file that is told what vLLM logs, where `oomguard run` started the command: its output may go
-# where nobody reads it.
-#
-# Standard library only: it is written in vLLM's own processes. The folder is there for as long as
-# the attempt lasts.
+# Under `oomguard run` the records go into a file instead, because the program may redirect its
+# output. The file's folder exists only while the attempt runs.
 
 _MOST_BYTES = 4 << 20
-# Beyond this only what is more than information is noted: a server runs for weeks.
+# Above this size only warnings and errors are written: a server may run for weeks.
 _MOST_INFORMATION_BYTES = 1 << 20
 _INFORMATION = b'"level": "INFO"'
 
 
 class Notes:
-    """The file, as one process of the engine has it open; it takes what a socket would be sent."""
+    """The log file, opened by one process of the engine; it has a socket's methods."""
 
     def __init__(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
 
     def sendall(self, row: bytes) -> None:
-        """Add a row; raise OSError once the file is full, or cannot be written."""
+        """Append a row. Raises OSError if the file is full or cannot be written."""
         size = os.fstat(self._descriptor).st_size
         if size > _MOST_BYTES:
-            raise OSError("enough is noted")
+            raise OSError("the file of vLLM's log records is full")
         if size <= _MOST_INFORMATION_BYTES or _INFORMATION not in row:
             os.write(self._descriptor, row)
 
@@ -57,15 +53,16 @@ class Notes:
 
 
 _MOST_CHARS = 32_768
-# No record of vLLM's waits longer than this for a listener that does not read.
+# How long a log record may wait for a receiver that does not read.
 _WAIT_S = 0.5
-# A path that is longer than an address may be is reached through its open folder.
+# A Unix address is short: a longer path is reached through its folder's descriptor.
 _MOST_PATH_BYTES = 100
 
 
 def speak(path: str | None = None) -> None:
-    """Tell what vLLM logs in this process to the listener at ``path``, else to what our variables
-    name; never raises.
+    """Start to send vLLM's log records to the receiver at ``path``; never raises.
+
+    ``path`` None: to the socket or file that our variables name.
     """
     try:
         path = path or os.environ.get(LISTENER)
@@ -84,12 +81,12 @@ def speak(path: str | None = None) -> None:
             _watch_segments()
         elif limits := _limits():
             _speaker.say({"limits": limits})
-    except Exception:  # noqa: BLE001, S110 - no mistake here may keep an engine from its start
+    except Exception:  # noqa: BLE001, S110 - an error here must not stop an engine's start
         pass
 
 
 def fall_silent() -> None:
-    """Tell no more from this process, and put back what was replaced; never raises."""
+    """Stop sending from this process, and undo all changes; never raises."""
     try:
         _speaker.end()
         current = logging.getLogRecordFactory()
@@ -101,7 +98,7 @@ def fall_silent() -> None:
 
 
 class _Speaker:
-    """One process's line to the listener. A forked process opens its own."""
+    """One process's connection to the receiver. A forked process opens its own."""
 
     def __init__(self) -> None:
         self.path = ""
@@ -127,18 +124,15 @@ class _Speaker:
             self._socket = None
 
     def is_foreign(self) -> bool:
-        """Return whether this is another thread of the process that listens: what it does is not
-        the engine's.
-        """
+        """Return whether this is a thread of the receiving process that is not the engine's."""
         return threading.get_ident() != self._thread
 
     def say(self, row: dict[str, Any]) -> None:
-        """Send one thing; the first that cannot be sent is the last that is tried."""
+        """Send one message; after the first failure none is sent any more."""
         if self.is_over:
             return
-        if (
-            self.pid != os.getpid()
-        ):  # also in a fork, whose lock may be held by a thread that is not there
+        # A fork may have inherited a lock that no thread of its own will release.
+        if self.pid != os.getpid():
             self.pid = os.getpid()
             self._lock = threading.Lock()
             self._socket = None
@@ -158,7 +152,7 @@ class _Speaker:
             self._lock.release()
 
     def record(self, record: logging.LogRecord) -> None:
-        """Send a record of vLLM's, with the traceback that it tells."""
+        """Send one log record of vLLM, with its traceback."""
         text = record.getMessage()[:_MOST_CHARS]
         told = {"level": record.levelname, "at": f"{record.filename}:{record.lineno}", "text": text}
         told["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
@@ -172,7 +166,7 @@ class _Speaker:
 
 
 class _Factory:
-    """Makes log records as before, and has those of vLLM told."""
+    """Makes log records with the original factory, and sends those of vLLM."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -193,9 +187,7 @@ class _Factory:
 
 
 def _limits() -> dict[str, int]:
-    """Return what this process may have of memory, where that is limited: a wrapper (prlimit, a
-    shell's ulimit) limits nobody else.
-    """
+    """Return this process's memory limits; a wrapper (prlimit, ulimit) limits only its command."""
     import resource
 
     kinds = {
@@ -207,9 +199,7 @@ def _limits() -> dict[str, int]:
 
 
 def _is_in_place(factory: Any) -> bool:
-    """Return whether records are told already: vLLM puts a factory of its own around
-    what it finds.
-    """
+    """Return whether our factory is installed; vLLM may have put its own around it."""
     while factory is not None:
         if isinstance(factory, _Factory):
             return True
@@ -223,10 +213,8 @@ _own_inits: dict[Any, Any] = {}
 
 
 def be_listener() -> None:
-    """Note that this process is the one that listens: only the thread that starts the engine speaks
-    for it.
-    """
-    global _listener_pid  # noqa: PLW0603 - of this process
+    """Mark this process as the receiver: only the thread that starts the engine sends from it."""
+    global _listener_pid  # noqa: PLW0603 - one for this process
     _listener_pid = os.getpid()
 
 
@@ -235,7 +223,7 @@ def _is_listener() -> bool:
 
 
 def _connected(path: str) -> socket.socket:
-    """Return a connection to the listener. Raises OSError."""
+    """Return a connection to the receiver. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_WAIT_S)
@@ -247,7 +235,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def with_address(path: str, use: Any) -> None:
-    """Call ``use`` with an address for a socket's path, whatever its length. Raises OSError."""
+    """Call ``use`` with an address for a socket's path of any length. Raises OSError."""
     if len(os.fsencode(path)) <= _MOST_PATH_BYTES:
         use(path)
         return
@@ -260,9 +248,7 @@ def with_address(path: str, use: Any) -> None:
 
 
 def _process_name() -> str:
-    """Return what vLLM calls this process in its log, else Python's name of it; "" for the one that
-    listens.
-    """
+    """Return vLLM's or Python's name of this process; "" for the receiving process."""
     if _is_listener():
         return ""
     told = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
@@ -275,8 +261,9 @@ def _process_name() -> str:
 
 
 def _watch_segments() -> None:
-    """Have the shared memory told that this process makes: nobody else knows whose it is once the
-    process is gone.
+    """Report the shared memory that this process makes.
+
+    Once the process is gone, nothing else shows whose it is.
     """
     from multiprocessing import shared_memory
 
@@ -284,7 +271,7 @@ def _watch_segments() -> None:
         shared_memory.SharedMemory,
         lambda made, creates: str(made._name).lstrip("/") if creates else None,
     )
-    if not _is_listener():  # its own semaphores end with the objects that hold them
+    if not _is_listener():  # its own semaphores end with their objects
         from multiprocessing import synchronize
 
         _told_by(
@@ -293,7 +280,7 @@ def _watch_segments() -> None:
 
 
 def _told_by(owner: Any, name_of: Any) -> None:
-    """Have the name of each object told that a class makes in the engine's own threads."""
+    """Report the name of each object that a class makes in the engine's own threads."""
     own = owner.__init__
     if owner in _own_inits:
         return

@@ -67,7 +67,7 @@ def test_information_is_noted_up_to_a_size_and_errors_beyond_it(tmp_path, monkey
         json.loads(line)["level"] for line in (tmp_path / "said.jsonl").read_text().splitlines()
     ]
     assert told == ["INFO", "ERROR"]
-    with pytest.raises(OSError, match="enough"):
+    with pytest.raises(OSError, match="is full"):
         for _ in range(9):
             notes.sendall(json.dumps({"level": "ERROR", "text": "x" * 40}).encode() + b"\n")
     notes.close()

@@ -85,7 +85,7 @@ def test_what_has_not_started_in_time_is_killed(listener):
         StartupWatchdog(listener, 0.5).lasting() as watched,
     ):
         assert process.wait(30) == -9
-    assert watched.ended_because == "it had not started within 0.5 s, and was ended"
+    assert watched.ended_because == "stopped the start, because it took over 0.5 s"
 
 
 def test_what_nobody_waits_for_any_more_is_killed(listener):
@@ -95,7 +95,7 @@ def test_what_nobody_waits_for_any_more_is_killed(listener):
         assert watched.ended_because is None
         given_up.append(True)
         assert process.wait(30) == -9
-    assert watched.ended_because == "nobody waits for it any more, and it was ended"
+    assert watched.ended_because == "stopped the start, because its caller no longer waits for it"
 
 
 def test_a_core_that_has_not_spoken_is_killed_too_and_no_other_child(listener):
