@@ -1,8 +1,7 @@
-"""Which calls of transformers are watched: a row for each method, with the class that reads a call
-of it.
+"""Intercept the watched calls of transformers and of libraries around it.
 
-A class that overrides a watched method (Whisper's ``generate``) is watched there too: what it makes
-of its arguments before it calls the method above cannot be split any more.
+A class that overrides a watched method (Whisper's ``generate``) is watched there too. Its own code
+before the inherited method cannot be split any more.
 """
 
 from __future__ import annotations
@@ -29,13 +28,10 @@ from oomguard.engines.transformers.inputs import is_tensor, size_of_generate
 from oomguard.engines.transformers.loss import no_weight
 from oomguard.probe import torch_memory
 
-# A module of sentence-transformers that runs a model on a dict of features, and gives the dict back
-# with what it found.
-
 
 @dataclass(frozen=True, slots=True)
 class FeaturesCall:
-    """One call of such a module; ``features`` is the call of its model that they amount to."""
+    """A call of a sentence-transformers module; ``features`` is the model call inside it."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -63,11 +59,14 @@ class FeaturesCall:
             and isinstance(given, Mapping)
             and not any(map(is_tensor, kwargs.values()))
         )
-        return cls(args, kwargs, features, None if known else "its arguments are not known")
+        why_not = None
+        if not known:
+            why_not = "oomguard does not know its arguments"
+        return cls(args, kwargs, features, why_not)
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart; None where they can."""
+        """Why the call cannot be split into rows; None if it can."""
         return self.why_not_rows or self.features.not_splittable
 
     @property
@@ -77,17 +76,17 @@ class FeaturesCall:
 
     @property
     def rows(self) -> int:
-        """Rows of the call."""
+        """The number of rows."""
         return self.features.rows
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens of a row, padding included."""
+        """Tokens of a row, with padding."""
         return self.features.prompt_tokens
 
     @property
     def max_new_tokens(self) -> int | None:
-        """No tokens are generated."""
+        """0: it generates no tokens."""
         return self.features.max_new_tokens
 
     @property
@@ -97,14 +96,12 @@ class FeaturesCall:
 
     @property
     def several(self) -> Collection[int]:
-        """How many entries a row may have in a field beside one: no other number."""
+        """Other numbers of entries per row: none."""
         return ()
 
     @property
     def weigh(self) -> Callable[[Any, int, int], float | None]:
-        """What a mean over rows weighs: the result is a record of fields, none of which is known to
-        be one.
-        """
+        """The weight of a mean over rows: unknown, because no result field is known to be one."""
         return no_weight
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -114,56 +111,50 @@ class FeaturesCall:
         return (type(given)({**given, **cut}),), dict(self.kwargs)
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return what notes whether the model draws: rows are cut, and nothing else."""
+        """Return the context in which the model draws the whole call's random numbers."""
         return self.features.around(start, stop)
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
-        """Return why nothing of it is done another way."""
+        """Return why the call has no variants."""
         del changes, failed_in
-        return "no cache holds the prompt"
+        return "the call has no KV cache that holds a prompt"
 
     def problem(self, part: Any, rows: int) -> str | None:
-        """Return None: every field of a part's result is looked at where it is put."""
+        """Return None: collecting the results checks every field."""
         return self.features.problem(part, rows)
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a result as it is: nothing was left out."""
+        """Return the result: no variant left anything out."""
         del start, stop
         return result
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result as it is put together."""
+        """Return the joined result."""
         del place
         return result
 
 
-# Methods of other libraries around ``generate`` that hand it more than rows: read as the call of it
-# that they amount to.
-
-# What PEFT hangs on each of its layers for the time of a call, in tuners/lora/model.py.
+# PEFT installs these hooks on its layers during a call (tuners/lora/model.py).
 _HOOKS: Final = frozenset({"_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"})
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptersCall(GenerateCall):
-    """``generate`` of a PEFT model; only with an adapter for each row is it more than the call that
-    it makes.
-    """
+    """``generate`` of a PEFT model; it matters only if each row has its own adapter."""
 
     @property
     def not_splittable(self) -> str | None:
-        """Why its rows cannot be run apart; the call that it makes is looked at where it names no
-        adapters.
+        """Why the call cannot be split into rows.
+
+        Without adapter names, the inner call of ``generate`` is split instead.
         """
         if self.kwargs.get("adapter_names") is None:
-            return "it names no adapters for its rows"
+            return "it names no adapter for each row"
         return GenerateCall.not_splittable.fget(self)  # type: ignore[attr-defined,no-any-return]
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
-        """Run a part without the hooks of a call that failed, which PEFT leaves on the model with
-        the adapters of its rows.
-        """
+        """Run a part without the hooks that a failed PEFT call left on the model."""
         _remove_hooks(self.model)
         try:
             with GenerateCall.around(self, start, stop):
@@ -176,9 +167,8 @@ class AdaptersCall(GenerateCall):
 class HarnessCall(GenerateCall):
     """``_model_generate`` of lm-evaluation-harness.
 
-    It makes criteria for as many rows as it gets, that end all of them once each has said a stop
-    word. Rows of a part may end earlier than in the whole batch: what comes after a stop word is
-    cut off by the harness.
+    Its stopping criteria end a batch once every row has a stop word. So rows of a part may end
+    earlier than in the whole batch, but the harness cuts everything after a stop word.
     """
 
     pad: int = 0
@@ -187,7 +177,7 @@ class HarnessCall(GenerateCall):
     def of(
         cls, lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
     ) -> HarnessCall:
-        """Read a call; its arguments get the names that ``generate`` has for them."""
+        """Read a call, and give its arguments the names that ``generate`` uses."""
         named = _named(lm, args, kwargs)
         call = GenerateCall.of(lm.model, (), {"input_ids": named["context"]}, began)
         pad = getattr(lm.tokenizer, "pad_token_id", None)
@@ -197,7 +187,7 @@ class HarnessCall(GenerateCall):
 
     @property
     def pad_value(self) -> int | None:
-        """The token after a row that ended earlier than others."""
+        """The token that follows a row which ended earlier than others."""
         return self.pad
 
 
@@ -219,28 +209,26 @@ def size_of_harness_call(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def _named(lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments under the names that ``generate`` has for them."""
+    """Return a call's arguments with the names that ``generate`` uses."""
     named = dict(inspect.signature(type(lm)._model_generate).bind(lm, *args, **kwargs).arguments)
     named.pop("self")
     named.update(named.pop("generation_kwargs", {}))
     return named
 
 
-# What Trainer keeps of the batches that it has evaluated: on the device until the last one, unless
-# ``eval_accumulation_steps`` is set.
-#
-# It hands them out as arrays on the host, so that they may wait there.
+# Trainer keeps the results of evaluated batches on the device until the last batch, unless
+# ``eval_accumulation_steps`` is set. It returns them as arrays on the host, so they may move there.
 
-# Module, and the method that adds a batch's results to those before it.
+# Module, and the method that adds a batch's results to the earlier ones.
 KEEPS: Final = ("transformers.trainer_pt_utils", "EvalLoopContainer.add")
 _MOVES: Final = "to_cpu_and_numpy"
-# What holds results, and the thread that adds to it: another one's may be in the middle of that.
+# Containers of results, each with the thread that fills it; only that thread may move them.
 _kept: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class AddedResults:
-    """Results of one batch, added to those before them: no call of a model, and run whole."""
+    """The call that adds one batch's results to the earlier ones; it is never split."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -249,7 +237,7 @@ class AddedResults:
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     not_splittable: str = (
-        "the results of all batches are kept together: set eval_accumulation_steps"
+        "Trainer collects the results of all batches on the device: set eval_accumulation_steps"
     )
     estimated_row_bytes: int | None = None
     waits_on_host: bool = False
@@ -268,31 +256,31 @@ class AddedResults:
         return cls(args, kwargs)
 
     def part(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments: there is one row."""
+        """Return all arguments: there is only one row."""
         del start, stop
         return self.args, dict(self.kwargs)
 
     def around(self, start: int, stop: int) -> AbstractContextManager[object]:
-        """Return nothing to enter."""
+        """Return an empty context."""
         del start, stop
         return nullcontext()
 
     def varied(self, changes: Mapping[str, FactValue], failed_in: Collection[str] | None) -> str:
-        """Return why nothing of it is done another way."""
+        """Return why the call has no variants."""
         del changes, failed_in
-        return "there is no prompt"
+        return "the call has no prompt"
 
     def problem(self, part: Any, rows: int) -> None:
-        """Return nothing: it is run whole."""
+        """Return None: the call is not split."""
         del part, rows
 
     def completed(self, result: Any, start: int, stop: int) -> Any:
-        """Return a result as it is: nothing was left out."""
+        """Return the result: no variant left anything out."""
         del start, stop
         return result
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
-        """Return the result as it is put together."""
+        """Return the joined result."""
         del place
         return result
 
@@ -304,13 +292,13 @@ def added(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Have results added, and note what holds them."""
+    """Add a batch's results, and remember their container."""
     _kept[container] = threading.get_ident()
     return often(AddedResults.of, wrapped, container, args, kwargs)
 
 
 def held_bytes() -> int:
-    """Return the bytes on the device of the results that this thread's evaluations keep."""
+    """Return the device bytes of results that this thread's evaluations keep."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -324,8 +312,10 @@ def held_bytes() -> int:
 
 
 def move_to_host() -> None:
-    """Move these results to the host, as ``eval_accumulation_steps`` does; raise MemoryError where
-    that has no room.
+    """Move these results to the host, as ``eval_accumulation_steps`` does.
+
+    Raises:
+        MemoryError: they do not fit there.
     """
     import torch
     from torch.utils._pytree import tree_map_only
@@ -347,7 +337,7 @@ def _own() -> list[Any]:
     ]
 
 
-# Module, method in it, and how a call of it is read.
+# Module, method, and the reader of its calls.
 WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
     (
         "transformers.generation.utils",
@@ -365,8 +355,8 @@ WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
         ReadBegun(HarnessCall.of, GenerateCall.begin, size_of_harness_call),
     ),
 )
-# The same for what is called often, through ``often``: a module of sentence-transformers calls a
-# model's ``forward`` by its name.
+# The same for frequent calls, which go through ``often``. A sentence-transformers module calls its
+# model's ``forward`` directly.
 OFTEN: Final[tuple[tuple[str, str, ReadCall], ...]] = (
     ("sentence_transformers.base.modules.transformer", "Transformer.forward", FeaturesCall.of),
 )
@@ -374,11 +364,10 @@ _handlers: list[Handler] = []
 
 
 def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> None:
-    """Have every watched call go through ``handler``, now or once its module is imported; once per
-    process.
+    """Route every watched call through ``handler``, now or once its module is imported.
 
-    The call of a model itself goes through ``often``, the outermost one: ``is_inside`` tells of
-    those below.
+    Only the first call in a process has an effect. The call of a model itself goes through
+    ``often``, unless ``is_inside`` returns that it runs inside another watched call.
     """
     if _handlers:
         return
@@ -398,17 +387,14 @@ def watch(handler: Handler, often: Handler, is_inside: Callable[[], bool]) -> No
     )
     for module, wrap in wraps:
         if module in sys.modules:
-            wrap(
-                importlib.import_module(module)
-            )  # waits where another thread is still importing it
+            # import_module waits if another thread is still importing it.
+            wrap(importlib.import_module(module))
         else:
             wrapt.register_post_import_hook(wrap, module)
 
 
 def _put_around(handler: Callable[..., Any], method: str, module: Any) -> None:
-    """Have calls of a method go through ``handler``; a version that has no such method stays as it
-    is.
-    """
+    """Route calls of a method through ``handler``; do nothing if this version lacks the method."""
     owner, _, name = method.partition(".")
     cls = getattr(module, owner, None)
     function = getattr(cls, name, None)
@@ -419,17 +405,14 @@ def _put_around(handler: Callable[..., Any], method: str, module: Any) -> None:
 def _watched_method(
     function: Callable[..., Any], handler: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a plain function in the place of a method, so that objects and bound methods can be
-    pickled and copied.
-    """
+    """Return a plain function that replaces a method, so that bound methods can be pickled."""
 
     @functools.wraps(function)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return handler(types.MethodType(function, self), self, args, kwargs)
-        except BaseException as error:  # noqa: BLE001 - raised again as it is
-            # One frame of ours is enough above the engine's.
-            # the same one
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            # The user sees only one frame of oomguard above the engine's frames.
             raise error.with_traceback(_without_own_frames(error.__traceback__))  # noqa: B904
 
     return watched
@@ -444,9 +427,7 @@ def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackTyp
 
 
 def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -> None:
-    """Give models a ``__call__`` of their own: a plain function, which torch.compile reads through
-    where it compiles.
-    """
+    """Give models a plain ``__call__``, through which torch.compile can trace."""
     import torch
 
     base = torch.nn.Module
@@ -465,15 +446,13 @@ def _watch_forward(often: Handler, is_inside: Callable[[], bool], module: Any) -
 def _wrap(method: str, read: ReadCall, module: Any) -> None:
     owner, _, name = method.partition(".")
     if not hasattr(getattr(module, owner, None), name):
-        return  # a version that has no such method is imported all the same
+        return  # this version lacks the method
     _put_around(functools.partial(_handlers[0], read), method, module)
     _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
 
 
 def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:
-    """Watch the method ``name`` of every class below ``base`` that overrides it, of those to come
-    as well.
-    """
+    """Watch the method ``name`` in every present and future subclass that overrides it."""
 
     def wrap(cls: Any) -> None:
         own = cls.__dict__.get(name)

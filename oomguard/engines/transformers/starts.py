@@ -1,7 +1,6 @@
-"""Where transformers puts weights on a device: a model loaded there, and one that is moved there.
+"""Intercept loads of models on a device, and moves of models to a device.
 
-``pipeline(...)`` loads by the first and moves by the second, as ``from_pretrained(...).to("cuda")``
-does.
+``pipeline(...)`` loads and then moves a model, like ``from_pretrained(...).to("cuda")``.
 """
 
 from __future__ import annotations
@@ -22,42 +21,38 @@ from oomguard.probe.host import read_available_bytes
 from oomguard.remedy.failed_load import ON_DEVICE, Lighter, LoadModel, Weights
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
-# Weights put on a device under a guard: as the program asks, then with some layers on the host, or
-# in fewer bits.
-
-# What the host keeps for other things.
+# The share of free host memory that weights may use.
 _HOST_SHARE: Final = 0.9
 
 
 class WeightPlacement(Protocol):
-    """A model loaded on a device, or moved there."""
+    """A load of a model on a device, or a move to one."""
 
     place: WeightDevice
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the program named the device, so that no layer waits elsewhere without
-        permission.
-        """
+        """Whether the program named the device; then layers need permission to wait elsewhere."""
 
     @property
     def why_not_on_host(self) -> str | None:
-        """Why no layer can wait on the host; None where they can."""
+        """Why layers cannot wait on the host; None if they can."""
 
     def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
-        """Return the model on its device, with these settings changed; the rest of it has so many
-        bytes of the host.
+        """Return the model on its device with these settings changed.
+
+        ``host_bytes`` is the host memory for its other layers; None: unknown.
         """
 
     def weights(self) -> Weights | None:
-        """Return what its weights are; None where nothing tells."""
+        """Return the weights; None if they are unknown."""
 
     def lighter(self) -> tuple[Lighter, ...]:
-        """Return its weights in fewer bits, the least costly first."""
+        """Return the weights in fewer bits, with the most bits first."""
 
 
 class WeightsStart:
-    """One load or move under a guard: an engine's start that nothing has to be watched after."""
+    """A load or a move under a guard: a start without an engine to watch afterwards."""
 
     phase = "load_weights"
     tells_success = False
@@ -69,8 +64,9 @@ class WeightsStart:
     def attempt(
         self, changed: Mapping[str, FactValue], within_s: float | None = None
     ) -> EndedStart:
-        """Put the weights there with these settings changed; once more where a failure let go of
-        what nobody used.
+        """Load the weights with these settings changed.
+
+        If a failure released unused memory, try again with the same settings.
         """
         del within_s
         ended = self._once(changed)
@@ -90,14 +86,14 @@ class WeightsStart:
         try:
             return EndedStart(result=self._placing.make(changed, _host_bytes()))
         except Exception as error:  # noqa: BLE001
-            # judged by the guard, and raised again unless it is remedied
+            # The guard judges it, and raises it again if there is no remedy.
             own = error.__traceback__
             return EndedStart(
                 error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
             )
 
     def behind(self, incident: Incident) -> LoadModel:
-        """Return the model of the load that failed."""
+        """Return the memory model of the failed load."""
         del incident
         placing = self._placing
         return LoadModel(
@@ -111,31 +107,31 @@ class WeightsStart:
         )
 
     def attend(self, engine: Any, make_again: MakeAgain) -> None:
-        """Do nothing: a model that is loaded does not die by itself."""
+        """Do nothing: a loaded model does not die."""
 
     def is_given_up(self) -> bool:
-        """Return no: who loads a model waits for it."""
+        """Return False: the caller of a load waits for it."""
         return False
 
     def leave_nothing(self) -> None:
-        """Give back what the attempt before held."""
+        """Release the memory of the last attempt."""
         torch_memory.release()
 
     def settings_in_force(self) -> dict[str, SettingInForce]:
-        """Return whether the program named the device."""
+        """Return whether the program named the device, as a setting."""
         chosen = self._placing.is_chosen
         return {
             ON_DEVICE: SettingInForce(ON_DEVICE, None, chosen, "given" if chosen else "default")
         }
 
     def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
-        """Return whether a setting is one of those that a load can be given."""
+        """Return whether a load has this setting."""
         del facts
         return name == ON_DEVICE or name in {way.setting for way in self._placing.lighter()}
 
 
 def _let_go(error: BaseException) -> None:
-    """Drop what the frames of a failure hold: the part of the model that was loaded."""
+    """Release what a failure's frames hold: the part of the model that was loaded."""
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
 
@@ -153,8 +149,9 @@ _handlers: list[StartHandler] = []
 
 
 def watch(handler: StartHandler) -> None:
-    """Have loads and moves of models go through ``handler``, now or once transformers is imported;
-    once per process.
+    """Route loads and moves of models through ``handler``, now or once transformers is imported.
+
+    Only the first call in a process has an effect.
     """
     if _handlers:
         return
@@ -162,7 +159,7 @@ def watch(handler: StartHandler) -> None:
     import wrapt
 
     if _MODULE in sys.modules:
-        _wrap(importlib.import_module(_MODULE))  # waits where another thread is still importing it
+        _wrap(importlib.import_module(_MODULE))  # waits if another thread is still importing it
     else:
         wrapt.register_post_import_hook(_wrap, _MODULE)
 
