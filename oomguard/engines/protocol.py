@@ -27,13 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from oomguard.core.facts import Fact, FactValue
-from oomguard.core.incident import EngineStart, SettingInForce
-from oomguard.engines.start_key import StartKey
-
 if TYPE_CHECKING:
+    from oomguard.core.facts import Fact, FactValue
+    from oomguard.core.incident import EngineStart, SettingInForce
     from oomguard.engines.command import Launch
     from oomguard.engines.start_attempt import StartedEngine
+    from oomguard.engines.start_key import StartKey
     from oomguard.remedy.policy import LeastValue
     from oomguard.scan.source import Line
 

@@ -7,19 +7,21 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from oomguard.engines import no_insight
-from oomguard.engines.command import Launch
-from oomguard.engines.protocol import (
-    Handler,
-    Insight,
-    KilledBefore,
-    Launcher,
-    SeenCallHandler,
-    Shelf,
-)
-from oomguard.engines.start_attempt import StartHandler
+if TYPE_CHECKING:
+    from oomguard.engines.command import Launch
+    from oomguard.engines.protocol import (
+        Handler,
+        Insight,
+        KilledBefore,
+        Launcher,
+        SeenCallHandler,
+        Shelf,
+    )
+    from oomguard.engines.start_attempt import StartHandler
+
+# Each guarded call imports this module, so it imports nothing that a successful call does not need.
 
 
 @functools.cache
@@ -36,6 +38,8 @@ def launchers() -> tuple[Launcher, ...]:
 
 def insight_of(engine: Launcher) -> Insight:
     """Return the module ``insight`` of an engine; no_insight if the engine has none."""
+    from oomguard.engines import no_insight
+
     package = getattr(engine, "__name__", "").rpartition(".")[0]
     found = next(
         (module for module in _modules("insight") if module.__name__.rpartition(".")[0] == package),

@@ -170,7 +170,7 @@ class Features(torch.nn.Module):
 
 
 def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
-    from oomguard.engines.transformers.calls import FeaturesCall
+    from oomguard.engines.transformers.library_calls import FeaturesCall
     from oomguard.guarding.collate import Gathered
 
     def batch():

@@ -5,24 +5,28 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from oomguard.core.errors import OomguardError
-from oomguard.core.facts import FactValue, format_gib
+from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.files import read_tables
+from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
+from oomguard.engines.start_attempt import EndedStart, MakeAgain
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.files import ModelFiles, find_model
 from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.shape import ModelShape, read_shape
 from oomguard.probe import torch_memory
-from oomguard.remedy.failed_load import ON_DEVICE, Lighter, Weights
-from oomguard.scan.exceptions import may_be_oom
+from oomguard.probe.host import read_available_bytes
+from oomguard.remedy.failed_load import ON_DEVICE, Lighter, LoadModel, Weights
+from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 # Values of device_map for which accelerate chooses the devices.
 AUTOMATIC: Final = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
@@ -604,3 +608,125 @@ def _folder_of(name: str, kwargs: Mapping[str, Any]) -> Path | None:
     if isinstance(found, str):
         return Path(found).parent
     return None
+
+
+# The share of free host memory that weights may use.
+_HOST_SHARE: Final = 0.9
+
+
+class WeightPlacement(Protocol):
+    """A load of a model on a device, or a move to one."""
+
+    place: WeightDevice
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the program named the device; then layers need permission to wait elsewhere."""
+
+    @property
+    def why_not_on_host(self) -> str | None:
+        """Why layers cannot wait on the host; None if they can."""
+
+    def make(self, changed: Mapping[str, FactValue], host_bytes: int | None) -> Any:
+        """Return the model on its device with these settings changed.
+
+        ``host_bytes`` is the host memory for its other layers; None: unknown.
+        """
+
+    def weights(self) -> Weights | None:
+        """Return the weights; None if they are unknown."""
+
+    def lighter(self) -> tuple[Lighter, ...]:
+        """Return the weights in fewer bits, with the most bits first."""
+
+
+class WeightsStart:
+    """A load or a move under a guard: a start without an engine to watch afterwards."""
+
+    phase = "load_weights"
+    tells_success = False
+
+    def __init__(self, placing: WeightPlacement) -> None:
+        self._placing = placing
+        self._base_bytes: int | None = None
+
+    def attempt(
+        self, changed: Mapping[str, FactValue], within_s: float | None = None
+    ) -> EndedStart:
+        """Load the weights with these settings changed.
+
+        If a failure released unused memory, try again with the same settings.
+        """
+        del within_s
+        ended = self._once(changed)
+        while ended.error is not None and may_be_oom(ended.error):
+            before = self._base_bytes
+            lines = ended.lines
+            _let_go(ended.error)
+            torch_memory.release()
+            self._base_bytes = torch_memory.live_bytes()
+            if before is None or self._base_bytes is None or self._base_bytes >= before:
+                return EndedStart(error=ended.error, lines=lines)
+            ended = self._once(changed)
+        return ended
+
+    def _once(self, changed: Mapping[str, FactValue]) -> EndedStart:
+        self._base_bytes = torch_memory.live_bytes()
+        try:
+            return EndedStart(result=self._placing.make(changed, _host_bytes()))
+        except Exception as error:  # noqa: BLE001
+            # The guard judges it, and raises it again if there is no remedy.
+            own = error.__traceback__
+            return EndedStart(
+                error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
+            )
+
+    def behind(self, incident: Incident) -> LoadModel:
+        """Return the memory model of the failed load."""
+        del incident
+        placing = self._placing
+        return LoadModel(
+            placing.weights(),
+            self._base_bytes,
+            _host_bytes(),
+            placing.place.name,
+            torch_memory.is_cached(),
+            placing.why_not_on_host,
+            placing.lighter(),
+        )
+
+    def attend(self, engine: Any, make_again: MakeAgain) -> None:
+        """Do nothing: a loaded model does not die."""
+
+    def is_given_up(self) -> bool:
+        """Return False: the caller of a load waits for it."""
+        return False
+
+    def leave_nothing(self) -> None:
+        """Release the memory of the last attempt."""
+        torch_memory.release()
+
+    def settings_in_force(self) -> dict[str, SettingInForce]:
+        """Return whether the program named the device, as a setting."""
+        chosen = self._placing.is_chosen
+        return {
+            ON_DEVICE: SettingInForce(ON_DEVICE, None, chosen, "given" if chosen else "default")
+        }
+
+    def carries(self, name: str, facts: Mapping[str, Fact]) -> bool:
+        """Return whether a load has this setting."""
+        del facts
+        return name == ON_DEVICE or name in {way.setting for way in self._placing.lighter()}
+
+
+def _let_go(error: BaseException) -> None:
+    """Release what a failure's frames hold: the part of the model that was loaded."""
+    for link in chain(error):
+        traceback.clear_frames(link.__traceback__)
+
+
+def _host_bytes() -> int | None:
+    free = read_available_bytes()
+    if free is None:
+        return None
+    return int(free * _HOST_SHARE)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.start_attempt import StartHandler
+if TYPE_CHECKING:
+    from oomguard.engines.start_attempt import StartHandler
 
 # Module, and function in it.
 WATCHED: Final = (

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from oomguard.engines.transformers.calls import AdaptersCall, HarnessCall  # noqa: E402
+from oomguard.engines.transformers.library_calls import AdaptersCall, HarnessCall  # noqa: E402
 
 IDS = torch.arange(3, 27).reshape(4, 6)
 
