@@ -37,7 +37,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Lighter:
+class LighterWeights:
     """The same weights in fewer bits.
 
     Attributes:
@@ -75,7 +75,7 @@ class LoadModel:
     device: str = "0"
     is_cached: bool = False
     why_not_on_host: str | None = None
-    lighter: tuple[Lighter, ...] = ()
+    lighter: tuple[LighterWeights, ...] = ()
 
     def solve(self, setting: str, incident: Incident) -> Solution | None:
         """Return None: each way works alone, and ``solve_together`` returns all."""
@@ -155,7 +155,7 @@ class LoadModel:
         )
         return Solution(share, reason, waiting)
 
-    def _in_fewer_bits(self, way: Lighter, incident: Incident) -> Solution:
+    def _in_fewer_bits(self, way: LighterWeights, incident: Incident) -> Solution:
         weights = self.weights
         room = self.room_bytes(incident)
         if way.why_not is not None:

@@ -715,7 +715,7 @@ class FailureModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelChain:
     """Several models behind one failure; the first with an answer counts."""
 
     models: tuple[FailureModel, ...]
@@ -741,7 +741,7 @@ class Models:
         return tuple(other for model in self.models for other in model.smallest_that_fits(incident))
 
 
-def models_behind(incident: Incident, model: str | None = None) -> FailureModel | None:
+def failure_model(incident: Incident, model: str | None = None) -> FailureModel | None:
     """Return the model behind a vLLM failure; None if none can be read here.
 
     ``model`` is a folder or Hub name to use instead of the one in the log.
@@ -749,7 +749,7 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
     start = start_model(incident, model)
     if start is not None and fails_while_profiling(incident):
         # A smaller step shrinks all its tensors, and what remains for the KV cache counts too.
-        return Models((start,))
+        return ModelChain((start,))
     cache = kv_of(incident, model)
     allocation = failed_allocation(incident, model)
     if cache is not None and _is_laid_out_otherwise(cache, incident):
@@ -761,7 +761,7 @@ def models_behind(incident: Incident, model: str | None = None) -> FailureModel 
     )
     models = tuple(one for one in found if one is not None)
     if models:
-        return Models(models)
+        return ModelChain(models)
     return None
 
 

@@ -17,7 +17,7 @@ STATE: Final = "output_attentions"
 _MASK_AXES: Final = 2
 
 
-def why_not_attending(model: Any, arguments: Mapping[str, Any]) -> str | None:
+def why_not_use_attention(model: Any, arguments: Mapping[str, Any]) -> str | None:
     """Return why a call cannot run with attention that keeps no scores; None if it can."""
     config: Any = getattr(model, "config", None)
     now = getattr(config, "_attn_implementation", None)
@@ -48,7 +48,7 @@ def _why_scores_are_needed(model: Any, arguments: Mapping[str, Any]) -> str | No
 
 
 @contextlib.contextmanager
-def attending(model: Any, implementation: str) -> Iterator[None]:
+def use_attention(model: Any, implementation: str) -> Iterator[None]:
     """Run a model with this attention implementation in the block."""
     with ONE_CALL:  # the model's configuration is changed meanwhile
         configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]

@@ -22,7 +22,7 @@ _NAMES: Final = ("rope_deltas",)
 
 
 @contextlib.contextmanager
-def put_together(
+def join_row_state(
     model: Any,
     kept: dict[int, list[tuple[Any, str, Any]]],
     start: int,
@@ -58,7 +58,7 @@ _LAYERS: Final = "num_hidden_layers"
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class CallState:
     """The state before a call.
 
     Attributes:
@@ -73,9 +73,9 @@ class Began:
     layers: int | None = None
 
     @classmethod
-    def now(cls, model: Any, main: Any, cache: Any) -> Began:
+    def now(cls, model: Any, main: Any, cache: Any) -> CallState:
         """Record the present state for a call of ``model`` with the inputs ``main``."""
-        from oomguard.engines.transformers.random_draws import states_now
+        from oomguard.engines.transformers.random_draws import generator_states
 
         layers = _plain_layers(cache)
         if layers is None:
@@ -83,7 +83,7 @@ class Began:
         else:
             tokens = tuple(int(layer.get_seq_length()) for layer in layers)
         layers = getattr(_config(model), _LAYERS, None)
-        return cls(states_now(getattr(main, "device", None)), tokens, layers)
+        return cls(generator_states(getattr(main, "device", None)), tokens, layers)
 
     def restore_layers(self, model: Any) -> None:
         """Restore the layer count in the model's configuration."""

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any, Final
 from oomguard.engines.protocol import Handler, ReadBegun, ReadCall, ReadOverriding, SizeOfCall
 
 if TYPE_CHECKING:
-    from oomguard.engines.transformers.call_state import Began
+    from oomguard.engines.transformers.call_state import CallState
     from oomguard.engines.transformers.forward import ForwardCall
     from oomguard.engines.transformers.generate import GenerateCall
     from oomguard.engines.transformers.library_calls import AdaptersCall, FeaturesCall, HarnessCall
 
 
-def _begin_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
+def _begin_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallState:
     from oomguard.engines.transformers.generate import GenerateCall
 
     return GenerateCall.begin(model, args, kwargs)
 
 
 def _read_generate(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: CallState
 ) -> GenerateCall:
     from oomguard.engines.transformers.generate import GenerateCall
 
@@ -46,7 +46,7 @@ def _size_of_generate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def _read_adapters(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: CallState
 ) -> AdaptersCall:
     from oomguard.engines.transformers.library_calls import AdaptersCall
 
@@ -56,7 +56,7 @@ def _read_adapters(
 
 
 def _read_harness(
-    lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began
+    lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: CallState
 ) -> HarnessCall:
     from oomguard.engines.transformers.library_calls import HarnessCall
 
@@ -88,9 +88,9 @@ def _add_results(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    from oomguard.engines.transformers.results import added
+    from oomguard.engines.transformers.results import add_results
 
-    return added(often, wrapped, container, args, kwargs)
+    return add_results(often, wrapped, container, args, kwargs)
 
 
 # Module, and the method with which Trainer adds a batch's results to the earlier ones.

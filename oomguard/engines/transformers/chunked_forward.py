@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from oomguard.core.files import read_tables
-from oomguard.engines.transformers.independence import own_code, rope_by_length, why_state_of
+from oomguard.engines.transformers.independence import rope_by_length, user_code, why_state_of
 from oomguard.engines.transformers.inputs import (
     NAMES,
+    compute_on_host,
     given_cache,
     name_in,
-    of_host,
     why_packed,
     with_cache,
 )
@@ -65,7 +65,7 @@ def _why_not_model(model: Any) -> str | None:
     kind, _ = rope_by_length(config)
     if kind is not None:
         return f"positions by {kind} depend on how many tokens are read at once"
-    if (own := own_code(model)) is not None:
+    if (own := user_code(model)) is not None:
         return f"{own} is your own code"
     return why_state_of(model)
 
@@ -108,18 +108,18 @@ def _is_of_tokens(name: str, value: Any) -> bool:
     )
 
 
-def begins_padded(mask: Any) -> bool:
+def has_leading_padding(mask: Any) -> bool:
     """Return whether a row begins with padding.
 
     Padding looks at all other tokens alike, so its outputs would change with the chunk.
     """
     if mask is None or getattr(mask, "ndim", 0) != _MASK_AXES:
         return False
-    return of_host(lambda shown: bool((shown[:, 0] == 0).any()), mask)
+    return compute_on_host(lambda shown: bool((shown[:, 0] == 0).any()), mask)
 
 
 @contextlib.contextmanager
-def chunking(model: Any, tokens: int) -> Iterator[None]:
+def run_in_chunks(model: Any, tokens: int) -> Iterator[None]:
     """Run calls of a model in chunks of ``tokens`` tokens in the block, if possible."""
     with ONE_CALL:
         yield from _replaced(model, tokens)

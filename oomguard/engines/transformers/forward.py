@@ -10,18 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import FactValue
-from oomguard.engines.transformers.attention import attending, why_not_attending
-from oomguard.engines.transformers.call_state import put_together
-from oomguard.engines.transformers.chunked_forward import begins_padded, chunking, why_not_in_chunks
+from oomguard.engines.transformers.attention import use_attention, why_not_use_attention
+from oomguard.engines.transformers.call_state import join_row_state
+from oomguard.engines.transformers.chunked_forward import (
+    has_leading_padding,
+    run_in_chunks,
+    why_not_in_chunks,
+)
 from oomguard.engines.transformers.independence import (
     common_rows,
+    guard_advice,
+    infer_row_arguments,
     is_cut,
     is_input,
     layout_of,
-    line_to_write,
     names,
     records_gradients,
-    taken_for_rows,
     why_drawn,
     why_not_rows,
     why_over_batch,
@@ -41,7 +45,7 @@ Stored = dict[int, Mapping[str, Any]]
 _OTHERWISE: Final = "the image outputs of the parts differ in more than the images"
 
 
-def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
+def store_image_fields(result: Any, names: tuple[str, ...], stored: Stored, start: int) -> Any:
     """Return a part's result without these fields, which go into ``stored``."""
     own = {
         name: result[name]
@@ -56,7 +60,7 @@ def taken_off(result: Any, names: tuple[str, ...], stored: Stored, start: int) -
     return result
 
 
-def put_back(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> Any:
+def join_image_fields(result: Any, stored: Stored, place: Callable[[Any, Any], Any]) -> Any:
     """Return the result of all rows with the stored fields of its parts joined.
 
     ``place`` moves each tensor to a device.
@@ -219,7 +223,7 @@ class ForwardCall:
             given = ", ".join(with_tensors) or "no tensor"
             why = f"oomguard does not know which argument has one row per input: {given}"
             return cls(
-                model, args, kwargs, positional, 1, None, f"{why}. {line_to_write({}, 0)}", trains
+                model, args, kwargs, positional, 1, None, f"{why}. {guard_advice({}, 0)}", trains
             )
         if len(positional) == len(args):
             reason = None
@@ -234,7 +238,9 @@ class ForwardCall:
             of_rows = Media({})
         else:
             of_rows = media
-        taken = frozenset() if of_rows.starts else taken_for_rows(arguments, rows, of_rows.untold)
+        taken = (
+            frozenset() if of_rows.starts else infer_row_arguments(arguments, rows, of_rows.untold)
+        )
         if found in names("text"):
             tokens = int(arguments[found].shape[1])
         else:
@@ -242,7 +248,7 @@ class ForwardCall:
         reason = reason or why_rows_depend(model, "forward", arguments, rows, tokens)
         reason = reason or why_over_batch(model, arguments)
         if reason is None and isinstance(media, str):
-            reason = f"{media}. {line_to_write(arguments, rows)}"
+            reason = f"{media}. {guard_advice(arguments, rows)}"
         reason = reason or why_not_rows(arguments, rows, of_rows, taken)
         return cls(
             model,
@@ -291,7 +297,7 @@ class ForwardCall:
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Run a part as its variant, with the whole call's random numbers and model state."""
-        together = put_together(self.model, self.left, start, self.rows - stop)
+        together = join_row_state(self.model, self.left, start, self.rows - stop)
         if self.attention is not None or self.chunk_tokens is not None:
             together = self._another_way(self.model, together)
         if stop - start == self.rows:
@@ -303,11 +309,13 @@ class ForwardCall:
 
     def _drawing(self) -> Draws:
         """Return the random draws of all parts; the first part makes them."""
-        from oomguard.engines.transformers.random_draws import Draws, states_now
+        from oomguard.engines.transformers.random_draws import Draws, generator_states
 
         if not self.draws:
             self.draws.append(
-                Draws(states_now(getattr(self.model, "device", None)), self.rows, may_draw=True)
+                Draws(
+                    generator_states(getattr(self.model, "device", None)), self.rows, may_draw=True
+                )
             )
         return self.draws[0]
 
@@ -315,9 +323,9 @@ class ForwardCall:
     def _another_way(self, model: Any, around: AbstractContextManager[object]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self.attention is not None:
-                stack.enter_context(attending(model, self.attention))
+                stack.enter_context(use_attention(model, self.attention))
             if self.chunk_tokens is not None:
-                stack.enter_context(chunking(model, self.chunk_tokens))
+                stack.enter_context(run_in_chunks(model, self.chunk_tokens))
             else:
                 stack.enter_context(around)
             yield
@@ -350,7 +358,7 @@ class ForwardCall:
     def _in_chunks(self, given: Mapping[str, Any], tokens: FactValue) -> ForwardCall | str:
         """Return the call with chunks of ``tokens`` tokens, or why that changes the result."""
         why_not = why_not_in_chunks(self.model, given)
-        if why_not is None and begins_padded(given.get("attention_mask")):
+        if why_not is None and has_leading_padding(given.get("attention_mask")):
             why_not = "its rows begin with padding, whose outputs would change"
         if why_not is None and (self.prompt_tokens or 0) <= int(tokens):
             why_not = "its tokens already fit into one chunk"
@@ -360,8 +368,8 @@ class ForwardCall:
         self, given: Mapping[str, Any], implementation: FactValue
     ) -> ForwardCall | str:
         """Return the call with another attention implementation, or why that is impossible."""
-        why_not = why_not_attending(self.model, given)
-        if why_not is None and begins_padded(given.get("attention_mask")):
+        why_not = why_not_use_attention(self.model, given)
+        if why_not is None and has_leading_padding(given.get("attention_mask")):
             why_not = "its rows begin with padding, whose outputs would change"
         return why_not or replace(self, attention=str(implementation))
 
@@ -377,12 +385,12 @@ class ForwardCall:
         is_whole = not self.media.outputs or stop - start == self.rows
         if is_whole:
             return result
-        return taken_off(result, self.media.outputs, self.stored, start)
+        return store_image_fields(result, self.media.outputs, self.stored, start)
 
     def finished(self, result: Any, place: Callable[[Any, Any], Any]) -> Any:
         """Return the joined result with the image outputs of all rows."""
         if self.stored:
-            return put_back(result, self.stored, place)
+            return join_image_fields(result, self.stored, place)
         return result
 
     def _positional(self) -> Iterator[tuple[str, Any]]:

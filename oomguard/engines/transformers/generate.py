@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.errors import OomguardError
 from oomguard.core.facts import FactValue
-from oomguard.engines.transformers.call_state import Began, put_together
-from oomguard.engines.transformers.chunked_forward import chunking
+from oomguard.engines.transformers.call_state import CallState, join_row_state
+from oomguard.engines.transformers.chunked_forward import run_in_chunks
 from oomguard.engines.transformers.generate_variants import (
     as_changed,
     generate_another_way,
@@ -23,9 +23,9 @@ from oomguard.engines.transformers.generate_variants import (
 from oomguard.engines.transformers.independence import (
     CRITERIA,
     NAMES,
-    line_to_write,
-    taken_for_rows,
-    why_not_apart,
+    guard_advice,
+    infer_row_arguments,
+    why_not_separate,
     why_rows_depend,
 )
 from oomguard.engines.transformers.inputs import NAMES as CACHES
@@ -33,8 +33,8 @@ from oomguard.engines.transformers.inputs import (
     by_name,
     given_cache,
     holds_tensors,
-    inputs_of,
     is_tensor,
+    main_input,
     main_name,
     new_tokens,
     option_of,
@@ -174,7 +174,7 @@ class GenerateCall:
     rows: int
     prompt_tokens: int | None
     draws: Draws
-    began: Began
+    began: CallState
     may_train: bool = False
     phase: str | None = "generate"
     chunk_tokens: int | None = None  # chunks for every model call, if generate has no own chunks
@@ -189,7 +189,7 @@ class GenerateCall:
         model: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        began: Began | None = None,
+        began: CallState | None = None,
     ) -> GenerateCall:
         """Read a call, but no more than a successful call needs.
 
@@ -206,9 +206,9 @@ class GenerateCall:
         return cls(model, args, kwargs, rows, prompt_tokens, draws, began)
 
     @staticmethod
-    def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Began:
+    def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallState:
         """Record the state that a call changes besides its result."""
-        return Began.now(model, inputs_of(model, args, kwargs), given_cache(kwargs))
+        return CallState.now(model, main_input(model, args, kwargs), given_cache(kwargs))
 
     @contextlib.contextmanager
     def around(self, start: int, stop: int) -> Iterator[None]:
@@ -219,9 +219,9 @@ class GenerateCall:
             stack.callback(self.began.restore_layers, self.model)
             for model in (self.model, self.kwargs.get("assistant_model")):
                 if self.chunk_tokens is not None and model is not None:
-                    stack.enter_context(chunking(model, self.chunk_tokens))
+                    stack.enter_context(run_in_chunks(model, self.chunk_tokens))
             stack.enter_context(self.changed(self.model))
-            stack.enter_context(put_together(self.model, self.left, start, self.rows - stop))
+            stack.enter_context(join_row_state(self.model, self.left, start, self.rows - stop))
             yield
 
     def changed(self, model: Any) -> AbstractContextManager[None]:
@@ -242,7 +242,7 @@ class GenerateCall:
         args = self.args
         kwargs = self.kwargs
         rows = self.rows
-        main = inputs_of(self.model, args, kwargs)
+        main = main_input(self.model, args, kwargs)
         if not isinstance(main, torch.Tensor) or main.dim() < 2:
             return "the call has no input tensor with rows"
         if (why := why_not_rows(self.model)) is not None:
@@ -261,9 +261,9 @@ class GenerateCall:
                 return f"the argument {name} applies to the whole batch"
         media = self.media()
         if isinstance(media, str):
-            return f"{media}. {line_to_write(kwargs, rows)}"
-        if (why := why_not_apart(kwargs)) is not None:
-            return f"{why}. {line_to_write(kwargs, rows)}"
+            return f"{media}. {guard_advice(kwargs, rows)}"
+        if (why := why_not_separate(kwargs)) is not None:
+            return f"{why}. {guard_advice(kwargs, rows)}"
         for name, value in kwargs.items():
             if name in media.starts or name in NAMES or name in self.taken:
                 continue
@@ -274,7 +274,7 @@ class GenerateCall:
                 known = False  # some models have an axis of three before the rows
             if not known and holds_tensors(value):
                 why = f"the argument {name} is not known to hold one row per input"
-                return f"{why}. {line_to_write(kwargs, rows)}"
+                return f"{why}. {guard_advice(kwargs, rows)}"
             if isinstance(value, (list, tuple)) and not is_of_all_rows(
                 self.model, name, value, rows
             ):
@@ -314,7 +314,7 @@ class GenerateCall:
 
     def media(self) -> Media | str:
         """Return the rows of images and videos, or why they are unknown."""
-        main = inputs_of(self.model, self.args, self.kwargs)
+        main = main_input(self.model, self.args, self.kwargs)
         return media_of(self.model, {n: v for n, v in self.kwargs.items() if v is not main}, main)
 
     @property
@@ -336,7 +336,7 @@ class GenerateCall:
         unknown = {
             n: v for n, v in unknown.items() if not self._is_listed(n) and not hasattr(options, n)
         }
-        return taken_for_rows(unknown, self.rows, media.untold)
+        return infer_row_arguments(unknown, self.rows, media.untold)
 
     def is_cut(self, name: str) -> bool:
         """Return whether a tensor with this name is split into rows."""

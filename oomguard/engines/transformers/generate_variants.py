@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomguard.core.facts import FactValue
 from oomguard.engines.transformers.attention import STATE as _SCORES
-from oomguard.engines.transformers.attention import attending, why_not_attending
+from oomguard.engines.transformers.attention import use_attention, why_not_use_attention
 from oomguard.engines.transformers.call_state import EARLY_EXIT
-from oomguard.engines.transformers.chunked_forward import begins_padded
+from oomguard.engines.transformers.chunked_forward import has_leading_padding
 from oomguard.engines.transformers.chunked_forward import (
     why_not_in_chunks as why_no_forward_in_chunks,
 )
-from oomguard.engines.transformers.independence import NAMES, why_not_apart
-from oomguard.engines.transformers.inputs import given_cache, inputs_of, why_packed
-from oomguard.engines.transformers.kv_cache_offload import cache_on_host, keeping_cache
+from oomguard.engines.transformers.independence import NAMES, why_not_separate
+from oomguard.engines.transformers.inputs import given_cache, main_input, why_packed
+from oomguard.engines.transformers.kv_cache_offload import cache_on_host, with_cache_placement
 from oomguard.engines.transformers.media import Media
 from oomguard.probe import torch_memory
 
@@ -74,7 +74,7 @@ def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall |
         kwargs = {
             name: cut(value) if name in named else value for name, value in call.kwargs.items()
         }
-        whole_prompt = inputs_of(call.model, call.args, call.kwargs)
+        whole_prompt = main_input(call.model, call.args, call.kwargs)
         if encodes:
             prompt = None
         else:
@@ -101,7 +101,7 @@ def _shorter_prompt_why_not(call: GenerateCall) -> str | None:
     import torch
 
     if (
-        not isinstance(inputs_of(call.model, call.args, call.kwargs), torch.Tensor)
+        not isinstance(main_input(call.model, call.args, call.kwargs), torch.Tensor)
         or call.max_new_tokens is None
     ):
         return "the number of prompt tokens is unknown"
@@ -139,7 +139,7 @@ def generate_another_way(
 
     ``failed_in`` are the functions in its failure's traceback; None: it has not run yet.
     """
-    why_not = _why_not_again(call, failed_in) or why_not_apart(call.kwargs)
+    why_not = _why_not_again(call, failed_in) or why_not_separate(call.kwargs)
     changed = call
     for name, value in changes.items():
         found = why_not or _WAYS[name](changed, value)
@@ -158,7 +158,7 @@ def as_changed(model: Any, attention: str | None, *, cache_is_on_host: bool) -> 
     """Run a model with this attention and cache in the block; ``attention`` None: its own."""
     with contextlib.ExitStack() as stack:
         if attention is not None:
-            stack.enter_context(attending(model, attention))
+            stack.enter_context(use_attention(model, attention))
         if cache_is_on_host:
             stack.enter_context(cache_on_host(model))
         yield
@@ -183,8 +183,10 @@ def _in_chunks(call: GenerateCall, tokens: FactValue) -> GenerateCall | str:
 def _attending(call: GenerateCall, implementation: FactValue) -> GenerateCall | str:
     """Return the call with another attention implementation, or why that is impossible."""
     mask = call.kwargs.get("attention_mask")
-    why_not = why_not_attending(call.model, {_SCORES: call.option(_SCORES), "attention_mask": mask})
-    if why_not is None and call.weigh is not None and begins_padded(mask):
+    why_not = why_not_use_attention(
+        call.model, {_SCORES: call.option(_SCORES), "attention_mask": mask}
+    )
+    if why_not is None and call.weigh is not None and has_leading_padding(mask):
         why_not = "the result's cache includes padding before a row, whose entries would change"
     return why_not or replace(call, attention=str(implementation))
 
@@ -206,7 +208,7 @@ def _with_fewer_tokens(call: GenerateCall, tokens: FactValue) -> GenerateCall | 
 _WAYS: Final[Mapping[str, Callable[[GenerateCall, FactValue], GenerateCall | str]]] = {
     "attn_implementation": _attending,
     "prefill_chunk_size": _in_chunks,
-    "cache_implementation": keeping_cache,
+    "cache_implementation": with_cache_placement,
     "max_new_tokens": _with_fewer_tokens,
     "truncate_prompt_tokens": with_shorter_prompt,
 }
@@ -223,7 +225,7 @@ def _why_not(call: GenerateCall) -> str | None:
     for name in (*_NOT_WITH, *_NO_PROMPT):
         if call.kwargs.get(name) is not None or (name in _NOT_WITH and call.option(name)):
             return f"chunked prefill cannot be combined with {name}"
-    if call.weigh is not None and begins_padded(call.kwargs.get("attention_mask")):
+    if call.weigh is not None and has_leading_padding(call.kwargs.get("attention_mask")):
         return "the result's cache includes padding before a row, whose entries would change"
     if call.media() != Media({}):
         return "images or other media cannot be processed in chunks"

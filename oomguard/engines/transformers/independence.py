@@ -46,7 +46,7 @@ _OF_THE_BATCH: Final = frozenset(
 )
 
 
-def why_not_apart(arguments: Mapping[str, Any]) -> str | None:
+def why_not_separate(arguments: Mapping[str, Any]) -> str | None:
     """Return which function may look at other rows or keep state; None if there is none."""
     for argument, each in _functions(arguments):
         if not _is_library(each) or type(each).__name__ in _OF_THE_BATCH:
@@ -122,9 +122,9 @@ def why_rows_depend(
     why = why_state_of(model) or why_rope(model, tokens)
     if why is not None:
         return why
-    own = own_code(model)
+    own = user_code(model)
     if own is not None:
-        return f"{own} is your own code. {line_to_write(arguments, rows)}"
+        return f"{own} is your own code. {guard_advice(arguments, rows)}"
     return _by_table(model, call, arguments, rows)
 
 
@@ -213,7 +213,7 @@ def why_drawn(model: Any) -> str | None:
     return None
 
 
-def own_code(model: Any) -> str | None:
+def user_code(model: Any) -> str | None:
     """Return the name of the first code in a model that is not a library's; None without any."""
     seen: set[type] = set()
     for name, module in _modules(model):
@@ -254,7 +254,7 @@ def _place_of(field: Mapping[str, Any]) -> tuple[int, int]:
     return field.get("axis", 0), field.get("entries", 1)
 
 
-def line_to_write(arguments: Mapping[str, Any], rows: int) -> str:
+def guard_advice(arguments: Mapping[str, Any], rows: int) -> str:
     """Return the line to write for a user who knows that rows do not depend on each other."""
     names = [name for name, value in arguments.items() if rows > 1 and _entries(value) == rows]
     batch = ", ".join(f'"{name}"' for name in names) or "..."
@@ -278,7 +278,7 @@ def _by_table(model: Any, call: str, arguments: Mapping[str, Any], rows: int) ->
         return why or None
     return (
         f"oomguard does not know whether the rows of {name} depend on each other. "
-        f"{line_to_write(arguments, rows)}"
+        f"{guard_advice(arguments, rows)}"
     )
 
 
@@ -408,7 +408,7 @@ def why_not_rows(
         for name in names("beside_text"):
             if arguments.get(name) is not None and name not in media.starts and name not in taken:
                 why = f"oomguard does not know which rows the argument {name} belongs to"
-                return f"{why}. {line_to_write(arguments, rows)}"
+                return f"{why}. {guard_advice(arguments, rows)}"
     for name, value in arguments.items():
         if name in media.starts or name in taken:
             continue
@@ -417,7 +417,7 @@ def why_not_rows(
         for tensor in tensors(value):
             if not is_cut(name, tensor, rows) and not _is_whole(name, tensor):
                 why = f"oomguard does not know whether the argument {name} has one row per input"
-                return f"{why}. {line_to_write(arguments, rows)}"
+                return f"{why}. {guard_advice(arguments, rows)}"
         if (
             isinstance(value, (list, tuple))
             and len(value) == rows > 1
@@ -468,7 +468,7 @@ def common_rows(arguments: Mapping[str, Any]) -> int | None:
     return None
 
 
-def taken_for_rows(
+def infer_row_arguments(
     arguments: Mapping[str, Any], rows: int, beside: Collection[str] = ()
 ) -> frozenset[str]:
     """Return the unlisted arguments with one entry per row; ``beside`` are listed ones to add."""

@@ -21,7 +21,7 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "untyped_storage") and not isinstance(value, type)
 
 
-def of_host(compute: Callable[..., T], *given: Any) -> T:
+def compute_on_host(compute: Callable[..., T], *given: Any) -> T:
     """Compute on host copies of the given tensors: a full device has no space for the work."""
     with torch_memory.on_host():
         return compute(
@@ -128,7 +128,7 @@ def why_packed(arguments: Mapping[str, Any]) -> str | None:
 
     if isinstance(positions, FakeTensor):
         return None  # a trace: the call's own positions were checked before
-    begins = of_host(_begin_anew, positions, arguments.get("attention_mask"))
+    begins = compute_on_host(_begin_anew, positions, arguments.get("attention_mask"))
     if begins:
         return "position_ids restart within a row, as in packed texts"
     return None
@@ -169,7 +169,7 @@ _NAMES: Final = ("inputs", "generation_config")
 _INPUTS: Final = ("inputs", "context", "input_ids", "inputs_embeds", "input_features")
 
 
-def inputs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def main_input(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the argument with one row per input; None without one."""
     if args:
         return args[0]
@@ -242,7 +242,7 @@ def rows_and_tokens(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[int, int | None]:
     """Return the rows of a call (1 if unknown) and its prompt tokens (None if unknown)."""
-    main = inputs_of(model, args, kwargs)
+    main = main_input(model, args, kwargs)
     shape: Any = getattr(main, "shape", ())
     # The second axis of sound and images is a band or a channel, not tokens.
     are_tokens = len(shape) == 2 or (len(shape) > 2 and kwargs.get("inputs_embeds") is main)

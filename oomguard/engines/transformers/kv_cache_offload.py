@@ -39,7 +39,7 @@ _MAKES_CACHE: Final = "_prepare_cache_for_generation"
 _TAKES_BACK: Final = ("assistant_model", "prompt_lookup_num_tokens", EARLY_EXIT)
 
 
-def keeping_cache(call: GenerateCall, value: FactValue) -> GenerateCall | str:
+def with_cache_placement(call: GenerateCall, value: FactValue) -> GenerateCall | str:
     """Return the call with its cache kept as ``value`` says, or why that is impossible."""
     why_not = _why_not(call)
     if why_not is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oomguard.core.facts import FactValue
 from oomguard.engines.protocol import SizeOfCall
-from oomguard.engines.transformers.call_state import Began
+from oomguard.engines.transformers.call_state import CallState
 from oomguard.engines.transformers.forward import ForwardCall
 from oomguard.engines.transformers.generate import GenerateCall
 from oomguard.engines.transformers.inputs import is_tensor, size_of_generate
@@ -164,7 +164,11 @@ class HarnessCall(GenerateCall):
 
     @classmethod
     def of(
-        cls, lm: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], began: Began | None = None
+        cls,
+        lm: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        began: CallState | None = None,
     ) -> HarnessCall:
         """Read a call, and give its arguments the names that ``generate`` uses."""
         named = _named(lm, args, kwargs)

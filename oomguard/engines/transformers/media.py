@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oomguard.engines.transformers.inputs import is_tensor, of_host
+from oomguard.engines.transformers.inputs import compute_on_host, is_tensor
 
 
 def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
@@ -28,7 +28,7 @@ def tokens_by_size(model: Any, sizes: Any) -> list[int] | None:
     vision: Any = getattr(getattr(model, "config", None), "vision_config", None)
     pairs = [(int(height), int(width)) for height, width in sizes.tolist()]
     if hasattr(inner, "pack_image_features"):
-        return of_host(_packed, inner, vision, pairs)
+        return compute_on_host(_packed, inner, vision, pairs)
     if getattr(vision, "model_type", None) == "pixtral":
         side = vision.patch_size * getattr(model.config, "spatial_merge_size", 1)
         return [(height // side) * (width // side) for height, width in pairs]
@@ -185,7 +185,7 @@ def _tokens_count_images(pixels: Any, own: list[int] | None) -> bool:
     """Return whether each row has the tokens of its images; images of zeros are padding."""
     if pixels.ndim != _IMAGES_AXES or own is None:
         return False
-    images = of_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
+    images = compute_on_host(lambda: [sum(_which_show(row.detach().to("cpu"))) for row in pixels])
     each, more = divmod(sum(own), max(1, sum(images)))
     return not more and own == [each * number for number in images]
 
@@ -209,7 +209,9 @@ def _tokens(kind: Mapping[str, Any], config: Any, ids: Any) -> list[int] | None:
     )
     if token is None or getattr(ids, "ndim", 0) != 2 or ids.dtype.is_floating_point:
         return None
-    return of_host(lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids)
+    return compute_on_host(
+        lambda rows: [int(count) for count in (rows == token).sum(1).tolist()], ids
+    )
 
 
 def _starts(
@@ -303,7 +305,7 @@ def _tokens_of_sounds(
         return None
     if mask.ndim != 2 or mask.shape[0] != values.shape[0]:
         return None
-    return of_host(
+    return compute_on_host(
         lambda sounds: [int(tokens) for tokens in lengths(sounds.sum(-1))[-1].tolist()], mask
     )
 

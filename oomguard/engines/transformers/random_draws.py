@@ -28,7 +28,7 @@ _FACTORIES: Final = frozenset({torch.rand, torch.randn, torch.randint})
 _DEVICES: Final = frozenset({"cuda", "xpu", "npu"})
 
 
-def states_now(device: torch.device | None) -> States:
+def generator_states(device: torch.device | None) -> States:
     """Return the states of the generators that a call on ``device`` uses."""
     states = {torch.device("cpu"): torch.get_rng_state()}
     if device is not None and device.type in _DEVICES:
@@ -76,7 +76,7 @@ class Draws:
                 self._most_draws = mode.number
                 self._furthest = mode.expected
             if mode.number:
-                set_states(self._furthest)
+                set_generator_states(self._furthest)
 
 
 class _OfRows(TorchFunctionMode):  # type: ignore[misc]
@@ -123,7 +123,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         if not bool((input.max() < float("inf")) & (input.min() >= 0)):
             return None  # torch raises what the whole call would have raised
         if not self.number:
-            set_states(self._states)
+            set_generator_states(self._states)
         each = input.shape[0] // rows
         own = range(self._start * each, self._stop * each)
         found = _drawn_for(input, own, self._total * each, num_samples)
@@ -138,7 +138,7 @@ class _OfRows(TorchFunctionMode):  # type: ignore[misc]
         """
         is_next = kwargs.get("generator") is None and are_equal(self.expected, _now(self._states))
         if is_next and not self.number:
-            set_states(self._states)
+            set_generator_states(self._states)
         found = draw(*args, **kwargs)
         of_all = found.dim() == 0 or (found.numel() == 1 and self._stop - self._start > 1)
         if not (is_next and of_all):
@@ -206,22 +206,22 @@ def _cpu_gives_row_by_row(dtype: torch.dtype) -> bool:
 @functools.cache
 def _draws_so(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether this torch samples as this module does, with the same generator state."""
-    before = states_now(device)
+    before = generator_states(device)
     try:
         given = (
             torch.arange(1, 65, dtype=torch.float32, device=device).reshape(4, 16).to(dtype) / 64
         )
         found = []
         for number in (1, 3):
-            set_states(before)
+            set_generator_states(before)
             theirs = torch.multinomial(given, number)
             after = _now(before)
-            set_states(before)
+            set_generator_states(before)
             ours = _largest(given, torch.empty_like(given).exponential_(1), number)
             found.append(bool((theirs == ours).all()) and are_equal(after, _now(before)))
         return all(found)
     finally:
-        set_states(before)
+        set_generator_states(before)
 
 
 def _now(like: States) -> States:
@@ -234,7 +234,7 @@ def _now(like: States) -> States:
     return found
 
 
-def set_states(states: States) -> None:
+def set_generator_states(states: States) -> None:
     """Set the states of the generators."""
     for device, state in states.items():
         if device.type == "cpu":

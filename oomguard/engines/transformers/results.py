@@ -81,7 +81,7 @@ class AddedResults:
         return result
 
 
-def added(
+def add_results(
     often: Handler,
     wrapped: Callable[..., Any],
     container: Any,

@@ -46,15 +46,15 @@ def _wrap(module: Any) -> None:
 
 
 def _load(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from oomguard.engines.transformers.weights import WeightsStart, load_of
+    from oomguard.engines.transformers.weights import WeightsStart, read_load
 
-    return WeightsStart(load_of(wrapped, args, kwargs))
+    return WeightsStart(read_load(wrapped, args, kwargs))
 
 
 def _move(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from oomguard.engines.transformers.weights import WeightsStart, move_of
+    from oomguard.engines.transformers.weights import WeightsStart, read_move
 
-    return WeightsStart(move_of(wrapped, args, kwargs))
+    return WeightsStart(read_move(wrapped, args, kwargs))
 
 
 _WATCHED: Final[dict[str, ReadStart]] = {"from_pretrained": _load, "to": _move, "cuda": _move}

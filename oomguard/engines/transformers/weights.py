@@ -25,7 +25,7 @@ from oomguard.estimate.model.model import read_model
 from oomguard.estimate.model.shape import ModelShape, read_shape
 from oomguard.probe import torch_memory
 from oomguard.probe.host import read_available_bytes
-from oomguard.remedy.failed_load import ON_DEVICE, Lighter, LoadModel, Weights
+from oomguard.remedy.failed_load import ON_DEVICE, LighterWeights, LoadModel, Weights
 from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 # Values of device_map for which accelerate chooses the devices.
@@ -56,7 +56,7 @@ class WeightDevice:
         return str(self.index)
 
 
-def place_of(given: Any) -> WeightDevice:
+def weight_device_of(given: Any) -> WeightDevice:
     """Return the device that a ``device_map`` or a device means.
 
     Raises:
@@ -176,11 +176,11 @@ _BITS: Final = (8, 4)
 class LighterLoad:
     """A way to load weights in fewer bits: its entry in the plan, and its argument's value."""
 
-    plan: Lighter
+    plan: LighterWeights
     config: Callable[[], Any]
 
 
-def lighter_weights(
+def lighter_loads(
     files: ModelFiles | None, dtype: str, place: WeightDevice, *, is_quantized: bool
 ) -> tuple[LighterLoad, ...]:
     """Return the ways to load a checkpoint in fewer bits, with the most bits first.
@@ -210,7 +210,7 @@ def _half(files: ModelFiles | None, dtype: str) -> Iterator[LighterLoad]:
     half = weights_of(files, _HALF)
     if whole is not None and half is not None and half.total_bytes < whole.total_bytes:
         yield LighterLoad(
-            Lighter("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None
+            LighterWeights("dtype", _HALF, f'dtype="{_HALF}"', half.total_bytes), lambda: None
         )
 
 
@@ -225,9 +225,11 @@ def _quantized(bits: int, files: ModelFiles | None, dtype: str, place: WeightDev
             f"weights of {bits} bits need one of {names}. Install one: pip install "
             f"{rows[0]['package']}"
         )
-        return LighterLoad(Lighter("quantization", f"{bits}bit", None, None, why), lambda: None)
+        return LighterLoad(
+            LighterWeights("quantization", f"{bits}bit", None, None, why), lambda: None
+        )
     return LighterLoad(
-        Lighter(
+        LighterWeights(
             "quantization",
             f"{row['package']}-{bits}bit",
             _as_kwarg(row),
@@ -286,7 +288,7 @@ def _rows() -> list[dict[str, Any]]:
 _ANY_BYTES = 1 << 62
 
 
-def keep_on_host(
+def offload_layers(
     model: Any, place: WeightDevice, share_bytes: int, host_bytes: int | None = None
 ) -> None:
     """Put the layers that fit in ``share_bytes`` on the device, and leave the others on the host.
@@ -310,7 +312,7 @@ def keep_on_host(
     model.hf_device_map = found
 
 
-def put_on_simulated(model: Any) -> None:
+def count_on_simulated(model: Any) -> None:
     """Count a model's weights on the simulated device; raises its error if they do not fit."""
     torch_memory.place([*model.parameters(), *model.buffers()])
 
@@ -356,7 +358,9 @@ def _hook(model: Any, waiting: list[str], names: list[str]) -> None:
     get_logger().debug("layers wait on the host", size=format_gib(size))
 
 
-def move_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Move:
+def read_move(
+    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Move:
     """Read a call of ``to`` or ``cuda``.
 
     Raises:
@@ -369,11 +373,11 @@ def move_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
             given = args[0]
         else:
             given = kwargs.get("device")
-        return Move(wrapped, args, kwargs, place_of("cuda" if given is None else given))
+        return Move(wrapped, args, kwargs, weight_device_of("cuda" if given is None else given))
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
     if device is None:  # only the data type changes
         raise NotOneDeviceError
-    return Move(wrapped, args, kwargs, place_of(device))
+    return Move(wrapped, args, kwargs, weight_device_of(device))
 
 
 class Move:
@@ -419,13 +423,13 @@ class Move:
         if "dtype" in changed:
             torch.nn.Module.to(self._model, dtype=getattr(torch, str(changed["dtype"])))
         if share is not None:
-            keep_on_host(self._model, self.place, int(share), host_bytes)
+            offload_layers(self._model, self.place, int(share), host_bytes)
         if share is not None:
             moved = self._model
         else:
             moved = self._moved()
         if self.place.is_simulated:
-            put_on_simulated(moved)
+            count_on_simulated(moved)
         return moved
 
     def _moved(self) -> Any:
@@ -442,7 +446,7 @@ class Move:
         """Return the model's weights."""
         return weights_in(self._model)
 
-    def lighter(self) -> tuple[Lighter, ...]:
+    def lighter(self) -> tuple[LighterWeights, ...]:
         """Return the weights in 16 bits, if some have 32."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         need = sum(
@@ -451,7 +455,7 @@ class Move:
         )
         if need == sum(tensor.nbytes for tensor in tensors):
             return ()
-        return (Lighter("dtype", "bfloat16", 'dtype="bfloat16"', need),)
+        return (LighterWeights("dtype", "bfloat16", 'dtype="bfloat16"', need),)
 
 
 _NAME: Final = "pretrained_model_name_or_path"
@@ -468,13 +472,15 @@ _OWN: Final = (
 _DTYPES: Final = ("dtype", "torch_dtype")
 
 
-def load_of(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load:
+def read_load(
+    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Load:
     """Read a call of ``from_pretrained``.
 
     Raises:
         NotOneDeviceError: its weights go to no device that oomguard watches.
     """
-    return Load(wrapped, args, kwargs, place_of(kwargs.get("device_map")))
+    return Load(wrapped, args, kwargs, weight_device_of(kwargs.get("device_map")))
 
 
 class Load:
@@ -541,8 +547,8 @@ class Load:
         else:
             model = loaded
         if share is not None:
-            keep_on_host(model, self.place, int(share))
-        put_on_simulated(model)
+            offload_layers(model, self.place, int(share))
+        count_on_simulated(model)
         return loaded
 
     def weights(self) -> Weights | None:
@@ -552,13 +558,13 @@ class Load:
             return None
         return weights_of(files, self._dtype)
 
-    def lighter(self) -> tuple[Lighter, ...]:
+    def lighter(self) -> tuple[LighterWeights, ...]:
         """Return the weights in fewer bits."""
         return tuple(way.plan for way in self._lighter())
 
     def _lighter(self) -> Any:
         given = self._kwargs.get("quantization_config") is not None
-        return lighter_weights(self._files, self._dtype, self.place, is_quantized=given)
+        return lighter_loads(self._files, self._dtype, self.place, is_quantized=given)
 
     @property
     def _dtype(self) -> str:
@@ -636,7 +642,7 @@ class WeightPlacement(Protocol):
     def weights(self) -> Weights | None:
         """Return the weights; None if they are unknown."""
 
-    def lighter(self) -> tuple[Lighter, ...]:
+    def lighter(self) -> tuple[LighterWeights, ...]:
         """Return the weights in fewer bits, with the most bits first."""
 
 

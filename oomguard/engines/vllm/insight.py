@@ -24,10 +24,10 @@ from oomguard.engines.vllm import plugin, request_lengths
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.own_command import own_command
 from oomguard.engines.vllm.plugin_messages import (
-    arguments_told,
-    noted_limits,
-    noted_lines,
-    told_engines,
+    logged_lines,
+    reported_arguments,
+    reported_engines,
+    reported_limits,
 )
 from oomguard.remedy.policy import LeastValue
 from oomguard.scan.source import Line
@@ -60,7 +60,7 @@ def watched(launch: Launch, session: Path) -> Launch:
     Nothing else changes. If the program's Python has no oomguard, nothing is reported. vLLM's own
     commands show their arguments in their flags. Inside another run, the outer run gets the report.
     """
-    if plugin.ACKNOWLEDGE in os.environ or plugin.SAID in os.environ:
+    if plugin.ACKNOWLEDGE in os.environ or plugin.LOG_FILE in os.environ:
         return launch
     if own_command(launch.argv) is not None:
         return noting(launch, session)
@@ -73,9 +73,9 @@ def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
     vLLM's own commands show their arguments in their flags, so they need fewer variables.
     """
     if own_command(launch.argv) is not None:
-        told = {plugin.SAID}
+        told = {plugin.LOG_FILE}
     else:
-        told = {plugin.SAID, plugin.REPORT, plugin.ACKNOWLEDGE}
+        told = {plugin.LOG_FILE, plugin.REPORT, plugin.ACKNOWLEDGE}
     return replace(
         launch, env={**launch.env, **{name: value for name, value in env.items() if name in told}}
     )
@@ -84,10 +84,14 @@ def begun(launch: Launch, env: Mapping[str, str]) -> Launch:
 def telling(launch: Launch, session: Path) -> Launch:
     """Return the launch of a new attempt in which the plugin reports the engines' arguments."""
     launch = noting(launch, session)
-    told = str(Path(launch.env[plugin.SAID]).with_name(_ACKNOWLEDGED))
+    told = str(Path(launch.env[plugin.LOG_FILE]).with_name(_ACKNOWLEDGED))
     return replace(
         launch,
-        env={**launch.env, plugin.REPORT: json.dumps(arguments_told()), plugin.ACKNOWLEDGE: told},
+        env={
+            **launch.env,
+            plugin.REPORT: json.dumps(reported_arguments()),
+            plugin.ACKNOWLEDGE: told,
+        },
     )
 
 
@@ -96,23 +100,25 @@ def noting(launch: Launch, session: Path) -> Launch:
 
     So the log can be read wherever the engines' output goes.
     """
-    return replace(launch, env={**launch.env, plugin.SAID: str(_begin_attempt(session) / _SAID)})
+    return replace(
+        launch, env={**launch.env, plugin.LOG_FILE: str(_begin_attempt(session) / _SAID)}
+    )
 
 
 def said(launch: Launch) -> tuple[Line, ...]:
     """Return the log lines of the launch's engines that the plugin copied."""
-    noted = launch.env.get(plugin.SAID)
+    noted = launch.env.get(plugin.LOG_FILE)
     if noted is None:
         return ()
-    return noted_lines(Path(noted))
+    return logged_lines(Path(noted))
 
 
 def limits(launch: Launch) -> dict[str, int]:
     """Return the memory limits of the launch's processes by fact, if the plugin reported any."""
-    noted = launch.env.get(plugin.SAID)
+    noted = launch.env.get(plugin.LOG_FILE)
     if noted is None:
         return {}
-    return noted_limits(Path(noted))
+    return reported_limits(Path(noted))
 
 
 def started(launch: Launch) -> tuple[StartedEngine, ...]:
@@ -120,7 +126,7 @@ def started(launch: Launch) -> tuple[StartedEngine, ...]:
     told = launch.env.get(plugin.ACKNOWLEDGE)
     if told is None:
         return ()
-    return told_engines(Path(told))
+    return reported_engines(Path(told))
 
 
 def beaten_by(launch: Launch, name: str, facts: Mapping[str, Fact]) -> SettingInForce | None:

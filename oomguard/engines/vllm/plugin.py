@@ -44,7 +44,7 @@ ACKNOWLEDGE = "OOMGUARD_VLLM_ACKNOWLEDGE"
 LISTENER = "OOMGUARD_VLLM_LISTENER"
 # The file to which the plugin copies vLLM's log records under `oomguard run`. Its folder is the
 # attempt's.
-SAID = "OOMGUARD_VLLM_SAID"
+LOG_FILE = "OOMGUARD_VLLM_SAID"
 # The file for a memory snapshot of a failed allocation: `oomguard run --snapshot`, or set by hand.
 SNAPSHOT = "OOMGUARD_SNAPSHOT"
 
@@ -77,11 +77,11 @@ def register() -> None:
 
 def _speak() -> None:
     """Forward vLLM's log to the guarded start, or the run, that started this process, if any."""
-    if os.environ.get(LISTENER) or os.environ.get(SAID):
+    if os.environ.get(LISTENER) or os.environ.get(LOG_FILE):
         with contextlib.suppress(Exception):
             from oomguard.engines.vllm.in_process import message_sender
 
-            message_sender.speak()
+            message_sender.start_sending()
 
 
 def _record_snapshot() -> None:
@@ -125,9 +125,9 @@ def _names(asked: str | None) -> list[str]:
     """
     try:
         if asked == "all":
-            from oomguard.engines.vllm.plugin_messages import arguments_told
+            from oomguard.engines.vllm.plugin_messages import reported_arguments
 
-            return arguments_told()
+            return reported_arguments()
         if asked:
             return [name for name in _parsed(asked, list) if _is_name(name)]
         return []

@@ -20,13 +20,13 @@ _MOST_BYTES: Final = 5 << 20
 _LIMITS: Final = ("process_data_limit_bytes", "host_available_bytes")
 
 
-def arguments_told() -> list[str]:
+def reported_arguments() -> list[str]:
     """Return the argument names that the plugin is to report: those of known settings only."""
     rows = [own for newest in surfaces(_ENGINE).values() for own in (newest, *newest.others)]
     return list(dict.fromkeys(own.kwarg for own in rows if own.kwarg is not None))
 
 
-def told_engines(path: Path) -> tuple[StartedEngine, ...]:
+def reported_engines(path: Path) -> tuple[StartedEngine, ...]:
     """Return the engines in the plugin's file, in the order of their starts.
 
     Lines that are not valid reports are skipped.
@@ -58,12 +58,12 @@ def told_engines(path: Path) -> tuple[StartedEngine, ...]:
     )
 
 
-def noted_lines(path: Path) -> tuple[Line, ...]:
+def logged_lines(path: Path) -> tuple[Line, ...]:
     """Return vLLM's log records in the plugin's file, as lines of a log."""
     return lines_of(_noted(path))
 
 
-def noted_limits(path: Path) -> dict[str, int]:
+def reported_limits(path: Path) -> dict[str, int]:
     """Return the lowest memory limits that processes of vLLM reported, by fact."""
     found: dict[str, int] = {}
     for row in _noted(path):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from oomguard.core.incident import Partial, SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.engines.start_attempt import MadeAgain
-from oomguard.engines.vllm.in_process.requests import Unfinished
+from oomguard.engines.vllm.in_process.requests import UnfinishedRequests
 from oomguard.probe.host import Cgroup, read_cgroup
 
 # If a core dies silently, vLLM's monitor notices it, but the synchronous caller still waits at an
@@ -27,7 +27,7 @@ EMPTY_FOR_S: Final = 1.0
 NAME: Final = "oomguard-waker"
 
 
-def watch(client: LastingClient) -> None:
+def watch(client: RestartingClient) -> None:
     """Watch the client's core until it dies, is replaced, or the client is garbage-collected."""
     inner = weakref.ref(client.inner)
     threading.Thread(
@@ -35,7 +35,7 @@ def watch(client: LastingClient) -> None:
     ).start()
 
 
-def _wake(attended: weakref.ref[LastingClient], watched: weakref.ref[Any]) -> None:
+def _wake(attended: weakref.ref[RestartingClient], watched: weakref.ref[Any]) -> None:
     empty_since_s: float | None = None
     while True:
         time.sleep(LOOKS_EVERY_S)
@@ -52,12 +52,12 @@ def _wake(attended: weakref.ref[LastingClient], watched: weakref.ref[Any]) -> No
         else:
             empty_since_s = empty_since_s or time.monotonic()
             if time.monotonic() - empty_since_s >= EMPTY_FOR_S:
-                inner.outputs_queue.put_nowait(death())
+                inner.outputs_queue.put_nowait(engine_dead_error())
                 return
         del client, inner
 
 
-def death() -> Exception:
+def engine_dead_error() -> Exception:
     """Return vLLM's exception for a dead engine core."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -82,7 +82,7 @@ _TOLD: Final = {
 _OF_A_STEP: Final = ("max_num_batched_tokens", "max_num_seqs")
 
 
-def step_in_use(engine: Any) -> dict[str, SettingInForce]:
+def step_limits(engine: Any) -> dict[str, SettingInForce]:
     """Return the effective settings that limit a step, as far as the engine has them."""
     found = {
         name: getattr(getattr(engine.vllm_config, "scheduler_config", None), name, None)
@@ -95,7 +95,7 @@ def step_in_use(engine: Any) -> dict[str, SettingInForce]:
     }
 
 
-def fit_front_end(engine: Any, fresh: Any) -> None:
+def update_front_end(engine: Any, fresh: Any) -> None:
     """Copy the new core's limits and counters into the program's engine, and clear its image cache.
 
     Args:
@@ -135,10 +135,10 @@ _READING: Final = frozenset({"get_model_inspection"})
 _UNDOING: Final = {"wake_up": "sleep", "resume_scheduler": "pause_scheduler"}
 
 # Restarts the core after a death. Its result None means that the core stays dead.
-AfterDeath = Callable[[Exception, "LastingClient"], MadeAgain | None]
+RestartCore = Callable[[Exception, "RestartingClient"], MadeAgain | None]
 
 
-class LastingClient:
+class RestartingClient:
     """A client that keeps requests and outputs when the engine core dies.
 
     Everything else is delegated to the inner client.
@@ -153,14 +153,14 @@ class LastingClient:
             stays asleep.
     """
 
-    def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
+    def __init__(self, engine: Any, inner: Any, make_again: RestartCore) -> None:
         self.inner = inner
         self._make_again = make_again
         self._engine = weakref.ref(engine)
         self._changed: str | None = None
         self._is_closed = False
         self.is_given_up = False
-        self.unfinished = Unfinished(is_exact=_is_float32(engine))
+        self.unfinished = UnfinishedRequests(is_exact=_is_float32(engine))
         self.before: Cgroup | None = read_cgroup()
         self.suspects: Collection[str] = ()
         self.before_waking: Callable[[], None] | None = None
@@ -221,7 +221,7 @@ class LastingClient:
             raise error
         engine = self._engine()
         if engine is not None:
-            fit_front_end(engine, fresh)
+            update_front_end(engine, fresh)
         watch(self)
         return made
 
@@ -247,7 +247,7 @@ class LastingClient:
         of_tokens = [name for name in failed if self.unfinished.is_of_tokens(name)]
         for name in failed.keys() - of_tokens:
             self.unfinished.fail(name)
-            self.fail(name, error or death())
+            self.fail(name, error or engine_dead_error())
         self.unfinished.drop(of_tokens)
         return [_failed_output(name, failed[name]) for name in of_tokens]
 
@@ -287,7 +287,7 @@ class _Resources:
         return self._resources()
 
 
-def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(client: RestartingClient, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call of the inner client that also records itself (``note``)."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ def _noting(client: LastingClient, name: str, call: Callable[..., Any]) -> Calla
     return noted
 
 
-def is_death(error: Exception, client: Any) -> bool:
+def is_core_death(error: Exception, client: Any) -> bool:
     """Return whether an exception of a client means that the core has died.
 
     vLLM's monitor notes a death and closes the client's sockets, so a sender may see a socket error
@@ -313,11 +313,11 @@ def is_death(error: Exception, client: Any) -> bool:
     )
 
 
-def death_of(error: Exception) -> Exception:
+def as_engine_dead_error(error: Exception) -> Exception:
     """Return vLLM's EngineDeadError for any exception that means a death."""
     if type(error).__name__ == "EngineDeadError":
         return error
-    engine_death = death()
+    engine_death = engine_dead_error()
     engine_death.__cause__ = error
     return engine_death
 

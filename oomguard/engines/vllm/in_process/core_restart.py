@@ -10,15 +10,15 @@ import contextlib
 from typing import Any
 
 from oomguard.engines.vllm.in_process.core_client import (
-    AfterDeath,
-    LastingClient,
-    death_of,
-    is_death,
+    RestartCore,
+    RestartingClient,
+    as_engine_dead_error,
+    is_core_death,
     outputs_of,
 )
 
 
-def may_attend(engine: Any) -> bool:
+def can_restart_core(engine: Any) -> bool:
     """Return whether an engine's core is another process with a single client.
 
     It is not with data parallelism, nor if the core runs in this process.
@@ -31,13 +31,13 @@ def may_attend(engine: Any) -> bool:
     return is_single and all(hasattr(client, name) for name in needed)
 
 
-def attend(engine: Any, make_again: AfterDeath) -> None:
+def install_restarting_client(engine: Any, make_again: RestartCore) -> None:
     """Replace the engine's client by one that outlives the engine core."""
     client = engine.engine_core
     if type(client).__name__ == "SyncMPClient":
-        engine.engine_core = AttendedSync(engine, client, make_again)
+        engine.engine_core = RestartingSyncClient(engine, client, make_again)
         return
-    engine.engine_core = AttendedAsync(engine, client, make_again)
+    engine.engine_core = RestartingAsyncClient(engine, client, make_again)
     handler = getattr(engine, "output_handler", None)
     if handler is not None:  # it still reads from the engine's own client
         handler.cancel()
@@ -47,10 +47,10 @@ def attend(engine: Any, make_again: AfterDeath) -> None:
             engine._run_output_handler()
 
 
-class AttendedSync(LastingClient):
+class RestartingSyncClient(RestartingClient):
     """The restarting client of ``LLMEngine``."""
 
-    def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
+    def __init__(self, engine: Any, inner: Any, make_again: RestartCore) -> None:
         super().__init__(engine, inner, make_again)
         self._failed: list[Any] = []
         self._raised_last: Exception | None = None
@@ -100,9 +100,9 @@ class AttendedSync(LastingClient):
         self._raised_last = self._raised_last or error
 
     def _died(self, error: Exception) -> None:
-        if not is_death(error, self.inner):
+        if not is_core_death(error, self.inner):
             raise error
-        error = death_of(error)
+        error = as_engine_dead_error(error)
         made = self.replaced(error)
         self._failed += self.failing(made, error)
         self._send(self.unfinished.begin_again(alone=made.alone, suspects=self.suspects))
@@ -113,14 +113,14 @@ class AttendedSync(LastingClient):
                 self.inner.add_request(request)
         except Exception as error:
             # get_output meets the death and sends all unfinished requests again.
-            if not is_death(error, self.inner):
+            if not is_core_death(error, self.inner):
                 raise
 
 
-class AttendedAsync(LastingClient):
+class RestartingAsyncClient(RestartingClient):
     """The restarting client of ``AsyncLLM``. The event loop runs on during a restart."""
 
-    def __init__(self, engine: Any, inner: Any, make_again: AfterDeath) -> None:
+    def __init__(self, engine: Any, inner: Any, make_again: RestartCore) -> None:
         super().__init__(engine, inner, make_again)
         self._is_away = False  # between a death and the sending of the unfinished requests
 
@@ -133,7 +133,7 @@ class AttendedAsync(LastingClient):
         except Exception as error:
             # The task that waits for outputs meets the death too, and sends all unfinished
             # requests, this one included.
-            if not is_death(error, self.inner) or self.is_given_up:
+            if not is_core_death(error, self.inner) or self.is_given_up:
                 raise
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -148,7 +148,7 @@ class AttendedAsync(LastingClient):
             try:
                 outputs = self.unfinished.take(await self.inner.get_output_async())
             except Exception as error:
-                if not is_death(error, self.inner):
+                if not is_core_death(error, self.inner):
                     raise
                 failed = await self._died(error)
                 if failed:
@@ -190,5 +190,5 @@ class AttendedAsync(LastingClient):
             for request in requests:
                 await self.inner.add_request_async(request)
         except Exception as error:
-            if not is_death(error, self.inner):
+            if not is_core_death(error, self.inner):
                 raise

@@ -40,7 +40,7 @@ def lines_of(rows: Iterable[Row], error: BaseException | None = None) -> tuple[L
     return _numbered(texts)
 
 
-def last_words(rows: Sequence[Row]) -> tuple[Line, ...]:
+def last_tracebacks(rows: Sequence[Row]) -> tuple[Line, ...]:
     """Return the traceback with which each process ended, except the one that starts the engine."""
     last = {row.get("pid"): row for row in rows if row.get("process") and row.get("traceback")}
     return _numbered([text for row in last.values() for text in _texts(row)])
@@ -51,7 +51,7 @@ def segments_of(rows: Iterable[Row]) -> list[str]:
     return [row["segment"] for row in rows if isinstance(row.get("segment"), str)]
 
 
-def in_the_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
+def requests_in_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the requests of the step in which an engine died, as vLLM logged them."""
     told = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
     found = next((match for text in told if (match := _SCHEDULED.search(text))), None)

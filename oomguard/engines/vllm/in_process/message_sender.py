@@ -1,6 +1,6 @@
 """Send vLLM's log records from each process of an engine to the guarded start, as they happen.
 
-vLLM's plugin calls ``speak`` in spawned processes; forked ones inherit it. The module imports only
+vLLM's plugin calls ``start_sending`` in spawned processes; forked ones inherit it. The module imports only
 the standard library, does nothing without our variable, and never raises: the engine starts
 whatever goes wrong here.
 
@@ -21,7 +21,7 @@ import time
 import traceback
 from typing import Any
 
-from oomguard.engines.vllm.plugin import LISTENER, SAID
+from oomguard.engines.vllm.plugin import LISTENER, LOG_FILE
 
 # Under `oomguard run` the records go into a file instead, because the program may redirect its
 # output. The file's folder exists only while the attempt runs.
@@ -32,7 +32,7 @@ _MOST_INFORMATION_BYTES = 1 << 20
 _INFORMATION = b'"level": "INFO"'
 
 
-class Notes:
+class LogFile:
     """The log file, opened by one process of the engine; it has a socket's methods."""
 
     def __init__(self, path: str) -> None:
@@ -59,7 +59,7 @@ _WAIT_S = 0.5
 _MOST_PATH_BYTES = 100
 
 
-def speak(path: str | None = None) -> None:
+def start_sending(path: str | None = None) -> None:
     """Start to send vLLM's log records to the receiver at ``path``; never raises.
 
     ``path`` None: to the socket or file that our variables name.
@@ -67,7 +67,7 @@ def speak(path: str | None = None) -> None:
     try:
         path = path or os.environ.get(LISTENER)
         listens = bool(path)
-        path = path or os.environ.get(SAID)
+        path = path or os.environ.get(LOG_FILE)
         if not path or (
             _speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over
         ):
@@ -85,7 +85,7 @@ def speak(path: str | None = None) -> None:
         pass
 
 
-def fall_silent() -> None:
+def stop_sending() -> None:
     """Stop sending from this process, and undo all changes; never raises."""
     try:
         _speaker.end()
@@ -93,7 +93,7 @@ def fall_silent() -> None:
         if isinstance(current, _Factory):
             logging.setLogRecordFactory(current.inner)
         _unwatch_segments()
-    except Exception:  # noqa: BLE001, S110 - as in speak
+    except Exception:  # noqa: BLE001, S110 - as in start_sending
         pass
 
 
@@ -105,7 +105,7 @@ class _Speaker:
         self.is_file = False
         self.pid = 0
         self.is_over = True
-        self._socket: socket.socket | Notes | None = None
+        self._socket: socket.socket | LogFile | None = None
         self._lock = threading.Lock()
         self._thread = 0
 
@@ -141,7 +141,7 @@ class _Speaker:
         try:
             if self._socket is None:
                 if self.is_file:
-                    self._socket = Notes(self.path)
+                    self._socket = LogFile(self.path)
                 else:
                     self._socket = _connected(self.path)
             told = {"pid": self.pid, "process": _process_name(), **row}
@@ -181,7 +181,7 @@ class _Factory:
                 and not (_speaker.pid == os.getpid() and _is_listener() and _speaker.is_foreign())
             ):
                 _speaker.record(record)
-        except Exception:  # noqa: BLE001, S110 - as in speak
+        except Exception:  # noqa: BLE001, S110 - as in start_sending
             pass
         return record
 
@@ -212,7 +212,7 @@ _listener_pid = 0
 _own_inits: dict[Any, Any] = {}
 
 
-def be_listener() -> None:
+def mark_as_receiver() -> None:
     """Mark this process as the receiver: only the thread that starts the engine sends from it."""
     global _listener_pid  # noqa: PLW0603 - one for this process
     _listener_pid = os.getpid()
@@ -292,7 +292,7 @@ def _told_by(owner: Any, name_of: Any) -> None:
             name = name_of(self, kwargs.get("create", args[1] if len(args) > 1 else False))
             if name and not (_is_listener() and _speaker.is_foreign()):
                 _speaker.say({"segment": name})
-        except Exception:  # noqa: BLE001, S110 - as in speak
+        except Exception:  # noqa: BLE001, S110 - as in start_sending
             pass
 
     init._oomguard = True  # type: ignore[attr-defined]

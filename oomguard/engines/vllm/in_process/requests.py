@@ -53,7 +53,7 @@ _OF_ONE_STEP: Final = frozenset(
 _OF_PROMPT: Final = ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start")
 
 
-def resumed(
+def resume_request(
     asked: Any, tokens: Sequence[int], features: Mapping[str, Any], *, is_exact: bool
 ) -> tuple[Any, int]:
     """Return a request for the restarted engine, and how many delivered tokens it repeats.
@@ -68,7 +68,7 @@ def resumed(
     params = asked.sampling_params
     if not tokens or params is None:
         return asked, 0
-    if computes_again(asked, is_exact=is_exact):
+    if repeats_tokens(asked, is_exact=is_exact):
         return asked, len(tokens)
     shorter = copy.copy(params)
     if params.max_tokens is not None:
@@ -83,7 +83,7 @@ def resumed(
     return made, 0
 
 
-def computes_again(asked: Any, *, is_exact: bool) -> bool:
+def repeats_tokens(asked: Any, *, is_exact: bool) -> bool:
     """Return whether a begun request is computed again from its beginning.
 
     It is if that gives the same tokens, or if nothing else is possible.
@@ -183,7 +183,7 @@ class _Request:
     deaths_alone: int = 0
 
 
-class Unfinished:
+class UnfinishedRequests:
     """The unfinished requests of one engine, in the order in which they came.
 
     Args:
@@ -356,7 +356,7 @@ class Unfinished:
 
     def _resumed(self, name: str) -> Any:
         found = self._requests[name]
-        asked, found.again = resumed(
+        asked, found.again = resume_request(
             found.asked, found.tokens, self._features(), is_exact=self._is_exact
         )
         return asked

@@ -36,18 +36,21 @@ from oomguard.engines.command import Launch
 from oomguard.engines.start_attempt import EndedStart, MadeAgain, MakeAgain
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.in_process import message_sender
-from oomguard.engines.vllm.in_process.core_client import LastingClient, step_in_use
-from oomguard.engines.vllm.in_process.core_restart import attend, may_attend
+from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits
+from oomguard.engines.vllm.in_process.core_restart import (
+    can_restart_core,
+    install_restarting_client,
+)
 from oomguard.engines.vllm.in_process.message_receiver import (
     MessageReceiver,
-    in_the_last_step,
     is_same,
-    last_words,
+    last_tracebacks,
     lines_of,
+    requests_in_last_step,
     segments_of,
 )
 from oomguard.engines.vllm.plugin import GROUP, LISTENER, fitting, is_plain
-from oomguard.engines.vllm.plugin_messages import arguments_told, settings_of
+from oomguard.engines.vllm.plugin_messages import reported_arguments, settings_of
 from oomguard.probe.host import Cgroup, killed_for_memory, read_cgroup
 from oomguard.probe.nvml import Device, devices
 from oomguard.scan.effective_settings import ARGUMENTS
@@ -73,7 +76,7 @@ _TRIES: Final = 50
 
 
 @contextlib.contextmanager
-def turn(
+def device_lock(
     folder: Path | None = None,
     *,
     waits_s: float = WAITS_S,
@@ -396,7 +399,7 @@ class StartArguments:
         """
         if not self._is_known:
             return {}
-        names = set(arguments_told())
+        names = set(reported_arguments())
         told = {
             f.name: value
             for f in dataclasses.fields(self._first)
@@ -827,7 +830,7 @@ class VllmStart:
         ``within_s`` None: no time limit.
         """
         args, kwargs = self._arguments.call(changed)
-        with _one_at_a_time, turn(stop=self.is_given_up):
+        with _one_at_a_time, device_lock(stop=self.is_given_up):
             if self.is_given_up():
                 return EndedStart(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
             before = read_cgroup()
@@ -838,7 +841,7 @@ class VllmStart:
             with _heard(self._listener) as captures, watched.lasting():
                 try:
                     result = self._function(*args, **kwargs)
-                    self._listener.stays = may_attend(result)
+                    self._listener.stays = can_restart_core(result)
                 except Exception as raised:  # noqa: BLE001
                     # The caller judges it, and raises it again if there is no remedy.
                     error = raised.with_traceback(
@@ -864,7 +867,7 @@ class VllmStart:
         return EndedStart(
             error=error,
             lines=lines_of(rows, error),
-            last_words=last_words(rows),
+            last_words=last_tracebacks(rows),
             printed=printed,
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, after)),
             not_again=watched.ended_because or self._why_not_again(error),
@@ -875,15 +878,15 @@ class VllmStart:
         """Receive the engine's records while it lives, and restart its core after a death."""
         if not self._listener.stays:
             return
-        self._in_use = step_in_use(engine)
+        self._in_use = step_limits(engine)
         weakref.finalize(engine, self._stop_hearing)
 
-        def died(error: Exception, client: LastingClient) -> MadeAgain | None:
+        def died(error: Exception, client: RestartingClient) -> MadeAgain | None:
             ended = self._ended_at_work(error, client.before)
-            client.suspects = in_the_last_step(self._listener.rows())
+            client.suspects = requests_in_last_step(self._listener.rows())
             return make_again(ended, client.unfinished.progressed)
 
-        attend(engine, died)
+        install_restarting_client(engine, died)
         client = weakref.ref(engine.engine_core)
         self.is_given_up = lambda: (lasting := client()) is None or lasting.is_given_up
         engine.engine_core.before_waking = lambda: check_room(self._listener.rows())
@@ -899,7 +902,7 @@ class VllmStart:
         return EndedStart(
             error=error,
             lines=lines_of(rows, error),
-            last_words=last_words(rows),
+            last_words=last_tracebacks(rows),
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, read_cgroup())),
         )
 
@@ -959,8 +962,8 @@ def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
                 )
             before = {name: os.environ.get(name) for name in variables}
             os.environ.update(variables)
-            message_sender.be_listener()
-            message_sender.speak(listener.path)
+            message_sender.mark_as_receiver()
+            message_sender.start_sending(listener.path)
         else:
             get_logger().debug("cannot receive the engine's log records", reason=listener.problem)
         with contextlib.suppress(Exception):
@@ -980,7 +983,7 @@ def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        message_sender.fall_silent()
+        message_sender.stop_sending()
         if not listener.stays:
             listener.close()
 

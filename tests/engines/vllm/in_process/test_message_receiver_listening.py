@@ -36,7 +36,7 @@ def listener() -> Iterator[MessageReceiver]:
     made = MessageReceiver()
     made.open()
     yield made
-    message_sender.fall_silent()
+    message_sender.stop_sending()
     made.close()
 
 
@@ -144,10 +144,10 @@ def test_the_listening_process_tells_what_its_starting_thread_logs_and_is_as_bef
     listener,
 ):
     factory, init = logging.getLogRecordFactory(), shared_memory.SharedMemory.__init__
-    message_sender.be_listener()
-    message_sender.speak(listener.path)
+    message_sender.mark_as_receiver()
+    message_sender.start_sending(listener.path)
     logging.getLogger("vllm.config").warning("here")
-    message_sender.fall_silent()
+    message_sender.stop_sending()
     logging.getLogger("vllm.config").warning("not any more")
     listener.settle()
     (row,) = [row for row in listener.rows() if "text" in row]

@@ -47,7 +47,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageReceiver]:
     made = MessageReceiver()
     made.open()
     yield made
-    message_sender.fall_silent()
+    message_sender.stop_sending()
     made.close()
 
 
