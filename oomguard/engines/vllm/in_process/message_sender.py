@@ -1,8 +1,8 @@
 """Send vLLM's log records from each process of an engine to the guarded start, as they happen.
 
-vLLM's plugin calls ``start_sending`` in spawned processes; forked ones inherit it. The module imports only
-the standard library, does nothing without our variable, and never raises: the engine starts
-whatever goes wrong here.
+vLLM's plugin calls ``start_sending`` in spawned processes; forked ones inherit it. The module
+imports only the standard library, does nothing without our variable, and never raises: the engine
+starts whatever goes wrong here.
 
 A log record factory intercepts the records. vLLM configures its handlers anew in each process,
 which would drop a handler of ours.
