@@ -248,7 +248,7 @@ class Ledger:
         """Raise DeadlineError if the deadline has passed."""
         if self.time_left_s() <= 0:
             raise DeadlineError(
-                f"the deadline of {self.policy.deadline_s:g} s passed before the attempt could start"
+                f"the deadline of {self.policy.deadline_s:g} s passed before the attempt began"
             )
 
     def leaves_another(self) -> bool:

@@ -77,7 +77,7 @@ def test_a_call_whose_cache_cannot_be_kept_elsewhere_says_why(llama):
     ):
         call(llama, return_dict_in_generate=True)
 
-    assert "the result holds the cache" in "\n".join(raised.value.__notes__)
+    assert "the result contains the cache" in "\n".join(raised.value.__notes__)
 
 
 def test_a_quantized_cache_needs_permission():

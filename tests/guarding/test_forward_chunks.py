@@ -91,7 +91,7 @@ def test_what_is_not_of_tokens_is_told(llama):
     classifier = made("BertForSequenceClassification", attention="sdpa", num_labels=3)
 
     assert why_not_in_chunks(llama, one_row()) is None
-    assert "may look at tokens to come" in why_not_in_chunks(roberta, one_row())
+    assert "may look at later tokens" in why_not_in_chunks(roberta, one_row())
     assert "one after the other" in why_not_in_chunks(classifier, one_row())
     assert "output_attentions" in why_not_in_chunks(llama, {**one_row(), "output_attentions": True})
     assert "return_dict" in why_not_in_chunks(llama, {**one_row(), "return_dict": False})

@@ -98,21 +98,30 @@ def test_an_argument_that_may_not_hold_rows_forbids_a_split(subtests, bert, ids)
     for arguments, reason in [
         (
             {"row_weights": torch.ones(ROWS + 1)},
-            "row_weights is not known to hold one row per input",
+            "the argument row_weights has one row per input",
         ),
-        ({"position_ids": torch.zeros(3, ROWS, TOKENS)}, "position_ids is not known"),
-        ({"attention_mask": torch.ones(ROWS + 1, TOKENS)}, "attention_mask is not known"),
+        (
+            {"position_ids": torch.zeros(3, ROWS, TOKENS)},
+            "does not know whether the argument position_ids",
+        ),
+        (
+            {"attention_mask": torch.ones(ROWS + 1, TOKENS)},
+            "does not know whether the argument attention_mask",
+        ),
         (
             {"pixel_values": torch.zeros(ROWS + 1, 3, 8, 8)},
-            "pixel_values is not known to belong to the text",
+            "does not know which rows the argument pixel_values",
         ),
         (
             {"past_key_values": transformers.DynamicCache()},
-            "past_key_values is extended by the call",
+            "the call extends the argument past_key_values",
         ),
-        ({"cache": transformers.DynamicCache()}, "cache is extended by the call"),
+        ({"cache": transformers.DynamicCache()}, "the call extends the argument cache"),
         ({"names": ["a"] * ROWS}, f"names has {ROWS} entries too"),
-        ({"image_grid_thw": torch.ones(ROWS + 2, 3)}, "image_grid_thw is not known"),
+        (
+            {"image_grid_thw": torch.ones(ROWS + 2, 3)},
+            "does not know whether the argument image_grid_thw",
+        ),
     ]:
         with subtests.test(arguments=arguments, reason=reason):
             assert (

@@ -138,7 +138,7 @@ def test_when_not_one_row_fits_the_first_exception_comes_back_with_the_diagnosis
     assert str(caught.value).startswith("CUDA out of memory. Tried to allocate")
     (text,) = caught.value.__notes__
     assert "oomguard: CUDA out of memory" in text
-    assert "leaves nothing free" in text
+    assert "leave no memory for a single row" in text
     assert not g.attempts[-1].succeeded
 
 

@@ -80,7 +80,7 @@ def number_beams(record: Any, rows: int, beams: int) -> Any:
 
 # Arguments with one text per row, if they are lists with as many entries.
 ROW_LISTS: Final = frozenset({"adapter_names", "language"})
-# Arguments that apply to the whole batch, or count its rows.
+# Arguments that belong to the whole batch, or count its rows.
 UNSPLITTABLE: Final = (
     "streamer",
     *CACHES,
@@ -255,10 +255,10 @@ class GenerateCall:
         if any(argument is not None for argument in args[2:]) or (
             len(args) > 1 and holds_tensors(args[1])
         ):
-            return "positional arguments after the configuration apply to the whole batch"
+            return "positional arguments after the configuration belong to the whole batch"
         for name in UNSPLITTABLE:
             if kwargs.get(name) is not None and kwargs[name] != []:
-                return f"the argument {name} applies to the whole batch"
+                return f"the argument {name} belongs to the whole batch"
         media = self.media()
         if isinstance(media, str):
             return f"{media}. {guard_advice(kwargs, rows)}"

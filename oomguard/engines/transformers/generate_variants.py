@@ -108,7 +108,7 @@ def _shorter_prompt_why_not(call: GenerateCall) -> str | None:
     given: Mapping[str, Any] = call.kwargs
     for name in _OF_WHOLE_PROMPT:
         if given.get(name) is not None and given[name] != []:
-            return f"the argument {name} applies to the whole prompt"
+            return f"the argument {name} belongs to the whole prompt"
     if call.weigh is not None:
         return "the result's fields include values of the whole prompt"
     if call.option("min_length") and not _encodes(call):
