@@ -15,9 +15,8 @@ import time
 from typing import Any, Final
 
 from oomguard.core.log import get_logger
-from oomguard.guarding.failure import clear, scan_error
+from oomguard.guarding.failure import clear, is_memory_failure, scan_error
 from oomguard.probe import torch_memory
-from oomguard.scan.exceptions import may_be_oom
 
 _MOST_WAIT_S: Final = 60.0
 
@@ -72,7 +71,7 @@ def have_ended(error: BaseException, model: Any) -> bool:
     if (
         me in _alone
         or not _running
-        or not may_be_oom(error)
+        or not is_memory_failure(error)
         or scan_error(error).first_cause is None
     ):
         return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oomguard.core.facts import Fact, FactValue, is_of_type
 from oomguard.core.incident import (
@@ -22,17 +22,16 @@ from oomguard.core.incident import (
 from oomguard.core.log import get_logger
 from oomguard.core.process_state import disabled
 from oomguard.core.settings import SETTING_FACTS
-from oomguard.diagnosis.diagnose import default_rules
-from oomguard.engines.start_attempt import EndedStart, MadeAgain, ReadStart, WatchedStart
-from oomguard.guarding.failure import clear, in_phase
+from oomguard.guarding.failure import clear, in_phase, is_memory_failure
 from oomguard.guarding.intercept import entered, inside_call
 from oomguard.guarding.observers import Owner
-from oomguard.probe.nvml import Device
-from oomguard.retry import memory_wait
-from oomguard.retry.ledger import Ledger
-from oomguard.scan.exceptions import exception_lines, may_be_oom
-from oomguard.scan.scan import scan
-from oomguard.scan.source import Line
+
+if TYPE_CHECKING:
+    from oomguard.engines.start_attempt import EndedStart, MadeAgain, ReadStart, WatchedStart
+    from oomguard.probe.nvml import Device
+    from oomguard.scan.source import Line
+
+# This module loads with the first guarded call, and the modules that diagnose with the first start.
 
 # Why a start inside the process failed: the words with which its processes ended decide, not all
 # that mentions memory.
@@ -49,8 +48,12 @@ def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInF
         source: what the diagnosis is called.
         settings: those in force.
     """
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.exceptions import exception_lines
+    from oomguard.scan.scan import scan
+
     error = ended.error
-    if error is None or not may_be_oom(error):
+    if error is None or not is_memory_failure(error):
         return Diagnosis(source)
     own = _incidents(exception_lines(error))
     if not own:
@@ -79,6 +82,10 @@ def _of_the_silent(
     """Return what a process died of that told nothing: what it printed, and the kernel's count of
     kills.
     """
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.scan import scan
+    from oomguard.scan.source import Line
+
     printed = (Line(number, 0, text) for number, text in enumerate(ended.printed.splitlines(), 1))
     found = scan(printed, default_rules(), whole.source, given=settings)
     incidents = tuple(i for i in found.incidents if i.kind != _DEAD)
@@ -97,6 +104,9 @@ def _killed() -> Incident:
 
 
 def _incidents(lines: Iterable[Line]) -> tuple[Incident, ...]:
+    from oomguard.diagnosis.diagnose import default_rules
+    from oomguard.scan.scan import scan
+
     return scan(lines, default_rules()).incidents
 
 
@@ -167,6 +177,8 @@ class StartRun:
     """
 
     def __init__(self, owner: Owner, start: WatchedStart, source: str) -> None:
+        from oomguard.retry.ledger import Ledger
+
         self._owner = owner
         self._start = start
         self._source = source
@@ -233,6 +245,8 @@ class StartRun:
             inside_call.reset(token)
         self._first_error = self._incident = None
         if error is None:
+            from oomguard.engines.start_attempt import MadeAgain
+
             return MadeAgain(engine, alone=alone, of_memory=of_memory)
         return None
 
@@ -276,6 +290,9 @@ class StartRun:
         """Make one attempt. A change that cannot be made ends the run as a failed attempt, not as
         an exception.
         """
+        from oomguard.engines.start_attempt import EndedStart
+        from oomguard.retry import memory_wait
+
         with _keeping_quiet("reading the devices"):
             self._devices = self._devices or memory_wait.devices_by_index()
         try:
@@ -328,6 +345,8 @@ class StartRun:
         self._clean_up()
 
     def _clean_up(self) -> None:
+        from oomguard.retry import memory_wait
+
         with _keeping_quiet("cleaning up"):
             self._start.leave_nothing()
             if self._ledger.pending and (

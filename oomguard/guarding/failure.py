@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 from oomguard.core.errors import SettingError
 from oomguard.core.facts import Fact
 from oomguard.core.incident import Attempt, Diagnosis, Incident, SettingInForce
-from oomguard.engines.protocol import WatchedCall
 from oomguard.probe import torch_memory
-from oomguard.probe.snapshot_recorder import Recording
-from oomguard.scan.exceptions import chain, exception_lines, may_be_oom
 
 if TYPE_CHECKING:
+    from oomguard.engines.protocol import WatchedCall
+    from oomguard.probe.snapshot_recorder import Recording
     from oomguard.remedy.failed_call import CallModel
 
 
@@ -63,9 +62,11 @@ def take_at(error: BaseException, recording: Recording | None) -> None:
     """Take the snapshot where torch's allocator refused something and did not call for
     one itself.
     """
-    if recording is not None and any(
-        type(link).__name__ == "OutOfMemoryError" for link in chain(error)
-    ):
+    if recording is None:
+        return
+    from oomguard.scan.exceptions import chain
+
+    if any(type(link).__name__ == "OutOfMemoryError" for link in chain(error)):
         recording.take()
 
 
@@ -74,6 +75,8 @@ def take_at(error: BaseException, recording: Recording | None) -> None:
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
     """Yield the frames of an exception and its chain, outermost first."""
+    from oomguard.scan.exceptions import chain
+
     for link in chain(error):
         for frame, _ in traceback.walk_tb(link.__traceback__):
             yield frame
@@ -95,6 +98,13 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 def module_of(frame: FrameType) -> str:
     """Return the name of the module whose code a frame runs."""
     return str(frame.f_globals.get("__name__", ""))
+
+
+def is_memory_failure(error: BaseException) -> bool:
+    """Return whether an exception's type may mean that memory ran out."""
+    from oomguard.scan.exceptions import may_be_oom
+
+    return may_be_oom(error)
 
 
 def run_guarded(
@@ -123,6 +133,8 @@ def scan_error(
 
     With ``unrecognized`` words count that no signature has: enough to tell, too little to act on.
     """
+    from oomguard.scan.exceptions import exception_lines, may_be_oom
+
     if not may_be_oom(error):
         return Diagnosis(type(error).__name__)
     from oomguard.diagnosis.diagnose import default_rules
@@ -193,6 +205,8 @@ def clear(error: BaseException, *, is_raised: bool = True) -> None:
 
     One that is not to be raised loses the frames too.
     """
+    from oomguard.scan.exceptions import chain
+
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
         for frame, _ in traceback.walk_tb(link.__traceback__):
@@ -206,7 +220,11 @@ def forget(error: BaseException | None) -> None:
     """Drop the frames of a failure that nobody will see: their callers hold it, a cycle that keeps
     the inputs until a collection.
     """
-    for link in () if error is None else chain(error):
+    if error is None:
+        return
+    from oomguard.scan.exceptions import chain
+
+    for link in chain(error):
         link.__traceback__ = None
 
 
@@ -214,6 +232,8 @@ def let_go(error: BaseException) -> None:
     """Drop the locals of the frames that called those of a failure, as far as they have ended: one
     of them may hold the failure.
     """
+    from oomguard.scan.exceptions import chain
+
     for link in chain(error):
         frame = link.__traceback__ and link.__traceback__.tb_frame.f_back
         with contextlib.suppress(RuntimeError):  # this one, and those around it, still run

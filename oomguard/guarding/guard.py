@@ -16,28 +16,38 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from oomguard.core.errors import SettingError, UsageError
 from oomguard.core.facts import FactValue
 from oomguard.core.incident import Attempt, Diagnosis, Incident, Partial, Patch
 from oomguard.core.log import get_plain_logger
 from oomguard.core.process_state import disabled
-from oomguard.engines.protocol import SizeOfCall
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding import observers as told
 from oomguard.guarding.batch_size_cache import KnownSizes
-from oomguard.guarding.failure import run_guarded, snapshot_path, take_at
-from oomguard.guarding.function_call import AsHandedIn, RowsCall
+from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
 from oomguard.guarding.intercept import entered, in_force, watch, watching
-from oomguard.guarding.micro_batch import in_parts
 from oomguard.guarding.observers import attempted
 from oomguard.guarding.wrap import enter_around, is_special
-from oomguard.probe.snapshot_recorder import Recording
 from oomguard.remedy.policy import Policy, make_policy
-from oomguard.scan.exceptions import may_be_oom
-from oomguard.telemetry import guarded_calls
+
+if TYPE_CHECKING:
+    from oomguard.engines.protocol import SizeOfCall
+    from oomguard.guarding.function_call import AsHandedIn
+    from oomguard.probe.snapshot_recorder import Recording
 
 # The guard as a decorator: of a function that calls engines, and of one that works on rows itself.
 
@@ -159,6 +169,8 @@ def _splitting(current: Guard, function: F) -> F:
     out of memory.
     """
 
+    from oomguard.guarding.function_call import AsHandedIn
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if told.observing and told.looking_on():
@@ -175,7 +187,7 @@ def _splitting(current: Guard, function: F) -> F:
                 result, error = _in_parts(current, function, args, kwargs, handed_in)
             else:
                 result, error = run_guarded(function, args, kwargs)
-                if error is not None and may_be_oom(error) and not disabled():
+                if error is not None and is_memory_failure(error) and not disabled():
                     result, error = _in_parts(current, function, args, kwargs, handed_in, error)
         finally:
             state.inside_call.reset(token)
@@ -195,6 +207,8 @@ def _splitting(current: Guard, function: F) -> F:
 def _size(
     current: Guard, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> SizeOfCall:
+    from oomguard.guarding.function_call import RowsCall
+
     return RowsCall.of(function, current.batch, args, kwargs).rows, None, None
 
 
@@ -210,6 +224,9 @@ def _in_parts(
 
     ``failed`` is the exception of the whole call, where it has been run already.
     """
+    from oomguard.guarding.function_call import RowsCall
+    from oomguard.guarding.micro_batch import in_parts
+
     rows, unread = run_guarded(RowsCall.of, (function, current.batch, args, kwargs, handed_in), {})
     if unread is not None and failed is None:
         return run_guarded(
@@ -281,6 +298,7 @@ def restore(guard: Guard, state: dict[str, Any]) -> None:
     """
     from oomguard.guarding.batch_size_cache import share
     from oomguard.guarding.kill_recovery import AfterKill
+    from oomguard.probe.snapshot_recorder import Recording
 
     vars(guard).update(state)
     guard._lock, guard.known = threading.Lock(), KnownSizes()
@@ -341,9 +359,10 @@ class Guard:
         self.diagnosis: Diagnosis | None = None
         self.partial: Partial | None = None
         self.known = KnownSizes()
-        if snapshot is None:
-            self.recording = None
-        else:
+        self.recording: Recording | None = None
+        if snapshot is not None:
+            from oomguard.probe.snapshot_recorder import Recording
+
             self.recording = Recording(snapshot)
         self._on_incident = on_incident
         self._on_patch = on_patch
@@ -395,7 +414,7 @@ class Guard:
         """Add the diagnosis to an exception that leaves the guard, once, and only where it is a
         memory failure.
         """
-        if not may_be_oom(error) or disabled():
+        if not is_memory_failure(error) or disabled():
             return
         if "__oomguard__" in vars(error):
             from oomguard.guarding.advice import note_if_taken_earlier
@@ -480,6 +499,8 @@ class Guard:
         """Add an attempt, unless its call succeeded at once, as it was made; several threads may do
         so at once.
         """
+        from oomguard.telemetry import guarded_calls
+
         attempted(attempt)
         guarded_calls.attempted(attempt)
         if self._function is None and not is_healthy:
@@ -492,6 +513,8 @@ class Guard:
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
         """Put an attempt in the place of one that ended well and has failed since."""
+        from oomguard.telemetry import guarded_calls
+
         guarded_calls.died(attempt, now)
         with self._lock:
             kept = [now if one is attempt else one for one in self._attempts]
@@ -501,6 +524,8 @@ class Guard:
         """Keep what is left of a call: under ``with`` its finished rows, of a function its
         attempts, where it failed at first.
         """
+        from oomguard.telemetry import guarded_calls
+
         guarded_calls.call_ended()
         if self._function is None:
             self.partial = partial

@@ -16,9 +16,7 @@ from oomguard.core.incident import Attempt
 from oomguard.core.process_state import disabled
 from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, begun, size_of
 from oomguard.engines.registry import watch_calls
-from oomguard.guarding import concurrency
-from oomguard.guarding.failure import add_note, run_guarded
-from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
+from oomguard.guarding.failure import add_note, is_memory_failure, run_guarded
 from oomguard.guarding.observers import (
     Owner,
     ToldCall,
@@ -27,9 +25,7 @@ from oomguard.guarding.observers import (
     observing,
     size_of_tensors,
 )
-from oomguard.guarding.training import WHY_NOT
 from oomguard.probe import torch_memory
-from oomguard.scan.exceptions import may_be_oom
 
 # The guards that are entered in this thread or task, innermost last.
 entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=())
@@ -87,6 +83,9 @@ def _watched(
         if in_force and not _unguarded_threads:
             _tell_of_thread()
         return wrapped(*args, **kwargs)
+    from oomguard.guarding import concurrency
+    from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
+
     if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
@@ -119,11 +118,13 @@ def _whole(
     """Run a call as it was made, and in parts where that fails; a call that succeeds costs little
     more than itself.
     """
+    from oomguard.guarding.micro_batch import in_parts, read_or_none
+
     began_s = time.monotonic()
     with torch_memory.MemoryPeak() as peak:
         read, unread = run_guarded(begun, (read, model, args, kwargs), {})
         result, error = run_guarded(wrapped, args, kwargs)
-    if unread is not None or (error is not None and not may_be_oom(error)):
+    if unread is not None or (error is not None and not is_memory_failure(error)):
         return result, error
     took_s = time.monotonic() - began_s
     if peak.bytes is None:
@@ -183,8 +184,11 @@ def _run_often(
     failed = None
     if not owner.known:
         result, failed = run_guarded(wrapped, given[1], given[2])
-        if failed is None or not may_be_oom(failed):
+        if failed is None or not is_memory_failure(failed):
             return result, failed
+    from oomguard.guarding.micro_batch import in_parts
+    from oomguard.guarding.training import WHY_NOT
+
     call, unread = run_guarded(read, given, {})
     if unread is not None or call.may_train:
         if failed is None:
