@@ -1,9 +1,8 @@
-"""Guarded ``generate`` calls of other threads on one device: a call that runs out of memory beside
-them waits, and goes on alone.
+"""Let a guarded call that runs out of memory wait for other threads' calls, and then run alone.
 
-Each would else take its size from what the others happen to leave, and the one that is split first
-would starve. A thread that waits for another in its own way is not held up for good: every wait has
-an end, behind which all is as if nobody had waited.
+Otherwise each call would take its size from what the others happen to leave, and the first one to
+be split would starve. Every wait has a limit, so threads that wait for each other are not blocked
+forever. After the limit a call runs as without this module.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from oomguard.probe import torch_memory
 _MOST_WAIT_S: Final = 60.0
 
 _changed = threading.Condition()
-# The model of the guarded call that each thread is in.
+# The model of each thread's guarded call.
 _running: Final[dict[int, Any]] = {}
-# The calls that go on alone, by thread: on which devices, and until when others wait for them.
+# The calls that run alone, by thread: their devices, and until when others wait for them.
 _alone: Final[dict[int, tuple[frozenset[str], float]]] = {}
 
 
 def _renew() -> None:
-    """In a fork of this process no other thread goes on."""
-    global _changed  # noqa: PLW0603 - of this process
+    """Clear the state in a fork of this process, where no other thread runs."""
+    global _changed  # noqa: PLW0603 - one for this process
     _changed = threading.Condition()
     _running.clear()
     _alone.clear()
@@ -39,9 +38,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def begin(model: Any) -> None:
-    """Note that this thread begins a call; wait first while another thread's goes on alone on the
-    same device.
-    """
+    """Register a call of this thread, after those that run alone on its device."""
     if _alone:
         devices = _devices_of(model)
         with _changed:
@@ -50,7 +47,7 @@ def begin(model: Any) -> None:
 
 
 def end() -> None:
-    """Note that this thread's call has ended."""
+    """Unregister this thread's call."""
     _running.pop(threading.get_ident(), None)
     if _alone:
         with _changed:
@@ -58,14 +55,14 @@ def end() -> None:
 
 
 def have_ended(error: BaseException, model: Any) -> bool:
-    """Wait, once, for the calls beside one that failed for memory, and return whether there were
-    any: it is then to be made again.
+    """Wait once for the other calls after an out-of-memory; return whether there were any.
 
-    Until ``leave`` others that begin wait for it, a minute at most.
+    If there were, the failed call is to run again. Until ``leave``, other calls that begin wait for
+    it, for at most a minute.
 
     Args:
-        error: what the call failed of.
-        model: what it is made on.
+        error: the exception of the failed call.
+        model: its model.
     """
     me = threading.get_ident()
     if (

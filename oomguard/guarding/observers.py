@@ -1,7 +1,6 @@
-"""Who looks on while watched calls run: told of each outermost call and of the attempts inside it,
-and changes nothing.
+"""Report watched calls, and the attempts in them, to observers, which change nothing.
 
-Context variables hold them, so threads and tasks outside see nothing.
+Context variables hold the observers, so other threads and tasks are not affected.
 """
 
 from __future__ import annotations
@@ -19,13 +18,9 @@ from oomguard.engines.protocol import SizeOfCall
 from oomguard.guarding.batch_size_cache import KnownSizes
 from oomguard.remedy.policy import Policy
 
-# The guard, as those see it that run and watch calls for it.
-
 
 class Owner(Protocol):
-    """Whose policy a call runs under, what it learned of earlier calls, and who is told of this
-    one.
-    """
+    """The guard as its parts see it: policy, known batch sizes, and a sink for events."""
 
     policy: Policy
     known: KnownSizes
@@ -34,26 +29,22 @@ class Owner(Protocol):
     reported: set[tuple[str, int]]
 
     def failing(self, error: BaseException) -> None:
-        """Take what is to be kept of a failure before anything of it is freed."""
+        """Handle a failure before anything of it is freed."""
 
     def record(self, attempt: Attempt, *, is_healthy: bool = False) -> None:
-        """Take an attempt that ended; ``is_healthy``: of a call that succeeded at once, as it was
-        made.
-        """
+        """Record an attempt that ended; ``is_healthy``: its call succeeded at once."""
 
     def replace(self, attempt: Attempt, now: Attempt) -> None:
-        """Take an attempt that ended well and has failed since."""
+        """Replace an attempt that succeeded but has failed since."""
 
     def incident(self, diagnosis: Diagnosis) -> None:
-        """Take what is known of a failure."""
+        """Record a diagnosed failure."""
 
     def patched(self, patch: Patch) -> None:
-        """Take a change before it is made."""
+        """Record a change before it is made."""
 
     def ended(self, attempts: tuple[Attempt, ...], partial: Partial | None) -> None:
-        """Take a call's end: its attempts where it failed at first, and the rows that are done
-        where it was given up.
-        """
+        """Record the end of a call: its attempts after a failure, or its finished rows."""
 
 
 P = ParamSpec("P")
@@ -62,43 +53,42 @@ NO_SIZE: Final[SizeOfCall] = (None, None, None)
 
 
 class LookedOn(Protocol):
-    """A call that runs while somebody looks on."""
+    """A call that an observer watches."""
 
     def attempted(self, attempt: Attempt) -> None:
-        """Take an attempt of a guard that ended."""
+        """Record an attempt of a guard that ended."""
 
     def ended(self, error: BaseException | None) -> None:
-        """Take the call's end, and what it raised."""
+        """Record the end of the call, and its exception; None without one."""
 
 
 class Observer(Protocol):
-    """Who looks on."""
+    """An object that watches calls."""
 
     def began(self, what: str, model: str, size: SizeOfCall) -> LookedOn:
-        """Take the beginning of a call."""
+        """Record the beginning of a call."""
 
 
 observers: ContextVar[tuple[Observer, ...]] = ContextVar("oomguard_observers", default=())
-# The calls that run here with those who look on told of them; None outside any.
+# The observed calls that run here; None outside any.
 inside_told: ContextVar[tuple[LookedOn, ...] | None] = ContextVar(
     "oomguard_looked_on", default=None
 )
-# One entry for each observer, whichever thread it is in: while it is empty a call asks for no more
-# than this.
+# One entry per observer in any thread. While it is empty, a call checks nothing else.
 observing: Final[list[None]] = []
 
 
 def looking_on() -> tuple[Observer, ...]:
-    """Return who is to be told of a call that begins now: nobody inside another call."""
+    """Return the observers of a call that begins now; none inside another observed call."""
     if inside_told.get() is not None:
         return ()
     return observers.get()
 
 
 class ObservedBlock:
-    """A block, with those who look on told of its beginning, by ``begins``, and of its end.
+    """A block whose beginning and end are reported to observers.
 
-    A class and no generator: every call that is watched goes through it.
+    It is a class and not a generator because every watched call uses it, so it must be fast.
     """
 
     __slots__ = ("_begins", "_calls")
@@ -122,15 +112,13 @@ class ObservedBlock:
 
 
 class ToldCall:
-    """A call of an engine, told to those who look on; make it only where ``looking_on`` names
-    somebody.
-    """
+    """A call of an engine that is reported to observers; use it only if ``looking_on`` has some."""
 
     __slots__ = ("_token", "_told")
 
     def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
         told = NO_SIZE
-        with contextlib.suppress(Exception):  # arguments that the call itself refuses
+        with contextlib.suppress(Exception):  # the call itself will reject such arguments
             told = size()
         self._told = ObservedBlock(
             *(functools.partial(observer.began, what, model, told) for observer in looking_on())
@@ -156,7 +144,7 @@ def shown(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a call that nothing is done about but to tell those who look on."""
+    """Run a call unchanged, and report it to observers."""
     if not observing or not looking_on():
         return wrapped(*args, **kwargs)
     with ToldCall(wrapped.__name__, type(engine).__name__, lambda: size(args, kwargs)):
@@ -164,15 +152,13 @@ def shown(
 
 
 def attempted(attempt: Attempt) -> None:
-    """Tell those who look on of an attempt inside the call that runs here."""
+    """Report an attempt in the present call to its observers."""
     for call in inside_told.get() or ():
         without_mistake(call.attempted, attempt)
 
 
 def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Return what looking on gives; log what goes wrong in it: that never takes the place of what
-    the user's call gives or raises.
-    """
+    """Return an observer's result; log its exception, which must not affect the user's call."""
     try:
         return function(*args, **kwargs)
     except Exception:
@@ -182,9 +168,7 @@ def without_mistake(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def size_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SizeOfCall:
-    """Return the rows and tokens of a call that is made often, by its first argument
-    with a shape.
-    """
+    """Return the rows and tokens of a frequent call, from its first argument with a shape."""
     for value in (*args, *kwargs.values()):
         shape = getattr(value, "shape", ())
         if shape:

@@ -1,7 +1,6 @@
-"""What holds one entry a row: how many there are, some of them cut out, and whether a result has
-one for each row.
+"""Count, cut and check values with one entry per row.
 
-A kind of value that is cut or joined in its own way is a row in ``_FRAMES``, or a function beside
+A kind of value with its own way to cut or join is a row in ``_FRAMES``, or a function next to
 ``entries`` and ``cut``.
 """
 
@@ -14,34 +13,29 @@ from collections import UserDict
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-# Libraries whose tables hold a row an entry, though a slice of them may mean labels; each has
-# ``concat``.
+# Table libraries whose entries are rows, although a slice may mean labels; each has ``concat``.
 _FRAMES: Final = frozenset({"pandas", "polars", "cudf", "modin"})
-# One thing, however many entries they have.
+# Values that are one thing, however many entries they have.
 _WHOLE: Final = (str, bytes, bytearray, Mapping, Set)
 
 
 def library(value: Any) -> str:
-    """Return the library that a value's type comes from."""
+    """Return the name of the library that defines a value's type."""
     return type(value).__module__.partition(".")[0]
 
 
 def is_frame(value: Any) -> bool:
-    """Return whether a value is a table or a column of one."""
+    """Return whether a value is a table, or a column of one."""
     return is_arrow_table(value) or (library(value) in _FRAMES and hasattr(value, "shape"))
 
 
 def is_arrow_table(value: Any) -> bool:
-    """Return whether a value is a table of Arrow, of whose other types a slice is no row, or none
-    is joined to its own type.
-    """
+    """Return whether a value is an Arrow table; slices of Arrow's other types are not rows."""
     return library(value) == "pyarrow" and type(value).__name__ == "Table"
 
 
 def entries(value: Any) -> int | None:
-    """Return how many rows a value may hold; None for one thing: a text, a number, a mapping, a
-    model, a class.
-    """
+    """Return how many rows a value may hold; None for a text, number, mapping, model or class."""
     if isinstance(value, (*_WHOLE, type)) or hasattr(value, "parameters"):
         return None
     shape = getattr(value, "shape", None)
@@ -55,16 +49,12 @@ def entries(value: Any) -> int | None:
 
 
 def is_columns(value: Any) -> bool:
-    """Return whether a value is a mapping of columns: a dict, transformers' BatchEncoding, whatever
-    gives values by name.
-    """
+    """Return whether a value is a mapping of columns, such as a dict or a BatchEncoding."""
     return isinstance(value, Mapping) and not hasattr(value, "shape")
 
 
 def rows_of(value: Any) -> int:
-    """Return how many rows an argument holds: of a mapping of columns those of its longest, of
-    nothing 0.
-    """
+    """Return how many rows an argument holds: the longest column of a mapping, otherwise 0."""
     if is_columns(value):
         columns = value.values()
     else:
@@ -73,25 +63,23 @@ def rows_of(value: Any) -> int:
 
 
 def why_not_cut(name: str, value: Any) -> str | None:
-    """Return why ``cut`` cannot give entries of the argument of that name, in their order and as a
-    value of the same type.
-    """
+    """Return why ``cut`` cannot split an argument into values of its own type; None if it can."""
     if not is_columns(value):
-        needed = "no list and no tensor, and no dict of them"
+        needed = "not a list, a tensor, or a dict of them"
         if _can_be_cut(value):
             return None
         return f"the argument {name} is {needed}"
     for key, column in value.items():
         if not _can_be_cut(column):
-            return f"{key!r} in the argument {name} is no list and no tensor"
+            return f"{key!r} in the argument {name} is not a list or a tensor"
     sizes = {key: entries(column) for key, column in value.items()}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
-        return f"what is in the argument {name} differs in its number of entries: {told}"
+        return f"the entries of the argument {name} have different lengths: {told}"
     if with_columns(value, dict(value)) is None:
         return (
-            f"the argument {name} is of the type {type(value).__name__}, of which none can be made "
-            "with fewer rows: pass a dict"
+            f"the argument {name} has the type {type(value).__name__}, which cannot be made with "
+            "fewer rows: pass a dict"
         )
     return None
 

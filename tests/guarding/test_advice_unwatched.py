@@ -85,5 +85,5 @@ with limit_memory(room):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     note, shape = ran.stdout.splitlines()
-    assert "was taken from its model before the first guard" in note
+    assert "from its model before its first guard" in note
     assert shape == "(64, 66)"

@@ -59,7 +59,7 @@ def test_images_that_the_tokens_of_another_row_stand_for_are_not_cut():
         in made(**{n: v.roll(1, 0) for n, v in swapped.items()}).not_splittable
     )
     assert (
-        "has not one entry a row"
+        "does not have one entry per row"
         in made(pixel_attention_mask=given["pixel_attention_mask"][:3]).not_splittable
     )
 

@@ -574,4 +574,4 @@ def test_of_a_class_below_ray_remote_the_place_of_the_guard_is_told(monkeypatch)
     monkeypatch.setitem(sys.modules, "ray", sys)  # whatever it is: it is loaded
     with pytest.raises(oomguard.UsageError) as error:
         oomguard.guard(batch="rows")(Model)
-    assert error.value.hint.endswith("the guard of an actor's class stands above @ray.remote")
+    assert error.value.hint.endswith("for an actor class, put the guard above @ray.remote")
