@@ -71,7 +71,7 @@ def test_images_that_the_call_counts_otherwise_are_not_cut():
     assert made().part(1, 2)[1]["image_sizes"].shape[0] == 3
 
     assert (
-        "batch_num_images does not count it"
+        "batch_num_images does not match it"
         in made(batch_num_images=given["batch_num_images"] + 1).not_splittable
     )
     assert "image_sizes has 3 entries" in made(image_sizes=given["image_sizes"][:3]).not_splittable

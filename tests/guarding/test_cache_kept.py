@@ -122,5 +122,5 @@ def test_a_cache_on_the_host_of_an_older_transformers_is_not_taken_on_a_gpu(llam
 
     assert not isinstance(kv_cache_offload.with_cache_placement(generated, "offloaded"), str)
     monkeypatch.setattr(kv_cache_offload, "_transformers", lambda: Version("5.17"))
-    why_not = "before transformers 5.20 its cache on the host may give other tokens"
+    why_not = "transformers before 5.20 may give other tokens with a cache on the host"
     assert kv_cache_offload.with_cache_placement(generated, "offloaded") == why_not

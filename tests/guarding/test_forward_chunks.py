@@ -92,7 +92,7 @@ def test_what_is_not_of_tokens_is_told(llama):
 
     assert why_not_in_chunks(llama, one_row()) is None
     assert "may look at later tokens" in why_not_in_chunks(roberta, one_row())
-    assert "one after the other" in why_not_in_chunks(classifier, one_row())
+    assert "read its tokens in order" in why_not_in_chunks(classifier, one_row())
     assert "output_attentions" in why_not_in_chunks(llama, {**one_row(), "output_attentions": True})
     assert "return_dict" in why_not_in_chunks(llama, {**one_row(), "return_dict": False})
     assert "attention_mask" in why_not_in_chunks(llama, {"attention_mask": torch.ones(1, 1, 4, 4)})

@@ -127,7 +127,7 @@ def test_rows_that_share_experts_capacity_are_refused_by_the_table():
             **sizes, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
         )
     )
-    assert "experts take a number of tokens of the whole batch" in why_rows_depend(
+    assert "experts share a fixed token capacity across the batch" in why_rows_depend(
         model.eval(), "generate", GIVEN, 4
     )
 
