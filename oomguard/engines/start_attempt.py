@@ -1,4 +1,4 @@
-"""Define what a guard needs from an engine's start in this process, and how an attempt ended."""
+"""Define an engine's start in this process, and how an attempt to start it ended."""
 
 from __future__ import annotations
 

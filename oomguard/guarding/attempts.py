@@ -1,4 +1,4 @@
-"""Offer the explicit loop: ``for attempt in oomguard.attempts(batch_size=64): with attempt: …``."""
+"""Offer the explicit loop ``for attempt in oomguard.attempts(batch_size=64): …``."""
 
 from __future__ import annotations
 

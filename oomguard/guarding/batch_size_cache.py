@@ -77,8 +77,9 @@ class KnownSizes:
             self._taken[call, model] = _Known(rows, tokens, row_bytes, None, varied=varied)
 
     def begin(self, call: WatchedCall, free_bytes: int | None) -> int:
-        """Return how many rows of a call to begin with: all, unless an earlier call or kill says
-        otherwise.
+        """Return how many rows of a call to begin with.
+
+        These are all rows, unless an earlier call or kill requires fewer.
 
         Args:
             call: the call to run.

@@ -1,7 +1,8 @@
-"""Collate the results of parts as they come: joining them at the end would need twice the memory.
+"""Collate the results of parts as they come.
 
-A part's result is copied, so that a view (``logits[:, -1]``) releases its larger storage. If the
-device has no space for the results they wait on the host; tokens always do.
+Joining them at the end would need twice the memory. A part's result is copied, so that a view
+(``logits[:, -1]``) releases its larger storage. If the device has no space for the results they
+wait on the host; tokens always do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Let a guarded call that runs out of memory wait for other threads' calls, and then run alone.
+"""Let a call that runs out of memory wait for other threads' calls, then run alone.
 
 Otherwise each call would take its size from what the others happen to leave, and the first one to
 be split would starve. Every wait has a limit, so threads that wait for each other are not blocked
@@ -76,37 +76,33 @@ def have_ended(error: BaseException, model: Any) -> bool:
     with _changed:
         if not _others_run_on(devices) and not _others_are_alone_on(devices):
             return False
-    clear(error)  # what the failed call holds is missing to the others
+    clear(error)  # the other calls need the memory of this one
     torch_memory.release()
     with _changed:
-        _running.pop(me, None)  # who failed beside this one does not wait for it
+        _running.pop(me, None)  # other failed calls do not wait for this one
         _changed.notify_all()
         _wait_until_free(devices)
         _alone[me] = devices, time.monotonic() + _MOST_WAIT_S
         _changed.wait_for(lambda: not _others_run_on(devices), _MOST_WAIT_S)
-    get_logger().warning("out of memory beside calls of other threads: once more, alone")
+    get_logger().warning("out of memory while other threads used the GPU; retrying this call alone")
     return True
 
 
 def leave() -> None:
-    """Let the others go on."""
+    """Let other threads' calls run again."""
     if _alone.pop(threading.get_ident(), None) is not None:
         with _changed:
             _changed.notify_all()
 
 
 def _wait_until_free(devices: frozenset[str]) -> None:
-    """Wait while another call goes on alone on one of the devices, no longer than it may keep
-    others waiting.
-    """
+    """Wait while another call runs alone on one of the devices, up to the limit."""
     while (until_s := _others_are_alone_on(devices)) and (left_s := until_s - time.monotonic()) > 0:
         _changed.wait(left_s)
 
 
 def _others_are_alone_on(devices: frozenset[str]) -> float:
-    """Return until when other threads' calls go on alone on one of the devices; 0 where
-    none does.
-    """
+    """Return until when another thread's call runs alone on one of the devices; 0: none does."""
     me = threading.get_ident()
     return max(
         (until for thread, (on, until) in list(_alone.items()) if thread != me and on & devices),
@@ -122,7 +118,7 @@ def _others_run_on(devices: frozenset[str]) -> bool:
 
 
 def _devices_of(model: Any) -> frozenset[str]:
-    """Return the devices of a model's parameters; none where nothing tells."""
+    """Return the devices of a model's parameters; empty if they are unknown."""
     with contextlib.suppress(Exception):
         return frozenset(str(parameter.device) for parameter in model.parameters())
     return frozenset()

@@ -1,4 +1,4 @@
-"""Start an engine under a guard, and start it again with the least change if memory runs out."""
+"""Start an engine under a guard, again with the least change if memory runs out."""
 
 from __future__ import annotations
 

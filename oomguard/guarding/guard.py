@@ -1,4 +1,4 @@
-"""Provide the guard, a decorator and a context manager that fix out-of-memory failures of calls.
+"""Provide the guard: a decorator and context manager against running out of memory.
 
 A context variable holds the active guards, so other threads and tasks are not affected. Guards
 nest, and the innermost one's policy applies. If there is no remedy, the original exception is

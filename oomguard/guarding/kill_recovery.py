@@ -1,4 +1,4 @@
-"""Halve the batch of a guarded function that runs again after its process was killed for memory.
+"""Halve the batch of a guarded function whose process was killed for memory.
 
 A kill leaves no measurement, so no better size is known. A function without a batch runs unchanged,
 and the log says so.

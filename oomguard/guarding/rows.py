@@ -91,9 +91,7 @@ def _can_be_cut(value: Any) -> bool:
 
 
 def cut(value: Any, start: int, stop: int) -> Any:
-    """Return entries ``start`` to ``stop`` by their place, never by a label; of a mapping of
-    columns those of each.
-    """
+    """Return entries ``start`` to ``stop`` by position, or those of each column of a mapping."""
     if is_columns(value):
         part = with_columns(value, {key: cut(column, start, stop) for key, column in value.items()})
         for name, beside in lists_beside(value).items():
@@ -105,9 +103,7 @@ def cut(value: Any, start: int, stop: int) -> Any:
 
 
 def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with these columns, None where its type makes none of them;
-    ``value`` stays as it is.
-    """
+    """Return a new mapping of the same type with these columns; None if the type cannot."""
     if isinstance(value, (dict, UserDict)):  # their copies share no column
         part = copy.copy(value)
         part.update(columns)
@@ -122,9 +118,7 @@ def with_columns(value: Any, columns: dict[Any, Any]) -> Any:
 
 
 def lists_beside(value: Any) -> dict[str, list[Any]]:
-    """Return the lists with one entry a row that an object keeps beside its columns: of a
-    BatchEncoding what the tokenizer found.
-    """
+    """Return an object's attributes that are lists with one entry per row (BatchEncoding)."""
     if not isinstance(value, UserDict):
         return {}
     rows = rows_of(value)
@@ -136,19 +130,17 @@ def lists_beside(value: Any) -> dict[str, list[Any]]:
 
 
 def first_rows(value: Any, rows: int) -> Any:
-    """Return the first rows of what was put together: it may have those of a part that another
-    field did not take.
-    """
+    """Return the first rows of a field, which may have those of a part that another lacks."""
     if entries(value) == rows:
         return value
     return cut(value, 0, rows)
 
 
 def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
-    """Return whether a result is a record of fields with one entry a row each: a mapping, a tuple
-    that cannot be one of rows.
+    """Return whether a result is a record of fields, each with one entry per row.
 
-    ``is_known``: another part's is one, so that a tuple of as many fields as rows is too.
+    It is a mapping, or a tuple that cannot be a list of rows. ``is_known``: another part's result
+    is a record, so a tuple with as many fields as rows is one too.
     """
     if is_columns(result):
         if with_columns(result, dict(result)) is not None:
@@ -163,15 +155,13 @@ def is_record(result: Any, rows: int, *, is_known: bool = False) -> bool:
 
 
 def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> str | None:
-    """Return why a result is not one entry for each row, in itself or in each of its fields; None
-    where it is.
-    """
+    """Return why a result does not have one entry per row, itself or by field; None if so."""
     if is_record(result, rows, is_known=is_known_record):
         return None
     if not _is_field(result):
         needed = (
-            "a list, tuple, tensor, array or table with one entry a row is needed, or a dict of "
-            "them"
+            "oomguard needs a list, tuple, tensor, array or table with one entry per row, or a "
+            "dict of them"
         )
         return f"its result is a {type(result).__name__}: {needed}"
     size = entries(result)
@@ -179,8 +169,8 @@ def why_not_rows(result: Any, rows: int, *, is_known_record: bool = False) -> st
         _is_field(entry) and entries(entry) == rows for entry in result
     ):
         return (
-            f"its result is a tuple of {size} that hold {rows} entries each: whether it is one "
-            "entry a row cannot be told"
+            f"its result is a tuple of {size} values with {rows} entries each, which may be fields "
+            "or rows"
         )
     if size != rows:
         return f"its result has {size} entries for {rows} rows"
@@ -192,7 +182,7 @@ def _is_field(value: Any) -> bool:
 
 
 def can_be_joined(result: Any) -> bool:
-    """Return whether results like this one can be put together to one of the same type."""
+    """Return whether results like this one can be joined into one of the same type."""
     shape = getattr(result, "shape", None)
     if shape is None or len(shape) == 0:
         return False
@@ -203,5 +193,5 @@ def can_be_joined(result: Any) -> bool:
         return type(result) in (
             numpy.ndarray,
             numpy.ma.MaskedArray,
-        )  # what another type holds beside its values is not known
+        )  # another type may have state besides its values
     return hasattr(result, "__array_namespace__")

@@ -1,8 +1,8 @@
-"""Detect training, which is never split: in parts, a training step would be applied several times.
+"""Detect training, which is never split.
 
-The frames of a failure show a backward pass, an optimizer or a recorded graph. If they show none,
-parts run with gradients watched: the first operation that records one is refused, before anything
-is applied.
+In parts, a training step would be applied several times. The frames of a failure show a backward
+pass, an optimizer or a recorded graph. If they show none, parts run with gradients watched: the
+first operation that records one is refused, before anything is applied.
 """
 
 from __future__ import annotations

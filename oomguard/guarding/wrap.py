@@ -23,7 +23,7 @@ def is_special(function: Callable[..., Any]) -> bool:
 
 
 def enter_around(function: F, context: Context) -> F | None:
-    """Return the function with ``context`` entered while its code runs; None for a plain function.
+    """Return the function with ``context`` entered while it runs; None for a plain function.
 
     All calls enter the same context, some at the same time, so it must be reentrant.
     """

@@ -784,7 +784,7 @@ def rows_that_fit(incident: Incident) -> Solution:
 
 
 def sequences_for_warmup(incident: Incident) -> Solution:
-    """Lower ``max_num_seqs`` to a quarter, because the warm-up's buffers grow in proportion to it.
+    """Lower ``max_num_seqs`` to a quarter; the warm-up's buffers grow in proportion to it.
 
     A quarter frees three quarters of the warm-up's memory. If the log prints how much was missing,
     the share of the device is solved instead.

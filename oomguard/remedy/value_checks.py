@@ -1,4 +1,4 @@
-"""Check a solved value against the other known figures; contradicting values are not offered."""
+"""Check a solved value against other known figures; contradicting ones are dropped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def contradiction(
 
 
 def rank_weights(incident: Incident, *, is_exact: bool = False) -> float | None:
-    """Return the least bytes of one rank's weights, as printed, from files, or by the model's name.
+    """Return the least bytes of a rank's weights, printed, from files, or by the model name.
 
     ``is_exact`` excludes the name. None if they are unknown.
     """

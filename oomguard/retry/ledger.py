@@ -1,4 +1,4 @@
-"""Record the attempts of one run: what was tried, how it ended, and what the next attempt changes.
+"""Record the attempts of one run, and choose what the next one changes.
 
 A guarded call, a loop over ``oomguard.attempts`` and ``oomguard run`` work in the same way. Each
 attempt applies the patches chosen after the last one, and its end leads to the next patches. The

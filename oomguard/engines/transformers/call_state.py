@@ -28,7 +28,7 @@ def join_row_state(
     start: int,
     rows_left: int,
 ) -> Iterator[None]:
-    """Record the row attributes that a part leaves; after the last part, join those of all parts.
+    """Record the row attributes that a part leaves; after the last part, join them all.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""Run ``generate`` as a variant: prefill in chunks, other attention, other cache, fewer tokens."""
+"""Run ``generate`` as a variant: chunked prefill, other attention or cache, fewer tokens."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def with_shorter_prompt(call: GenerateCall, tokens: FactValue) -> GenerateCall |
 
 
 def with_left_out(left_out: Any, tokens: Any, start: int, stop: int) -> Any:
-    """Return the tokens of rows ``start`` to ``stop`` after the part of their prompts that was cut.
+    """Return the tokens of rows ``start`` to ``stop`` after the cut part of their prompts.
 
     A row may have several sequences.
     """

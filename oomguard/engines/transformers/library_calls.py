@@ -1,4 +1,4 @@
-"""Read calls of libraries that run transformers models: sentence-transformers, PEFT, lm-eval."""
+"""Read calls of sentence-transformers, PEFT and lm-eval, which run transformers models."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ _ANY_BYTES = 1 << 62
 def offload_layers(
     model: Any, place: WeightDevice, share_bytes: int, host_bytes: int | None = None
 ) -> None:
-    """Put the layers that fit in ``share_bytes`` on the device, and leave the others on the host.
+    """Put layers that fit in ``share_bytes`` on the device, and leave the others on the host.
 
     The model must be on the host. accelerate chooses the layers, and leaves space for the largest
     of the others. ``host_bytes`` None: no limit.

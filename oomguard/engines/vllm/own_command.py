@@ -1,4 +1,4 @@
-"""Read and change a command that gives vLLM its settings in flags, or in one flag's arguments.
+"""Read and change a command that gives vLLM settings in flags, or in one flag's value.
 
 The command is also found behind wrappers. A program that starts the engine in its own code is not
 found here.

@@ -1,4 +1,4 @@
-"""Find the request lengths that a command needs: from its flags, and from the engine's refusals."""
+"""Find the request lengths that a command needs, from its flags and from refusals."""
 
 from __future__ import annotations
 

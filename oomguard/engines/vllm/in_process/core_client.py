@@ -96,7 +96,7 @@ def step_limits(engine: Any) -> dict[str, SettingInForce]:
 
 
 def update_front_end(engine: Any, fresh: Any) -> None:
-    """Copy the new core's limits and counters into the program's engine, and clear its image cache.
+    """Copy the new core's limits into the program's engine, and clear its image cache.
 
     Args:
         engine: the program's own engine (``LLMEngine``, ``AsyncLLM``), now with the new core.

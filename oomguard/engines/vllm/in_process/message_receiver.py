@@ -1,4 +1,4 @@
-"""Receive the log records of an engine's processes through a Unix socket in a private folder.
+"""Receive log records of an engine's processes by a Unix socket in a private folder.
 
 The kernel says which process sent a record. The receiver keeps the first records, which have the
 settings, and the last ones, which have the failure.

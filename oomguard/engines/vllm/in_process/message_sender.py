@@ -1,4 +1,4 @@
-"""Send vLLM's log records from each process of an engine to the guarded start, as they happen.
+"""Send vLLM's log records from each process of an engine to the guarded start.
 
 vLLM's plugin calls ``start_sending`` in spawned processes; forked ones inherit it. The module
 imports only the standard library, does nothing without our variable, and never raises: the engine

@@ -1,4 +1,4 @@
-"""Start vLLM in this process, capture its processes' records, and repeat with other arguments."""
+"""Start vLLM in this process, read its processes' records, and repeat with changes."""
 
 from __future__ import annotations
 
