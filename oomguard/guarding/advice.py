@@ -160,14 +160,10 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
         what = f"{name}.{frame.f_code.co_name}"
     rows, others = _rows(frame, seen, torch)
     if others:
-        reason = f"{what} is not watched, and {others[0]} has other entries than rows"
-        together = (
-            f"make it, and the call that gave {others[0]}, in one function of your own that takes "
-            "what that call takes"
-        )
         return (
-            f"oomguard: not run in parts: {reason}: {together}: @oomguard.guard(batch=NAME) above "
-            "it, NAME what has one entry a row"
+            f"oomguard: not run in parts: {what} is not watched, and {others[0]} does not have one "
+            f"entry per row. Put it, and the call that returned {others[0]}, into one function "
+            "under @oomguard.guard(batch=NAME). NAME is an argument with one entry per row"
         )
     batch = ", ".join(f'"{row}"' for row in rows)
     if len(rows) > 1:
@@ -175,9 +171,8 @@ def _told(frame: FrameType, module: Any, seen: dict[str, Any], torch: Any) -> st
     else:
         several = batch or "NAME"
     return (
-        f"oomguard: not run in parts: {what} is not watched. Where no row depends on those beside "
-        "it, call it in a function "
-        f"of your own that takes what has one entry a row: "
+        f"oomguard: not run in parts: {what} is not watched. If no row depends on the others, call "
+        "it in a function whose arguments have one entry per row: "
         f"@oomguard.guard(batch={several}) above def f({', '.join(rows) or 'NAME'})"
     )
 

@@ -350,7 +350,7 @@ class RowsCall:
             from oomguard.core.log import get_logger
 
             self.told.append(True)
-            hint = "seed each row by itself"
+            hint = "seed each row separately"
             get_logger().warning(
                 "the function draws random numbers, which differ when it runs in parts", hint=hint
             )
@@ -391,7 +391,7 @@ def _beside(bound: inspect.BoundArguments, names: Sequence[str], rows: int) -> s
             if alone:
                 advice = f"batch=({together})"
             else:
-                advice = "each as an argument of its own"
+                advice = "each as a separate argument"
             return (
                 f"the argument {name} has {rows} entries too: name all arguments with rows, "
                 f"{advice}"

@@ -74,8 +74,8 @@ def why_not_cut(name: str, value: Any) -> str | None:
             return f"{key!r} in the argument {name} is not a list or a tensor"
     sizes = {key: entries(column) for key, column in value.items()}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
-        return f"the entries of the argument {name} have different lengths: {told}"
+        lengths = ", ".join(f"{key!r} {size}" for key, size in sizes.items())
+        return f"the entries of the argument {name} have different lengths: {lengths}"
     if with_columns(value, dict(value)) is None:
         return (
             f"the argument {name} has the type {type(value).__name__}, which cannot be made with "

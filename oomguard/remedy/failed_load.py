@@ -163,14 +163,16 @@ class LoadModel:
         if weights is None or room is None or way.need_bytes is None:
             return Solution(None, "not known: the size of the weights in fewer bits")
         need = way.need_bytes + weights.work_bytes
-        told = (
+        need_text = (
             f"the weights then need {format_gib(way.need_bytes)}, and {format_gib(need)} with a "
             f"row of {weights.work_tokens} tokens"
         )
         if need > room:
-            return Solution(None, f"{told}, but {format_gib(max(0, room))} is free")
+            return Solution(None, f"{need_text}, but {format_gib(max(0, room))} is free")
         return Solution(
-            way.value, f"{told}; {format_gib(room)} is free", weights.total_bytes - way.need_bytes
+            way.value,
+            f"{need_text}; {format_gib(room)} is free",
+            weights.total_bytes - way.need_bytes,
         )
 
     @staticmethod

@@ -366,10 +366,10 @@ class AllocationModel:
                 beside = ""
             else:
                 beside = f", the least for max_num_seqs {least}"
-            told = (
+            need_text = (
                 f"{format_gib(self._need(setting, least))} is needed at {setting} {least}{beside}"
             )
-            return Solution(None, f"{told}, but {format_gib(max(0, room))} is free for it")
+            return Solution(None, f"{need_text}, but {format_gib(max(0, room))} is free for it")
         reason = (
             f"{product.allocation.what}: {need} at {made}, {format_gib(room)} is free for "
             f"it{_margin(incident)}"

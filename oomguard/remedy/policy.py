@@ -91,10 +91,10 @@ class Policy:
         if by_user is False:
             return None
         if by_user:
-            told = YOU_SET_IT
+            allowance = YOU_SET_IT
         else:
-            told = "you may have set it; --allow {} permits it"
-        return told.format(patch.effect)
+            allowance = "you may have set it; --allow {} permits it"
+        return allowance.format(patch.effect)
 
     def forbids(self, patch: Patch) -> str | None:
         """Return how an explicit ``allow`` forbids a patch; None if it does not."""

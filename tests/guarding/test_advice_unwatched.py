@@ -43,7 +43,7 @@ def test_an_argument_with_other_entries_than_rows_has_no_line_that_leaves_it_out
         lambda values, codec: codec.compare(values, (torch.ones(3, 2), torch.ones(3, 2)))
     )
     assert (
-        "steps has other entries than rows: make it, and the call that gave steps, in one function"
+        "steps does not have one entry per row. Put it, and the call that returned steps, into one"
         in note
     )
     assert 'batch="values"' not in note

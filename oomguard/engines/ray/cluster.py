@@ -157,13 +157,13 @@ def cpus(ray: Any) -> int:
 
 def _not_joined(error: BaseException) -> UsageError:
     text = str(error)
-    if told := _VERSIONS.search(text):
+    if versions := _VERSIONS.search(text):
         return UsageError(
-            f"the Ray cluster runs Ray {told['theirs']} on Python {told['theirs_python']}, "
-            f"but this process has Ray {told['ours']} on Python {told['ours_python']}",
+            f"the Ray cluster runs Ray {versions['theirs']} on Python {versions['theirs_python']}, "
+            f"but this process has Ray {versions['ours']} on Python {versions['ours_python']}",
             hint=(
-                f"pip install 'ray=={told['theirs']}' under Python {told['theirs_python']}, or "
-                "omit --engine"
+                f"pip install 'ray=={versions['theirs']}' under Python "
+                f"{versions['theirs_python']}, or omit --engine"
             ),
         )
     first = " ".join(text.split())[:300] or type(error).__name__

@@ -67,9 +67,10 @@ def read_config_file(path: str, engine: str, *, is_of_subcommand: bool) -> Confi
         engine,
         own=True,
     )
-    told = f"{source}, which sets it twice: the last value counts"
+    twice_source = f"{source}, which sets it twice: the last value counts"
     found = {
-        name: replace(one, source=told if name in twice else source) for name, one in given.items()
+        name: replace(one, source=twice_source if name in twice else source)
+        for name, one in given.items()
     }
     return ConfigFile(path, found, repeated)
 

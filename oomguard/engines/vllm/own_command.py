@@ -58,12 +58,12 @@ def _words(name: str, value: FactValue, version: str) -> list[str]:
     In versions without the flag, return the flag of the JSON object that contains the setting.
     """
     own = surfaces("vllm")[name]
-    said = flag_words(name, value, "vllm", version)
+    flag_and_value = flag_words(name, value, "vllm", version)
     if not own.many and not own.inside:
-        return said or []
+        return flag_and_value or []
     values = [int(word) for word in re.findall(r"\d+", str(value))]
-    if said is not None:
-        return [said[0], *map(str, values)]
+    if flag_and_value is not None:
+        return [flag_and_value[0], *map(str, values)]
     flag, key = own.inside[0]
     if own.many:
         return [flag, json.dumps({key: values})]

@@ -235,9 +235,9 @@ def installed_package(launch: Launch, environ: Mapping[str, str]) -> Path | None
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    told = Path(ran.stdout.strip())
-    if told.name == "__init__.py" and told.is_absolute():
-        return told.parent
+    origin = Path(ran.stdout.strip())
+    if origin.name == "__init__.py" and origin.is_absolute():
+        return origin.parent
     return None
 
 
@@ -248,8 +248,8 @@ def installed_version(launch: Launch, environ: Mapping[str, str]) -> str | None:
         return None
     from importlib.metadata import distributions
 
-    beside = distributions(path=[str(package.parent)])
-    return next((found.version for found in beside if found.metadata["Name"] in _NAMES), None)
+    installed = distributions(path=[str(package.parent)])
+    return next((found.version for found in installed if found.metadata["Name"] in _NAMES), None)
 
 
 def _programs(argv: Sequence[str]) -> tuple[str, ...]:
@@ -361,4 +361,4 @@ def _read(package: Path) -> Sources | None:
 
 @functools.cache
 def _say(reason: str) -> None:
-    get_logger().warning("left as it is", reason=reason)
+    get_logger().warning("did not change a setting", reason=reason)

@@ -230,9 +230,9 @@ def _as_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     from oomguard.engines.command import settings_given
 
     for name, given in settings_given(words, NAME, own=True).items():
-        said = flag_words(name, given.value, NAME)
-        if said is not None and said[0] in options:
-            found += said
+        flag_and_value = flag_words(name, given.value, NAME)
+        if flag_and_value is not None and flag_and_value[0] in options:
+            found += flag_and_value
     return found
 
 

@@ -72,18 +72,18 @@ def _needs(command: InnerCommand) -> list[LeastValue]:
 
 def _need(row: Mapping[str, Any], given: Mapping[str, str]) -> LeastValue:
     tokens = 0
-    said: list[str] = []
+    shown: list[str] = []
     for part in row["parts"]:
         flag = next((flag for flag in part["flags"] if _count(given.get(flag)) is not None), None)
         if flag is None:
             tokens += part.get("other", 0)
         else:
             tokens += _count(given[flag]) or 0
-            said.append(f"{flag} {given[flag]}")
+            shown.append(f"{flag} {given[flag]}")
     share = given.get(row.get("stretch", ""), "")
     if re.fullmatch(r"0?\.\d{1,6}|1(?:\.0)?", share):
         tokens = math.ceil(tokens * (1 + float(share)))
-    return LeastValue(tokens, f"the command asks for ({' '.join(said) or 'by default'})")
+    return LeastValue(tokens, f"the command asks for ({' '.join(shown) or 'by default'})")
 
 
 def _count(text: str | None) -> int | None:

@@ -53,8 +53,8 @@ def segments_of(rows: Iterable[Row]) -> list[str]:
 
 def requests_in_last_step(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the requests of the step in which an engine died, as vLLM logged them."""
-    told = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
-    found = next((match for text in told if (match := _SCHEDULED.search(text))), None)
+    texts = (row["text"] for row in reversed(rows) if isinstance(row.get("text"), str))
+    found = next((match for text in texts if (match := _SCHEDULED.search(text))), None)
     if found is None:
         return ()
     return tuple(one.rpartition(": ")[0] for one in found[1].split(", "))
@@ -68,8 +68,10 @@ def _texts(row: Row) -> Iterator[str]:
     else:
         process = ""
     head = f"{process}{row.get('level')} {row.get('stamp')} [{row.get('at')}] "
-    told = row.get("traceback")
-    for text in (row["text"], told if isinstance(told, str) else ""):
+    trace = row.get("traceback")
+    if not isinstance(trace, str):
+        trace = ""
+    for text in (row["text"], trace):
         for line in text.splitlines():
             yield head + line
 
@@ -205,8 +207,10 @@ class MessageReceiver:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
-            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, user, _ = _CREDENTIALS.unpack(told)
+            credentials = connection.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+            )
+            pid, user, _ = _CREDENTIALS.unpack(credentials)
             if user != os.geteuid():
                 connection.close()
                 return

@@ -144,8 +144,8 @@ class _Speaker:
                     self._socket = LogFile(self.path)
                 else:
                     self._socket = _connected(self.path)
-            told = {"pid": self.pid, "process": _process_name(), **row}
-            self._socket.sendall(json.dumps(told).encode() + b"\n")
+            message = {"pid": self.pid, "process": _process_name(), **row}
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError, TypeError):
             self.end()
         finally:
@@ -154,15 +154,19 @@ class _Speaker:
     def record(self, record: logging.LogRecord) -> None:
         """Send one log record of vLLM, with its traceback."""
         text = record.getMessage()[:_MOST_CHARS]
-        told = {"level": record.levelname, "at": f"{record.filename}:{record.lineno}", "text": text}
-        told["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        message = {
+            "level": record.levelname,
+            "at": f"{record.filename}:{record.lineno}",
+            "text": text,
+        }
+        message["stamp"] = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         if isinstance(record.exc_info, tuple):
             error = record.exc_info[1]
         else:
             error = None
         if error is not None:
-            told["traceback"] = "".join(traceback.format_exception(error))[-_MOST_CHARS:]
-        self.say(told)
+            message["traceback"] = "".join(traceback.format_exception(error))[-_MOST_CHARS:]
+        self.say(message)
 
 
 class _Factory:
@@ -251,9 +255,9 @@ def _process_name() -> str:
     """Return vLLM's or Python's name of this process; "" for the receiving process."""
     if _is_listener():
         return ""
-    told = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
-    if isinstance(told, tuple) and len(told) == 2 and told[1] == os.getpid():
-        return str(told[0])
+    info = getattr(sys.modules.get("vllm.logger"), "_vllm_process_info", None)
+    if isinstance(info, tuple) and len(info) == 2 and info[1] == os.getpid():
+        return str(info[0])
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         return str(process.current_process().name)

@@ -400,7 +400,7 @@ class StartArguments:
         if not self._is_known:
             return {}
         names = set(reported_arguments())
-        told = {
+        differing = {
             f.name: value
             for f in dataclasses.fields(self._first)
             if f.name in names
@@ -412,7 +412,7 @@ class StartArguments:
             found = {"model": model}
         else:
             found = {}
-        known: dict[str, FactValue] = {**found, **settings_of(told)}
+        known: dict[str, FactValue] = {**found, **settings_of(differing)}
         return {name: SettingInForce(name, value, True, ARGUMENTS) for name, value in known.items()}
 
     def carries(self, name: str) -> bool:
@@ -575,9 +575,9 @@ def freed_bytes(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
         if (
             isinstance(text, str)
             and isinstance(pid, int)
-            and (told := FREED.search(text)) is not None
+            and (freed := FREED.search(text)) is not None
         ):
-            found[pid] = max(0, round(float(told[1]) * 2**30) - _ROUNDED_BYTES)
+            found[pid] = max(0, round(float(freed[1]) * 2**30) - _ROUNDED_BYTES)
     return found
 
 
@@ -609,12 +609,12 @@ def _holders(device: Device, own: Mapping[int, int]) -> str:
         pid: size or 0 for pid, size in (device.used_bytes_by_pid or {}).items() if pid not in own
     }
     largest = sorted(others, key=lambda pid: -others[pid])[:4]
-    told = ", ".join(
+    listed = ", ".join(
         f"process {pid} with {format_gib(others[pid])}" if others[pid] else f"process {pid}"
         for pid in largest
     )
-    if told:
-        return f"; held by {told}"
+    if listed:
+        return f"; held by {listed}"
     return ""
 
 
