@@ -255,7 +255,7 @@ ReadCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], WatchedCall]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBegun:
+class StatefulReader:
     """A reader for a call that changes its inputs, or draws random numbers.
 
     ``begin`` records the state before the call; ``read`` gets that as its last argument. ``size``
@@ -272,7 +272,7 @@ class ReadBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOverriding:
+class OverridingReader:
     """A reader for a method that overrides a watched one.
 
     If its call cannot be split, the calls inside it may be.
@@ -285,10 +285,12 @@ class ReadOverriding:
         return self.read(model, args, kwargs)
 
 
-def begun(read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadCall:
+def with_recorded_state(
+    read: ReadCall, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ReadCall:
     """Return a reader for a call that begins now: its present state is recorded."""
     inner = _innermost(read)
-    if not isinstance(inner, ReadBegun):
+    if not isinstance(inner, StatefulReader):
         return read
     noted = inner.begin(model, args, kwargs)
     reads = inner.read
@@ -300,14 +302,14 @@ def size_of(
 ) -> SizeOfCall:
     """Return how large a call is, without recording its state."""
     inner = _innermost(read)
-    if isinstance(inner, ReadBegun):
+    if isinstance(inner, StatefulReader):
         return inner.size(model, args, kwargs)
     call = inner(model, args, kwargs)
     return call.rows, call.prompt_tokens, call.max_new_tokens
 
 
 def _innermost(read: ReadCall) -> ReadCall:
-    while isinstance(read, ReadOverriding):
+    while isinstance(read, OverridingReader):
         read = read.read
     return read
 

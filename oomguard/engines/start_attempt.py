@@ -101,7 +101,7 @@ def changes_with(
 
 
 @dataclass(frozen=True, slots=True)
-class EndedStart:
+class StartResult:
     """How one attempt to start an engine ended.
 
     Attributes:
@@ -126,7 +126,7 @@ class EndedStart:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeAgain:
+class RestartedEngine:
     """An engine that was restarted after its core had died while serving.
 
     Attributes:
@@ -142,7 +142,7 @@ class MadeAgain:
 
 # Called when an engine has died while serving, with how it ended, and whether it had delivered
 # anything since its start. None: the engine stays dead.
-MakeAgain = Callable[[EndedStart, bool], MadeAgain | None]
+RestartEngine = Callable[[StartResult, bool], RestartedEngine | None]
 
 
 class WatchedStart(Protocol):
@@ -161,7 +161,7 @@ class WatchedStart(Protocol):
 
     def attempt(
         self, changed: Mapping[str, FactValue], within_s: float | None = None
-    ) -> EndedStart:
+    ) -> StartResult:
         """Start the engine with these settings changed.
 
         Exceptions that are not failures, such as KeyboardInterrupt, are raised.
@@ -171,7 +171,7 @@ class WatchedStart(Protocol):
             within_s: the seconds after which the start is stopped; None: no limit.
         """
 
-    def attend(self, engine: Any, make_again: MakeAgain) -> None:
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
         """Watch a started engine, and restart it with ``make_again`` if its core dies."""
 
     is_given_up: Callable[[], bool]  # returns whether no caller waits for the engine any more

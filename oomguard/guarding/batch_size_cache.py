@@ -15,7 +15,7 @@ from oomguard.engines.protocol import Shelf, WatchedCall
 from oomguard.engines.registry import shelf
 
 if TYPE_CHECKING:
-    from oomguard.guarding.kill_recovery import AfterKill
+    from oomguard.guarding.kill_recovery import KillRecovery
 
 
 # Later rows may need more than the measured ones.
@@ -41,7 +41,7 @@ class _Known:
     varied: Mapping[str, FactValue] = field(default_factory=dict)
 
 
-class KnownSizes:
+class BatchSizeCache:
     """The batch sizes of calls by kind and model; empty until a call was split.
 
     A process can pass what it learned to another one (``learned``, ``take``). There a model is
@@ -54,7 +54,7 @@ class KnownSizes:
         self._lock = threading.Lock()
         self.on_learned: Callable[[Learned], object] | None = None
         # For a function that may run again after a kill.
-        self.after_kill: AfterKill | None = None
+        self.after_kill: KillRecovery | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_call or self._taken or self.after_kill)
@@ -233,7 +233,7 @@ _MOST_CHARS: Final = 65_536
 _SHAPES: Final = ((str,), (str,), (int,), (int, type(None)), (int, float, type(None)), (dict,))
 
 
-def share(name: str, known: KnownSizes) -> None:
+def share(name: str, known: BatchSizeCache) -> None:
     """Use what other processes learned of a function, and share what this one learns.
 
     Nothing happens without a shared store. Its contents are not trusted: a text of another form is

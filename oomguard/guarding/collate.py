@@ -777,7 +777,7 @@ def _emptied(like: Any) -> Any:
     return empty
 
 
-class Gathered:
+class OutputCollector:
     """The results of one call's parts, whose kind the first part determines.
 
     Args:
@@ -810,7 +810,7 @@ class Gathered:
         self._place: ResultBuffer | None = None
 
     @classmethod
-    def of(cls, call: WatchedCall) -> Gathered:
+    def of(cls, call: WatchedCall) -> OutputCollector:
         """Return the buffer for a call that has not run."""
         return cls(
             call.rows,

@@ -22,10 +22,10 @@ from oomguard.core.process_state import disabled
 from oomguard.core.settings import SETTING_FACTS
 from oomguard.guarding.failure import clear, in_phase, is_memory_failure
 from oomguard.guarding.intercept import entered, inside_call
-from oomguard.guarding.observers import Owner
+from oomguard.guarding.observers import GuardEvents
 
 if TYPE_CHECKING:
-    from oomguard.engines.start_attempt import EndedStart, MadeAgain, ReadStart, WatchedStart
+    from oomguard.engines.start_attempt import ReadStart, RestartedEngine, StartResult, WatchedStart
     from oomguard.probe.nvml import Device
     from oomguard.scan.source import Line
 
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 _DEAD = "engine_dead"
 
 
-def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInForce]) -> Diagnosis:
+def scan_start(
+    ended: StartResult, source: str, settings: Mapping[str, SettingInForce]
+) -> Diagnosis:
     """Return the memory failures of a failed start, not yet explained; none for other failures.
 
     An unexplained death of the engine core counts too.
@@ -75,7 +77,7 @@ def scan_start(ended: EndedStart, source: str, settings: Mapping[str, SettingInF
 
 
 def _of_the_silent(
-    ended: EndedStart, whole: Diagnosis, settings: Mapping[str, SettingInForce]
+    ended: StartResult, whole: Diagnosis, settings: Mapping[str, SettingInForce]
 ) -> Diagnosis:
     """Diagnose a process that died silently, from its output and the cgroup's OOM kills."""
     from oomguard.diagnosis.diagnose import default_rules
@@ -142,7 +144,7 @@ def started(
 
 
 def _run_of(
-    owner: Owner,
+    owner: GuardEvents,
     read: ReadStart,
     wrapped: Callable[..., Any],
     args: tuple[Any, ...],
@@ -168,7 +170,7 @@ class StartRun:
         source: the name of the diagnosis.
     """
 
-    def __init__(self, owner: Owner, start: WatchedStart, source: str) -> None:
+    def __init__(self, owner: GuardEvents, start: WatchedStart, source: str) -> None:
         from oomguard.retry.ledger import Ledger
 
         self._owner = owner
@@ -206,7 +208,7 @@ class StartRun:
         with _keeping_quiet("attending the engine"):
             self._start.attend(engine, self._made_again)
 
-    def _made_again(self, ended: EndedStart, progressed: bool) -> MadeAgain | None:
+    def _made_again(self, ended: StartResult, progressed: bool) -> RestartedEngine | None:
         """Restart a dead engine: with the least change after an OOM, otherwise unchanged."""
         if progressed:
             self._deaths = 1
@@ -230,12 +232,12 @@ class StartRun:
             inside_call.reset(token)
         self._first_error = self._incident = None
         if error is None:
-            from oomguard.engines.start_attempt import MadeAgain
+            from oomguard.engines.start_attempt import RestartedEngine
 
-            return MadeAgain(engine, alone=alone, of_memory=of_memory)
+            return RestartedEngine(engine, alone=alone, of_memory=of_memory)
         return None
 
-    def _died(self, ended: EndedStart, ran: Attempt) -> Incident | None:
+    def _died(self, ended: StartResult, ran: Attempt) -> Incident | None:
         """Record a death, and choose the changes for the restart."""
         diagnosis = Diagnosis(self._source)
         with _keeping_quiet("the diagnosis"):
@@ -258,7 +260,7 @@ class StartRun:
                 self._annotate(error, incident)
         self._owner.ended(tuple(self._ledger.attempts), None)
 
-    def _succeeded(self, ended: EndedStart) -> None:
+    def _succeeded(self, ended: StartResult) -> None:
         measured: dict[str, float] = {}
         with _keeping_quiet("what the start measured"):
             if self._ledger.attempts:
@@ -271,12 +273,12 @@ class StartRun:
             self._owner.record(attempt)
         self._devices = {}  # the free memory before a later death will be different
 
-    def _attempt(self) -> EndedStart:
+    def _attempt(self) -> StartResult:
         """Make one attempt.
 
         A change that cannot be made ends the run as a failed attempt, not as an exception.
         """
-        from oomguard.engines.start_attempt import EndedStart
+        from oomguard.engines.start_attempt import StartResult
         from oomguard.retry import memory_wait
 
         with _keeping_quiet("reading the devices"):
@@ -286,9 +288,9 @@ class StartRun:
         except (TypeError, ValueError) as problem:
             if not self._ledger.settings:
                 raise
-            return EndedStart(error=problem)
+            return StartResult(error=problem)
 
-    def _failed(self, error: Exception, ended: EndedStart) -> None:
+    def _failed(self, error: Exception, ended: StartResult) -> None:
         """Record a failed attempt, choose the next changes, and clean up."""
         diagnosis = Diagnosis(self._source)
         if not ended.is_ended:
@@ -340,7 +342,7 @@ class StartRun:
     def _stops(self) -> bool:
         return disabled() or self._start.is_given_up()
 
-    def _diagnose(self, ended: EndedStart) -> Diagnosis:
+    def _diagnose(self, ended: StartResult) -> Diagnosis:
         """Diagnose a failed attempt; without incidents if it did not run out of memory."""
         from oomguard.diagnosis.diagnose import default_rules
 
@@ -376,7 +378,7 @@ class StartRun:
             return replace(incident, facts=facts)
         return incident
 
-    def _measured(self, ended: EndedStart) -> dict[str, float]:
+    def _measured(self, ended: StartResult) -> dict[str, float]:
         """Return the printed figures that were predicted, and those of the KV cache."""
         from oomguard.diagnosis.diagnose import default_rules
         from oomguard.scan.scan import Scanner

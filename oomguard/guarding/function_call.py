@@ -34,7 +34,7 @@ _ENTRIES: Final = object()
 _MISSING: Final = object()
 
 
-class AsHandedIn:
+class OriginalInputs:
     """The contents of a call's arguments before it: container entries and tensor versions."""
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
@@ -76,7 +76,7 @@ class AsHandedIn:
 
 
 @dataclass(slots=True)
-class Filled:
+class InputWriteback:
     """The changes that parts make to the containers that they get.
 
     Attributes:
@@ -264,7 +264,7 @@ class RowsCall:
     names: tuple[str, ...]
     rows: int
     reason: str | None
-    handed_in: AsHandedIn = field(default_factory=AsHandedIn)
+    handed_in: OriginalInputs = field(default_factory=OriginalInputs)
     model: Any = None
     prompt_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -279,7 +279,7 @@ class RowsCall:
     layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     records: list[bool] = field(default_factory=list)
     told: list[bool] = field(default_factory=list)
-    filled: Filled = field(default_factory=lambda: Filled(0))
+    filled: InputWriteback = field(default_factory=lambda: InputWriteback(0))
 
     @classmethod
     def of(
@@ -288,11 +288,11 @@ class RowsCall:
         names: Sequence[str],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        handed_in: AsHandedIn | None = None,
+        handed_in: OriginalInputs | None = None,
     ) -> RowsCall:
         """Read a call. Raises TypeError if the arguments do not fit the function."""
         bound = inspect.signature(function).bind(*args, **kwargs)
-        handed_in = handed_in or AsHandedIn(args, kwargs)
+        handed_in = handed_in or OriginalInputs(args, kwargs)
         handed_in.put_back(
             bound.arguments.get(name) for name in names
         )  # the call that failed may have begun to fill them
@@ -310,7 +310,7 @@ class RowsCall:
             named = [f"{name} {size}" for name, size in list(sizes.items())[1:]]
             reason = f"the argument {names[0]} has {rows} entries, {', '.join(named)}"
         reason = reason or _beside(bound, names, rows)
-        return cls(bound, tuple(names), rows, reason, handed_in, filled=Filled(rows))
+        return cls(bound, tuple(names), rows, reason, handed_in, filled=InputWriteback(rows))
 
     @property
     def not_splittable(self) -> str | None:

@@ -37,7 +37,7 @@ from oomguard.core.process_state import disabled
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
 from oomguard.guarding import observers as told
-from oomguard.guarding.batch_size_cache import KnownSizes
+from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
 from oomguard.guarding.intercept import entered, in_force, watch, watching
 from oomguard.guarding.observers import attempted
@@ -46,7 +46,7 @@ from oomguard.remedy.policy import Policy, make_policy
 
 if TYPE_CHECKING:
     from oomguard.engines.protocol import SizeOfCall
-    from oomguard.guarding.function_call import AsHandedIn
+    from oomguard.guarding.function_call import OriginalInputs
     from oomguard.probe.snapshot_recorder import Recording
 
 # Decorated functions refer to modules instead of their contents, so that cloudpickle (Ray) finds
@@ -160,19 +160,19 @@ def _guarding(current: Guard, function: F) -> F:
 def _splitting(current: Guard, function: F) -> F:
     """Return the plain function, which runs in parts along ``batch`` after an out-of-memory."""
 
-    from oomguard.guarding.function_call import AsHandedIn
+    from oomguard.guarding.function_call import OriginalInputs
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if told.observing and told.looking_on():
-            with told.ToldCall(
+            with told.ObservedCall(
                 function.__qualname__, "", lambda: _size(current, function, args, kwargs)
             ):
                 return call(*args, **kwargs)
         if current.recording is not None:
             current.begin_recording()
         token = state.inside_call.set(True)
-        handed_in = AsHandedIn(args, kwargs)
+        handed_in = OriginalInputs(args, kwargs)
         try:
             if current.known and not disabled():
                 result, error = _in_parts(current, function, args, kwargs, handed_in)
@@ -207,7 +207,7 @@ def _in_parts(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    handed_in: AsHandedIn,
+    handed_in: OriginalInputs,
     failed: BaseException | None = None,
 ) -> tuple[Any, BaseException | None]:
     """Return the result of a call in parts and None, or None and the exception to raise.
@@ -281,17 +281,17 @@ def state_of(guard: Guard) -> dict[str, Any]:
 def restore(guard: Guard, state: dict[str, Any]) -> None:
     """Restore a guard from ``state_of``, with what its job's processes have learned since."""
     from oomguard.guarding.batch_size_cache import share
-    from oomguard.guarding.kill_recovery import AfterKill
+    from oomguard.guarding.kill_recovery import KillRecovery
     from oomguard.probe.snapshot_recorder import Recording
 
     vars(guard).update(state)
-    guard._lock, guard.known = threading.Lock(), KnownSizes()
+    guard._lock, guard.known = threading.Lock(), BatchSizeCache()
     if state["recording"] is None:
         guard.recording = None
     else:
         guard.recording = Recording(state["recording"])
     guard.known.take(state["known"])
-    guard.known.after_kill = AfterKill(state["_name"], guard.policy)
+    guard.known.after_kill = KillRecovery(state["_name"], guard.policy)
     share(state["_name"], guard.known)
 
 
@@ -341,7 +341,7 @@ class Guard:
         self.reported: set[tuple[str, int]] = set()
         self.diagnosis: Diagnosis | None = None
         self.partial: Partial | None = None
-        self.known = KnownSizes()
+        self.known = BatchSizeCache()
         self.recording: Recording | None = None
         if snapshot is not None:
             from oomguard.probe.snapshot_recorder import Recording

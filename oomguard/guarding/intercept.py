@@ -14,12 +14,18 @@ from typing import Any, Final
 
 from oomguard.core.incident import Attempt
 from oomguard.core.process_state import disabled
-from oomguard.engines.protocol import Handler, ReadCall, ReadOverriding, begun, size_of
+from oomguard.engines.protocol import (
+    Handler,
+    OverridingReader,
+    ReadCall,
+    size_of,
+    with_recorded_state,
+)
 from oomguard.engines.registry import watch_calls
 from oomguard.guarding.failure import add_note, is_memory_failure, run_guarded
 from oomguard.guarding.observers import (
-    Owner,
-    ToldCall,
+    GuardEvents,
+    ObservedCall,
     inside_told,
     looking_on,
     observing,
@@ -28,7 +34,7 @@ from oomguard.guarding.observers import (
 from oomguard.probe import torch_memory
 
 # The guards of this thread or task, innermost last.
-entered: ContextVar[tuple[Owner, ...]] = ContextVar("oomguard_guards", default=())
+entered: ContextVar[tuple[GuardEvents, ...]] = ContextVar("oomguard_guards", default=())
 inside_call: ContextVar[bool] = ContextVar("oomguard_inside_call", default=False)
 # One entry per active guard in any thread.
 in_force: Final[list[None]] = []
@@ -74,7 +80,7 @@ def _watched(
 ) -> Any:
     """Run a watched call; without a guard, or inside another watched call, run it unchanged."""
     if observing and looking_on():
-        with ToldCall(*_names(wrapped, model), lambda: size_of(read, model, args, kwargs)):
+        with ObservedCall(*_names(wrapped, model), lambda: size_of(read, model, args, kwargs)):
             return _watched(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if inside_call.get() or disabled():
@@ -86,7 +92,9 @@ def _watched(
     from oomguard.guarding import concurrency
     from oomguard.guarding.micro_batch import in_parts, may_split, read_or_none
 
-    if isinstance(read, ReadOverriding) and not may_split(read_or_none(read, model, args, kwargs)):
+    if isinstance(read, OverridingReader) and not may_split(
+        read_or_none(read, model, args, kwargs)
+    ):
         return wrapped(*args, **kwargs)
     token = inside_call.set(True)
     try:
@@ -108,7 +116,7 @@ def _watched(
 
 
 def _whole(
-    owner: Owner,
+    owner: GuardEvents,
     read: ReadCall,
     wrapped: Callable[..., Any],
     model: Any,
@@ -120,7 +128,7 @@ def _whole(
 
     began_s = time.monotonic()
     with torch_memory.MemoryPeak() as peak:
-        read, unread = run_guarded(begun, (read, model, args, kwargs), {})
+        read, unread = run_guarded(with_recorded_state, (read, model, args, kwargs), {})
         result, error = run_guarded(wrapped, args, kwargs)
     if unread is not None or (error is not None and not is_memory_failure(error)):
         return result, error
@@ -150,7 +158,7 @@ def _watched_often(
     """Run a frequent call; it is read and recorded only after a failure under this guard."""
     # Every forward pass of a generation comes here, so this checks only whether a watch records it.
     if observing and inside_told.get() is None and looking_on():
-        with ToldCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
+        with ObservedCall(*_names(wrapped, model), lambda: size_of_tensors(args, kwargs)):
             return _watched_often(read, wrapped, model, args, kwargs)
     guards = entered.get()
     if not guards and not in_force:
@@ -171,7 +179,7 @@ def _watched_often(
 
 
 def _run_often(
-    owner: Owner,
+    owner: GuardEvents,
     read: ReadCall,
     wrapped: Callable[..., Any],
     given: tuple[Any, tuple[Any, ...], dict[str, Any]],

@@ -17,7 +17,7 @@ from oomguard.remedy.policy import Policy
 _BATCH: Final = "batch_size"
 
 
-class AfterKill:
+class KillRecovery:
     """The effect of an earlier kill on one guarded function; true if there was a kill.
 
     Args:

@@ -20,7 +20,7 @@ from oomguard.core.settings import effect_of
 from oomguard.engines.protocol import ReadCall, WatchedCall
 from oomguard.engines.registry import held_results_bytes, move_results
 from oomguard.guarding import concurrency
-from oomguard.guarding.collate import Gathered
+from oomguard.guarding.collate import OutputCollector
 from oomguard.guarding.failure import (
     add_note,
     annotate,
@@ -34,7 +34,7 @@ from oomguard.guarding.failure import (
     run_guarded,
     scan_error,
 )
-from oomguard.guarding.observers import Owner
+from oomguard.guarding.observers import GuardEvents
 from oomguard.guarding.training import WHY_NOT, GradientRecorded, refusing_gradients, trains
 from oomguard.probe import torch_memory
 from oomguard.remedy.call_variants import CACHE, CHUNK, VARIED, Variant
@@ -54,13 +54,13 @@ _LISTS: Final = ("logits_processor", "stopping_criteria")
 
 
 @dataclass(frozen=True, slots=True)
-class Generators:
+class RngState:
     """The states of torch's random generators by device type; empty if torch is not loaded."""
 
     states: Mapping[str, Any]
 
     @classmethod
-    def now(cls) -> Generators:
+    def now(cls) -> RngState:
         """Record the present states of the CPU and, if in use, of CUDA devices."""
         torch = sys.modules.get("torch")
         if torch is None:
@@ -100,7 +100,7 @@ def _entries(value: Any) -> list[Any]:
     return [value]
 
 
-def partial_of(gathered: Gathered) -> Partial | None:
+def partial_of(gathered: OutputCollector) -> Partial | None:
     """Return the joined finished rows of a call; None before the first, or if joining fails."""
     if not gathered.done:
         return None
@@ -140,14 +140,14 @@ def tell_of_mistake(mistake: BaseException, failure: BaseException | None) -> No
 _PARKED_SHARE: Final = 16
 
 
-def make_room(error: BaseException, gathered: Gathered, call: WatchedCall) -> bool:
+def make_room(error: BaseException, gathered: OutputCollector, call: WatchedCall) -> bool:
     """Move results to the host, or wait for other calls; return whether the call may run again."""
     return _move_results(error, gathered) or (
         call.not_splittable is None and concurrency.have_ended(error, call.model)
     )
 
 
-def _move_results(error: BaseException, gathered: Gathered) -> bool:
+def _move_results(error: BaseException, gathered: OutputCollector) -> bool:
     own = gathered.device_bytes
     earlier = held_results_bytes()
     if (own or earlier) and may_be_oom(error):
@@ -372,18 +372,18 @@ class MicroBatchRun:
         call: the call as the user made it.
     """
 
-    def __init__(self, owner: Owner, wrapped: Callable[..., Any], call: WatchedCall) -> None:
+    def __init__(self, owner: GuardEvents, wrapped: Callable[..., Any], call: WatchedCall) -> None:
         self._owner = owner
         self._wrapped = wrapped
         self._changed = ChangedCall(call)
         self._rows = self._size = self._begun = call.rows
         self._whole: Any = None
-        self._gathered = Gathered.of(self._changed.made)
+        self._gathered = OutputCollector.of(self._changed.made)
         self._next_row = self._base_bytes = 0
         self._ledger = Ledger(owner.policy, {"batch_size": call.rows})
         self._not_splittable: str | None = call.not_splittable
         self._measured = RowMeasurements()
-        self._generators = Generators({})
+        self._generators = RngState({})
         unknown: float | None = None
         self._room_bytes = self._peak_bytes = self._seconds = unknown
         self._first_error: BaseException | None = None
@@ -438,7 +438,7 @@ class MicroBatchRun:
         free = torch_memory.free_bytes()
         if not self._owner.known or not may_begin_in_parts(self._call.kwargs, self._call.puts_back):
             return
-        self._generators = Generators.now()
+        self._generators = RngState.now()
         self._size = self._begun = self._owner.known.begin(self._call, free)
         self._ledger.settings["batch_size"] = self._size
         if self._size < self._rows:
@@ -497,7 +497,7 @@ class MicroBatchRun:
                 self._whole, error = run_guarded(self._wrapped, self._call.args, self._call.kwargs)
             self._peak_bytes = measured.bytes
             if error is None:
-                self._gathered = Gathered(self._rows)
+                self._gathered = OutputCollector(self._rows)
                 if self._owner.known:
                     self._measured.add(self._rows, self._base_bytes, self._peak_bytes)
                 return None
@@ -517,7 +517,7 @@ class MicroBatchRun:
             why = self._call.problem(self._whole, self._rows)
         if why is None:
             self._whole = self._call.completed(self._whole, 0, self._rows)
-            self._gathered = Gathered(self._rows)  # the whole result includes its rows
+            self._gathered = OutputCollector(self._rows)  # the whole result includes its rows
             return None
         self._ledger.forget(self._changed.take_back(why))
         self._generators.put_back()
@@ -548,7 +548,7 @@ class MicroBatchRun:
                 problem = self._call.problem(part, rows)
             if problem is not None:
                 # No finished row is usable.
-                self._gathered = Gathered(self._rows)
+                self._gathered = OutputCollector(self._rows)
                 self._next_row = 0
             elif error is None:
                 problem, error = run_guarded(self._gathered.take, (self._call, part, rows), {})
@@ -587,7 +587,7 @@ class MicroBatchRun:
         self._ledger.forget(self._changed.take_back(why_not))
         if self._first_error is None:
             self._owner.known.forget(self._call)
-            self._gathered = Gathered(self._rows)
+            self._gathered = OutputCollector(self._rows)
             self._next_row = 0
             self._part_error = None
             self._generators.put_back()
@@ -691,7 +691,7 @@ class MicroBatchRun:
         elif patch.new is not None:
             self._changed.change(patch.setting, patch.new)
             if patch.effect > Effect.OUTPUT_PRESERVING:  # all rows must get the same change
-                self._gathered = Gathered.of(self._changed.made)
+                self._gathered = OutputCollector.of(self._changed.made)
                 self._next_row = 0
         log_patch(patch, self._incident.kind if self._incident else None, self._next_row)
 
@@ -762,7 +762,7 @@ def may_split(call: WatchedCall | None) -> bool:
 
 
 def in_parts(
-    owner: Owner,
+    owner: GuardEvents,
     wrapped: Callable[..., Any],
     call: WatchedCall,
     failed: list[BaseException] | None = None,
@@ -777,7 +777,7 @@ def in_parts(
     """
     if failed:
         owner.failing(failed[0])
-    first, generators = (failed[0], None) if failed else (None, Generators.now())
+    first, generators = (failed[0], None) if failed else (None, RngState.now())
     run, mistake = run_guarded(MicroBatchRun, (owner, wrapped, call), {})
     if mistake is None:
         try:

@@ -15,15 +15,15 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from oomguard.core.incident import Attempt, Diagnosis, Partial, Patch
 from oomguard.core.log import get_plain_logger
 from oomguard.engines.protocol import SizeOfCall
-from oomguard.guarding.batch_size_cache import KnownSizes
+from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.remedy.policy import Policy
 
 
-class Owner(Protocol):
+class GuardEvents(Protocol):
     """The guard as its parts see it: policy, known batch sizes, and a sink for events."""
 
     policy: Policy
-    known: KnownSizes
+    known: BatchSizeCache
     restart: bool
     start_within_s: float | None
     reported: set[tuple[str, int]]
@@ -52,7 +52,7 @@ T = TypeVar("T")
 NO_SIZE: Final[SizeOfCall] = (None, None, None)
 
 
-class LookedOn(Protocol):
+class CallObserver(Protocol):
     """A call that an observer watches."""
 
     def attempted(self, attempt: Attempt) -> None:
@@ -65,13 +65,13 @@ class LookedOn(Protocol):
 class Observer(Protocol):
     """An object that watches calls."""
 
-    def began(self, what: str, model: str, size: SizeOfCall) -> LookedOn:
+    def began(self, what: str, model: str, size: SizeOfCall) -> CallObserver:
         """Record the beginning of a call."""
 
 
 observers: ContextVar[tuple[Observer, ...]] = ContextVar("oomguard_observers", default=())
 # The observed calls that run here; None outside any.
-inside_told: ContextVar[tuple[LookedOn, ...] | None] = ContextVar(
+inside_told: ContextVar[tuple[CallObserver, ...] | None] = ContextVar(
     "oomguard_looked_on", default=None
 )
 # One entry per observer in any thread. While it is empty, a call checks nothing else.
@@ -93,10 +93,10 @@ class ObservedBlock:
 
     __slots__ = ("_begins", "_calls")
 
-    def __init__(self, *begins: Callable[[], LookedOn]) -> None:
+    def __init__(self, *begins: Callable[[], CallObserver]) -> None:
         self._begins = begins
 
-    def __enter__(self) -> tuple[LookedOn, ...]:
+    def __enter__(self) -> tuple[CallObserver, ...]:
         began = [without_mistake(begin) for begin in self._begins]
         self._calls = tuple(call for call in began if call is not None)
         return self._calls
@@ -111,7 +111,7 @@ class ObservedBlock:
             without_mistake(call.ended, error)
 
 
-class ToldCall:
+class ObservedCall:
     """A call of an engine that is reported to observers; use it only if ``looking_on`` has some."""
 
     __slots__ = ("_token", "_told")
@@ -125,7 +125,9 @@ class ToldCall:
         )
 
     def __enter__(self) -> None:
-        self._token: Token[tuple[LookedOn, ...] | None] = inside_told.set(self._told.__enter__())
+        self._token: Token[tuple[CallObserver, ...] | None] = inside_told.set(
+            self._told.__enter__()
+        )
 
     def __exit__(
         self,
@@ -147,7 +149,7 @@ def shown(
     """Run a call unchanged, and report it to observers."""
     if not observing or not looking_on():
         return wrapped(*args, **kwargs)
-    with ToldCall(wrapped.__name__, type(engine).__name__, lambda: size(args, kwargs)):
+    with ObservedCall(wrapped.__name__, type(engine).__name__, lambda: size(args, kwargs)):
         return wrapped(*args, **kwargs)
 
 

@@ -180,7 +180,7 @@ class Features(torch.nn.Module):
 
 def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
     from oomguard.engines.transformers.library_calls import FeaturesCall
-    from oomguard.guarding.collate import Gathered
+    from oomguard.guarding.collate import OutputCollector
 
     def batch():
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"}
@@ -189,7 +189,7 @@ def test_a_dict_of_features_is_cut_and_put_together(bert, ids):
     with torch.no_grad():
         whole, call = module(batch()), FeaturesCall.of(module, (batch(),), {})
         assert (call.not_splittable, call.rows) == (None, ROWS)
-        gathered = Gathered(ROWS, weigh=call.weigh)
+        gathered = OutputCollector(ROWS, weigh=call.weigh)
         for start, stop in ((0, 3), (3, ROWS)):
             args, kwargs = call.part(start, stop)
             assert gathered.add(module(*args, **kwargs), stop - start) is None

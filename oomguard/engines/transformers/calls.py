@@ -16,7 +16,13 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from oomguard.engines.protocol import Handler, ReadBegun, ReadCall, ReadOverriding, SizeOfCall
+from oomguard.engines.protocol import (
+    Handler,
+    OverridingReader,
+    ReadCall,
+    SizeOfCall,
+    StatefulReader,
+)
 
 if TYPE_CHECKING:
     from oomguard.engines.transformers.call_state import CallState
@@ -100,17 +106,17 @@ WATCHED: Final[tuple[tuple[str, str, ReadCall], ...]] = (
     (
         "transformers.generation.utils",
         "GenerationMixin.generate",
-        ReadBegun(_read_generate, _begin_generate, _size_of_generate),
+        StatefulReader(_read_generate, _begin_generate, _size_of_generate),
     ),
     (
         "peft.peft_model",
         "PeftModel.generate",
-        ReadOverriding(ReadBegun(_read_adapters, _begin_generate, _size_of_generate)),
+        OverridingReader(StatefulReader(_read_adapters, _begin_generate, _size_of_generate)),
     ),
     (
         "lm_eval.models.huggingface",
         "HFLM._model_generate",
-        ReadBegun(_read_harness, _begin_generate, _size_of_harness),
+        StatefulReader(_read_harness, _begin_generate, _size_of_harness),
     ),
 )
 # The same for frequent calls, which go through ``often``. A sentence-transformers module calls its
@@ -206,7 +212,7 @@ def _wrap(method: str, read: ReadCall, module: Any) -> None:
     if not hasattr(getattr(module, owner, None), name):
         return  # this version lacks the method
     _put_around(functools.partial(_handlers[0], read), method, module)
-    _wrap_overriding(getattr(module, owner), name, ReadOverriding(read))
+    _wrap_overriding(getattr(module, owner), name, OverridingReader(read))
 
 
 def _wrap_overriding(base: Any, name: str, read: ReadCall) -> None:

@@ -18,7 +18,7 @@ from oomguard.core.facts import Fact, FactValue, format_gib
 from oomguard.core.files import read_tables
 from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.engines.start_attempt import EndedStart, MakeAgain
+from oomguard.engines.start_attempt import RestartEngine, StartResult
 from oomguard.estimate.call.call_budget import generate_row_bytes
 from oomguard.estimate.model.files import ModelFiles, find_model
 from oomguard.estimate.model.model import read_model
@@ -658,7 +658,7 @@ class WeightsStart:
 
     def attempt(
         self, changed: Mapping[str, FactValue], within_s: float | None = None
-    ) -> EndedStart:
+    ) -> StartResult:
         """Load the weights with these settings changed.
 
         If a failure released unused memory, try again with the same settings.
@@ -672,18 +672,18 @@ class WeightsStart:
             torch_memory.release()
             self._base_bytes = torch_memory.live_bytes()
             if before is None or self._base_bytes is None or self._base_bytes >= before:
-                return EndedStart(error=ended.error, lines=lines)
+                return StartResult(error=ended.error, lines=lines)
             ended = self._once(changed)
         return ended
 
-    def _once(self, changed: Mapping[str, FactValue]) -> EndedStart:
+    def _once(self, changed: Mapping[str, FactValue]) -> StartResult:
         self._base_bytes = torch_memory.live_bytes()
         try:
-            return EndedStart(result=self._placing.make(changed, _host_bytes()))
+            return StartResult(result=self._placing.make(changed, _host_bytes()))
         except Exception as error:  # noqa: BLE001
             # The guard judges it, and raises it again if there is no remedy.
             own = error.__traceback__
-            return EndedStart(
+            return StartResult(
                 error=error.with_traceback(own and own.tb_next), lines=tuple(exception_lines(error))
             )
 
@@ -701,7 +701,7 @@ class WeightsStart:
             placing.lighter(),
         )
 
-    def attend(self, engine: Any, make_again: MakeAgain) -> None:
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
         """Do nothing: a loaded model does not die."""
 
     def is_given_up(self) -> bool:

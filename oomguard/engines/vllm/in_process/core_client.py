@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from oomguard.core.incident import Partial, SettingInForce
 from oomguard.core.log import get_logger
-from oomguard.engines.start_attempt import MadeAgain
+from oomguard.engines.start_attempt import RestartedEngine
 from oomguard.engines.vllm.in_process.requests import UnfinishedRequests
 from oomguard.probe.host import Cgroup, read_cgroup
 
@@ -135,7 +135,7 @@ _READING: Final = frozenset({"get_model_inspection"})
 _UNDOING: Final = {"wake_up": "sleep", "resume_scheduler": "pause_scheduler"}
 
 # Restarts the core after a death. Its result None means that the core stays dead.
-RestartCore = Callable[[Exception, "RestartingClient"], MadeAgain | None]
+RestartCore = Callable[[Exception, "RestartingClient"], RestartedEngine | None]
 
 
 class RestartingClient:
@@ -195,7 +195,7 @@ class RestartingClient:
         elif _UNDOING[call] == self._changed:
             self._changed = None
 
-    def replaced(self, error: Exception) -> MadeAgain:
+    def replaced(self, error: Exception) -> RestartedEngine:
         """Restart the dead core. Raises ``error`` if it may not or cannot be restarted."""
         if self.is_given_up:
             raise error
@@ -225,7 +225,7 @@ class RestartingClient:
         watch(self)
         return made
 
-    def failing(self, made: MadeAgain, error: Exception) -> list[Any]:
+    def failing(self, made: RestartedEngine, error: Exception) -> list[Any]:
         """Return the outputs that end the requests which cannot continue, with the reason."""
         failed = self.unfinished.lost(most_tokens=_most_tokens(made.engine))
         if made.of_memory:

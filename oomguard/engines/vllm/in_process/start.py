@@ -33,7 +33,7 @@ from oomguard.core.incident import Incident, SettingInForce
 from oomguard.core.log import get_logger
 from oomguard.core.setting_spellings import surface
 from oomguard.engines.command import Launch
-from oomguard.engines.start_attempt import EndedStart, MadeAgain, MakeAgain
+from oomguard.engines.start_attempt import RestartedEngine, RestartEngine, StartResult
 from oomguard.engines.vllm.environment import set_by_variable
 from oomguard.engines.vllm.in_process import message_sender
 from oomguard.engines.vllm.in_process.core_client import RestartingClient, step_limits
@@ -824,7 +824,7 @@ class VllmStart:
 
     def attempt(
         self, changed: Mapping[str, FactValue], within_s: float | None = None
-    ) -> EndedStart:
+    ) -> StartResult:
         """Start the engine with these settings changed, and return how the attempt ended.
 
         ``within_s`` None: no time limit.
@@ -832,7 +832,7 @@ class VllmStart:
         args, kwargs = self._arguments.call(changed)
         with _one_at_a_time, device_lock(stop=self.is_given_up):
             if self.is_given_up():
-                return EndedStart(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
+                return StartResult(error=RuntimeError(GIVEN_UP), not_again=GIVEN_UP, is_ended=True)
             before = read_cgroup()
             self._listener = MessageReceiver()
             result = None
@@ -851,7 +851,7 @@ class VllmStart:
             printed = "\n".join(capture.text() for capture in captures)
         try:
             if error is None:
-                return EndedStart(result, lines=lines_of(self._listener.rows(), None))
+                return StartResult(result, lines=lines_of(self._listener.rows(), None))
             return self._failed(error, before, printed, watched)
         finally:
             # The exception's frames refer to this one, and it to the program's frames. Without this
@@ -860,11 +860,11 @@ class VllmStart:
 
     def _failed(
         self, error: Exception, before: Cgroup | None, printed: str, watched: StartupWatchdog
-    ) -> EndedStart:
+    ) -> StartResult:
         """Return the result of a start that raised."""
         rows = self._listener.rows()
         after = read_cgroup()
-        return EndedStart(
+        return StartResult(
             error=error,
             lines=lines_of(rows, error),
             last_words=last_tracebacks(rows),
@@ -874,14 +874,14 @@ class VllmStart:
             is_ended=watched.ended_because is not None,
         )
 
-    def attend(self, engine: Any, make_again: MakeAgain) -> None:
+    def attend(self, engine: Any, make_again: RestartEngine) -> None:
         """Receive the engine's records while it lives, and restart its core after a death."""
         if not self._listener.stays:
             return
         self._in_use = step_limits(engine)
         weakref.finalize(engine, self._stop_hearing)
 
-        def died(error: Exception, client: RestartingClient) -> MadeAgain | None:
+        def died(error: Exception, client: RestartingClient) -> RestartedEngine | None:
             ended = self._ended_at_work(error, client.before)
             client.suspects = requests_in_last_step(self._listener.rows())
             return make_again(ended, client.unfinished.progressed)
@@ -895,11 +895,11 @@ class VllmStart:
         """Close the receiver of the current engine; each restart makes a new one."""
         self._listener.close()
 
-    def _ended_at_work(self, error: Exception, before: Cgroup | None) -> EndedStart:
+    def _ended_at_work(self, error: Exception, before: Cgroup | None) -> StartResult:
         """Return how an engine ended after it had started."""
         self._listener.settle()
         rows = self._listener.rows()
-        return EndedStart(
+        return StartResult(
             error=error,
             lines=lines_of(rows, error),
             last_words=last_tracebacks(rows),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oomguard.engines.start_attempt import MadeAgain
+from oomguard.engines.start_attempt import RestartedEngine
 from oomguard.engines.vllm.in_process import core_client
 from oomguard.engines.vllm.in_process.core_restart import (
     can_restart_core,
@@ -164,9 +164,9 @@ def attended_engine(
     first, *others = cores
     engine, deaths, left = Engine(kind(first)), [], list(others)
 
-    def make_again(error: Exception, client: Any) -> MadeAgain | None:
+    def make_again(error: Exception, client: Any) -> RestartedEngine | None:
         deaths.append(error)
-        return MadeAgain(Engine(kind(left.pop(0))), **made) if left else None
+        return RestartedEngine(Engine(kind(left.pop(0))), **made) if left else None
 
     install_restarting_client(engine, make_again)
     return engine, deaths
@@ -341,9 +341,9 @@ def test_an_engine_that_is_shut_down_while_its_core_is_made_again_leaves_none():
     engine = Engine(SyncMPClient(Core(0)))
     fresh = SyncMPClient(Core())
 
-    def make_again(error: Exception, client: Any) -> MadeAgain:
+    def make_again(error: Exception, client: Any) -> RestartedEngine:
         client.shutdown()
-        return MadeAgain(Engine(fresh))
+        return RestartedEngine(Engine(fresh))
 
     install_restarting_client(engine, make_again)
     with pytest.raises(EngineDeadError):
@@ -364,7 +364,7 @@ def test_a_core_whose_state_was_changed_by_a_call_is_not_made_again(subtests):
 def test_ctrl_c_while_a_core_is_made_again_is_the_program_s_and_nothing_is_made_after_it():
     engine, asked = Engine(SyncMPClient(Core(0))), []
 
-    def interrupted(error: Exception, client: Any) -> MadeAgain:
+    def interrupted(error: Exception, client: Any) -> RestartedEngine:
         asked.append(error)
         raise KeyboardInterrupt
 
@@ -459,7 +459,7 @@ def test_what_the_new_core_takes_and_has_not_seen_is_known_to_the_front_end():
             ),
         )
     engine.renderer = types.SimpleNamespace(clear_mm_cache=lambda: cleared.append(1))
-    install_restarting_client(engine, lambda *_: MadeAgain(fresh))
+    install_restarting_client(engine, lambda *_: RestartedEngine(fresh))
     for name, length in (("short", 1), ("long", 60)):
         engine.engine_core.add_request(Request(name, prompt_token_ids=[1] * length))
     (failed,) = engine.engine_core.get_output().outputs
