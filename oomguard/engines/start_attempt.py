@@ -150,11 +150,11 @@ class WatchedStart(Protocol):
 
     Attributes:
         phase: the phase of the start, one of incident.PHASES; None if the output shows it.
-        tells_success: whether a start that succeeds at once counts as an attempt.
+        reports_success: whether a start that succeeds at once counts as an attempt.
     """
 
     phase: str | None
-    tells_success: bool
+    reports_success: bool
 
     def behind(self, incident: Incident) -> FailureModel | None:
         """Return the memory model of the failure; None if the engine's output determines it."""
@@ -176,7 +176,7 @@ class WatchedStart(Protocol):
 
     is_given_up: Callable[[], bool]  # returns whether no caller waits for the engine any more
 
-    def leave_nothing(self) -> None:
+    def clean_up(self) -> None:
         """End the processes of the last attempt, and remove its shared memory."""
 
     def settings_in_force(self) -> dict[str, SettingInForce]:

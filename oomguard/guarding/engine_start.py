@@ -71,8 +71,8 @@ def scan_start(
         return replace(whole, incidents=tuple(i for i in whole.incidents if i.kind == _DEAD))
     causes = {(i.kind, i.message) for i in ends if i.kind != _DEAD}
     if causes:
-        told = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)
-        return replace(whole, incidents=told or whole.incidents)
+        named = tuple(i for i in whole.incidents if (i.kind, i.message) in causes)
+        return replace(whole, incidents=named or whole.incidents)
     return _of_the_silent(ended, whole, settings)
 
 
@@ -267,7 +267,7 @@ class StartRun:
                 measured = self._measured(ended)
             else:
                 measured = {}
-        is_told = self._start.tells_success or bool(self._ledger.attempts)
+        is_told = self._start.reports_success or bool(self._ledger.attempts)
         attempt = self._ledger.end(measured=measured)
         if is_told:
             self._owner.record(attempt)
@@ -333,7 +333,7 @@ class StartRun:
         from oomguard.retry import memory_wait
 
         with _keeping_quiet("cleaning up"):
-            self._start.leave_nothing()
+            self._start.clean_up()
             if self._ledger.pending and (
                 held := memory_wait.wait_until_free(self._devices, self._stops)
             ):

@@ -257,7 +257,7 @@ class RowsCall:
 
     ``handed_in`` has the containers' contents before the call, and ``filled`` the parts' changes.
     ``records`` says whether the first part's result is a record, so later ones must be too.
-    ``told`` says that the user was warned of random numbers.
+    ``is_warned`` says that the user was warned of random numbers.
     """
 
     bound: inspect.BoundArguments
@@ -278,7 +278,7 @@ class RowsCall:
     several: Collection[int] = ()
     layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     records: list[bool] = field(default_factory=list)
-    told: list[bool] = field(default_factory=list)
+    is_warned: list[bool] = field(default_factory=list)
     filled: InputWriteback = field(default_factory=lambda: InputWriteback(0))
 
     @classmethod
@@ -341,7 +341,7 @@ class RowsCall:
     def around(self, start: int, stop: int) -> Iterator[None]:
         """Warn once if the function draws random numbers, which differ between parts and whole."""
         del start, stop
-        if self.told:
+        if self.is_warned:
             before = None
         else:
             before = _generator_state()
@@ -349,7 +349,7 @@ class RowsCall:
         if before is not None and before != _generator_state():
             from oomguard.core.log import get_logger
 
-            self.told.append(True)
+            self.is_warned.append(True)
             hint = "seed each row separately"
             get_logger().warning(
                 "the function draws random numbers, which differ when it runs in parts", hint=hint

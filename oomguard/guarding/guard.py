@@ -36,7 +36,7 @@ from oomguard.core.log import get_plain_logger
 from oomguard.core.process_state import disabled
 from oomguard.engines.registry import guarded_remotely
 from oomguard.guarding import intercept as state
-from oomguard.guarding import observers as told
+from oomguard.guarding import observers
 from oomguard.guarding.batch_size_cache import BatchSizeCache
 from oomguard.guarding.failure import is_memory_failure, run_guarded, snapshot_path, take_at
 from oomguard.guarding.intercept import entered, in_force, watch, watching
@@ -164,8 +164,8 @@ def _splitting(current: Guard, function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if told.observing and told.looking_on():
-            with told.ObservedCall(
+        if observers.observing and observers.looking_on():
+            with observers.ObservedCall(
                 function.__qualname__, "", lambda: _size(current, function, args, kwargs)
             ):
                 return call(*args, **kwargs)

@@ -117,11 +117,14 @@ class ObservedCall:
     __slots__ = ("_token", "_told")
 
     def __init__(self, what: str, model: str, size: Callable[[], SizeOfCall]) -> None:
-        told = NO_SIZE
+        call_size = NO_SIZE
         with contextlib.suppress(Exception):  # the call itself will reject such arguments
-            told = size()
+            call_size = size()
         self._told = ObservedBlock(
-            *(functools.partial(observer.began, what, model, told) for observer in looking_on())
+            *(
+                functools.partial(observer.began, what, model, call_size)
+                for observer in looking_on()
+            )
         )
 
     def __enter__(self) -> None:

@@ -650,7 +650,7 @@ class WeightsStart:
     """A load or a move under a guard: a start without an engine to watch afterwards."""
 
     phase = "load_weights"
-    tells_success = False
+    reports_success = False
 
     def __init__(self, placing: WeightPlacement) -> None:
         self._placing = placing
@@ -708,7 +708,7 @@ class WeightsStart:
         """Return False: the caller of a load waits for it."""
         return False
 
-    def leave_nothing(self) -> None:
+    def clean_up(self) -> None:
         """Release the memory of the last attempt."""
         torch_memory.release()
 

@@ -235,9 +235,9 @@ class RestartingClient:
         name = self.unfinished.at_fault(most_deaths)
         if name is not None:
             failed[name] = "the engine core died while it ran this request alone"
-        return self.told(failed, error)
+        return self.failure_outputs(failed, error)
 
-    def told(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
+    def failure_outputs(self, failed: dict[str, str], error: Exception | None = None) -> list[Any]:
         """Log failed requests and return the outputs that report them.
 
         A pooling request gets an exception instead (``fail``).

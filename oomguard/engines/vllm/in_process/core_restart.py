@@ -87,7 +87,7 @@ class RestartingSyncClient(RestartingClient):
                 continue
             if differing := self.differing():
                 self.inner.abort_requests(list(differing))
-                self._failed += self.told(differing)
+                self._failed += self.failure_outputs(differing)
             self._send(self.unfinished.next())
             return outputs
 
@@ -156,7 +156,7 @@ class RestartingAsyncClient(RestartingClient):
                 continue
             if differing := self.differing():
                 await self.inner.abort_requests_async(list(differing))
-                outputs.outputs += self.told(differing)
+                outputs.outputs += self.failure_outputs(differing)
             await self._send(self.unfinished.next())
             return outputs
 

@@ -99,7 +99,7 @@ class MessageReceiver:
     Attributes:
         path: the path of the socket; None if it does not listen.
         problem: why it cannot listen; None if it can.
-        speakers: the other processes that sent records, with the clock ticks of their starts.
+        senders: the other processes that sent records, with the clock ticks of their starts.
         failed: the processes that failed to start, with the monotonic seconds of their report.
         stays: whether it keeps listening after the start.
     """
@@ -107,7 +107,7 @@ class MessageReceiver:
     def __init__(self) -> None:
         self.path: str | None = None
         self.problem: str | None = None
-        self.speakers: dict[int, int | None] = {}
+        self.senders: dict[int, int | None] = {}
         self.failed: dict[int, float] = {}
         self.stays = False
         self._pid = os.getpid()
@@ -115,7 +115,7 @@ class MessageReceiver:
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=_MOST_LAST)
         self._open: dict[socket.socket, tuple[int, bytearray]] = {}
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
@@ -155,9 +155,9 @@ class MessageReceiver:
     def settle(self) -> None:
         """Wait until the records on their way have arrived, for at most two seconds."""
         until_s = time.monotonic() + _SETTLES_WITHIN_S
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         while self._thread is not None and time.monotonic() < until_s:
-            if time.monotonic() - self._heard_s > _QUIET_S:
+            if time.monotonic() - self._received_s > _QUIET_S:
                 return
             time.sleep(0.01)
 
@@ -218,8 +218,8 @@ class MessageReceiver:
             self._open[connection] = (pid, bytearray())
             selector.register(connection, selectors.EVENT_READ)
             if pid not in {0, os.getpid()}:
-                self.speakers[pid] = started_ticks(pid)
-            self._heard_s = time.monotonic()
+                self.senders[pid] = started_ticks(pid)
+            self._received_s = time.monotonic()
 
     def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         pid, buffer = self._open[connection]
@@ -229,7 +229,7 @@ class MessageReceiver:
             return
         except OSError:
             data = b""
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         buffer += data
         *lines, rest = buffer.split(b"\n")
         buffer[:] = rest

@@ -69,18 +69,18 @@ def start_sending(path: str | None = None) -> None:
         listens = bool(path)
         path = path or os.environ.get(LOG_FILE)
         if not path or (
-            _speaker.path == path and _speaker.pid == os.getpid() and not _speaker.is_over
+            _sender.path == path and _sender.pid == os.getpid() and not _sender.is_over
         ):
             return
-        _speaker.begin(path, is_file=not listens)
+        _sender.begin(path, is_file=not listens)
         current = logging.getLogRecordFactory()
         if not _is_in_place(current):
             logging.setLogRecordFactory(_Factory(current))
         if listens:
-            _speaker.say({"hello": os.getppid()})
+            _sender.say({"hello": os.getppid()})
             _watch_segments()
         elif limits := _limits():
-            _speaker.say({"limits": limits})
+            _sender.say({"limits": limits})
     except Exception:  # noqa: BLE001, S110 - an error here must not stop an engine's start
         pass
 
@@ -88,7 +88,7 @@ def start_sending(path: str | None = None) -> None:
 def stop_sending() -> None:
     """Stop sending from this process, and undo all changes; never raises."""
     try:
-        _speaker.end()
+        _sender.end()
         current = logging.getLogRecordFactory()
         if isinstance(current, _Factory):
             logging.setLogRecordFactory(current.inner)
@@ -97,7 +97,7 @@ def stop_sending() -> None:
         pass
 
 
-class _Speaker:
+class _Sender:
     """One process's connection to the receiver. A forked process opens its own."""
 
     def __init__(self) -> None:
@@ -179,12 +179,12 @@ class _Factory:
         record: logging.LogRecord = self.inner(*args, **kwargs)
         try:
             if (
-                not _speaker.is_over
+                not _sender.is_over
                 and record.levelno >= logging.INFO
                 and record.name.partition(".")[0] == "vllm"
-                and not (_speaker.pid == os.getpid() and _is_listener() and _speaker.is_foreign())
+                and not (_sender.pid == os.getpid() and _is_listener() and _sender.is_foreign())
             ):
-                _speaker.record(record)
+                _sender.record(record)
         except Exception:  # noqa: BLE001, S110 - as in start_sending
             pass
         return record
@@ -211,7 +211,7 @@ def _is_in_place(factory: Any) -> bool:
     return False
 
 
-_speaker = _Speaker()
+_sender = _Sender()
 _listener_pid = 0
 _own_inits: dict[Any, Any] = {}
 
@@ -271,19 +271,19 @@ def _watch_segments() -> None:
     """
     from multiprocessing import shared_memory
 
-    _told_by(
+    _report_objects(
         shared_memory.SharedMemory,
         lambda made, creates: str(made._name).lstrip("/") if creates else None,
     )
     if not _is_listener():  # its own semaphores end with their objects
         from multiprocessing import synchronize
 
-        _told_by(
+        _report_objects(
             synchronize.SemLock, lambda made, _creates: f"sem.{made._semlock.name.lstrip('/')}"
         )
 
 
-def _told_by(owner: Any, name_of: Any) -> None:
+def _report_objects(owner: Any, name_of: Any) -> None:
     """Report the name of each object that a class makes in the engine's own threads."""
     own = owner.__init__
     if owner in _own_inits:
@@ -294,8 +294,8 @@ def _told_by(owner: Any, name_of: Any) -> None:
         own(self, *args, **kwargs)
         try:
             name = name_of(self, kwargs.get("create", args[1] if len(args) > 1 else False))
-            if name and not (_is_listener() and _speaker.is_foreign()):
-                _speaker.say({"segment": name})
+            if name and not (_is_listener() and _sender.is_foreign()):
+                _sender.say({"segment": name})
         except Exception:  # noqa: BLE001, S110 - as in start_sending
             pass
 

@@ -267,7 +267,7 @@ class StartupWatchdog:
         self.ended_because: str | None = None
 
     @contextlib.contextmanager
-    def lasting(self) -> Iterator[StartupWatchdog]:
+    def running(self) -> Iterator[StartupWatchdog]:
         """Watch in a thread until the block ends."""
         thread = threading.Thread(target=self._watch, name="oomguard-start-watch", daemon=True)
         # Without another thread the start is not watched.
@@ -307,7 +307,7 @@ class StartupWatchdog:
 
     def _end_all(self, spared: set[int]) -> None:
         """Kill the start's processes; kill those in ``spared`` only if they do not end too."""
-        self._kill(set(self._listener.speakers) - spared)
+        self._kill(set(self._listener.senders) - spared)
         for process in self._new_cores():
             if process.pid not in spared:
                 with contextlib.suppress(ValueError):  # closed meanwhile
@@ -319,7 +319,7 @@ class StartupWatchdog:
             and not self._over.wait(0.05)
         ):
             pass
-        self._kill(set(self._listener.speakers))
+        self._kill(set(self._listener.senders))
 
     def _new_cores(self) -> list[BaseProcess]:
         """Return the core processes started since.
@@ -338,7 +338,7 @@ class StartupWatchdog:
                 os.kill(pid, signal.SIGKILL)
 
     def _is_alive(self, pid: int) -> bool:
-        return is_same(pid, self._listener.speakers.get(pid))
+        return is_same(pid, self._listener.senders.get(pid))
 
 
 # The first attempt gets the program's own argument object, and later ones get copies: vLLM writes
@@ -482,16 +482,16 @@ _ENDS_AFTER_TERM_S: Final = 3.0
 _GONE_AFTER_KILL_S: Final = 2.0
 
 
-def end_processes(speakers: Mapping[int, int | None]) -> tuple[int, ...]:
+def end_processes(senders: Mapping[int, int | None]) -> tuple[int, ...]:
     """End the processes that are still alive; return those that even SIGKILL did not end.
 
-    ``speakers`` maps each process to its start in clock ticks, so that a new process with the same
+    ``senders`` maps each process to its start in clock ticks, so that a new process with the same
     number is not killed.
     """
 
     def alive() -> tuple[int, ...]:
         _reap()
-        return tuple(pid for pid, ticks in speakers.items() if is_same(pid, ticks))
+        return tuple(pid for pid, ticks in senders.items() if is_same(pid, ticks))
 
     left = _wait(alive, _ENDS_BY_ITSELF_S)
     for number, wait_s in (
@@ -807,7 +807,7 @@ class VllmStart:
     """
 
     phase: str | None = None
-    tells_success = True
+    reports_success = True
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -838,7 +838,7 @@ class VllmStart:
             result = None
             error = None
             watched = StartupWatchdog(self._listener, within_s, self.is_given_up)
-            with _heard(self._listener) as captures, watched.lasting():
+            with _receive_and_capture(self._listener) as captures, watched.running():
                 try:
                     result = self._function(*args, **kwargs)
                     self._listener.stays = can_restart_core(result)
@@ -879,7 +879,7 @@ class VllmStart:
         if not self._listener.stays:
             return
         self._in_use = step_limits(engine)
-        weakref.finalize(engine, self._stop_hearing)
+        weakref.finalize(engine, self._close_receiver)
 
         def died(error: Exception, client: RestartingClient) -> RestartedEngine | None:
             ended = self._ended_at_work(error, client.before)
@@ -891,7 +891,7 @@ class VllmStart:
         self.is_given_up = lambda: (lasting := client()) is None or lasting.is_given_up
         engine.engine_core.before_waking = lambda: check_room(self._listener.rows())
 
-    def _stop_hearing(self) -> None:
+    def _close_receiver(self) -> None:
         """Close the receiver of the current engine; each restart makes a new one."""
         self._listener.close()
 
@@ -906,11 +906,11 @@ class VllmStart:
             killed_for_memory=bool(killed_for_memory(_SIGKILL_STATUS, before, read_cgroup())),
         )
 
-    def leave_nothing(self) -> None:
+    def clean_up(self) -> None:
         """End the processes of the last attempt, and drop its records."""
         gc.collect()
-        speakers = self._listener.speakers
-        left = end_processes(speakers)
+        senders = self._listener.senders
+        left = end_processes(senders)
         if left:
             get_logger().warning("processes of the failed start do not end", processes=list(left))
         removed = remove_segments(segments_of(self._listener.rows()) if not left else ())
@@ -935,13 +935,13 @@ class VllmStart:
 
     def _why_not_again(self, error: Exception) -> str | None:
         """Return why another start in this process would fail with any arguments; None if not."""
-        if self._listener.speakers or _SPOILS not in str(error):
+        if self._listener.senders or _SPOILS not in str(error):
             return None
         return "the engine ran in this process, and its CUDA error stays: start it in a new process"
 
 
 @contextlib.contextmanager
-def _heard(listener: MessageReceiver) -> Iterator[list[Capture]]:
+def _receive_and_capture(listener: MessageReceiver) -> Iterator[list[Capture]]:
     """Receive the records of the engine's processes and capture what they print during a start.
 
     Afterwards everything is as before. If the processes cannot send records, both streams are
