@@ -181,7 +181,7 @@ def test_an_argument_that_cannot_be_read_leaves_the_failure_as_it_is():
 
 
 def test_a_text_is_one_row():
-    assert "no list" in reason(lambda rows: rows, "abc")
+    assert "not a list" in reason(lambda rows: rows, "abc")
 
 
 def test_a_part_has_the_same_rows_of_all_named_arguments():
