@@ -115,7 +115,7 @@ _HOMES = {
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
     "mapping.results": ("Results",),
-    "estimate.call.planned_call": ("CallBudget",),
+    "estimate.call.trace": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
     "cluster.placement.place": ("PlacedDevices", "place"),
     "remedy.policy": ("Policy",),

@@ -15,8 +15,8 @@ from oomguard.engines.vllm.in_process.start import device_lock
 HOLDS = """
 import sys, time
 from pathlib import Path
-from oomguard.engines.vllm.in_process.start import turn
-with turn(Path(sys.argv[1])):
+from oomguard.engines.vllm.in_process.start import device_lock
+with device_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -30,7 +30,7 @@ from oomguard.engines.vllm.in_process import start as turns
 turns._LOOKS_EVERY_S = 0.001
 folder, number = Path(sys.argv[1]), sys.argv[2]
 for _ in range(10):
-    with turns.turn(folder), (folder / "rows").open("a", buffering=1) as rows:
+    with turns.device_lock(folder), (folder / "rows").open("a", buffering=1) as rows:
         rows.write(number + " ")
         rows.flush()
         time.sleep(0.002)
