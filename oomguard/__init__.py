@@ -114,7 +114,7 @@ _HOMES = {
     "instrumentation.watch": ("Watch", "watch"),
     "mapping.items": ("FailedItem",),
     "mapping.map": ("amap", "imap", "map"),
-    "mapping.results": ("Results",),
+    "mapping.work": ("Results",),
     "estimate.call.trace": ("CallBudget",),
     "estimate.start.start": ("StartBudget",),
     "cluster.placement.place": ("PlacedDevices", "place"),
